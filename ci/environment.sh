@@ -1,0 +1,47 @@
+# Sourced by the other scripts: a virtual environment with this project in it.
+# Needs only sh, Python >= 3.11 and the ordinary pip client.
+
+set -eu
+cd "$(dirname "$0")/.."
+constraints=ci/constraints.txt
+python=.venv/bin/python
+
+say() { printf '%s\n' "$*" >&2; }
+
+# apt_install PACKAGE...: installs Debian packages, or says which to install and fails.
+apt_install() {
+    if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+        say "installing $* with apt-get"
+        { apt-get install -y -qq "$@" || { apt-get update -qq && apt-get install -y -qq "$@"; }; } \
+            >/dev/null 2>&1 && return 0
+    fi
+    say "please install: $*   (Debian/Ubuntu: sudo apt-get install $*)"
+    return 1
+}
+
+find_python() {
+    for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 python3.14; do
+        if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return 0
+        fi
+    done
+    say "Python 3.11 or newer is needed (set PYTHON to name it)"
+    return 1
+}
+
+make_environment() {
+    [ -x "$python" ] && "$python" -m pip --version >/dev/null 2>&1 && return 0
+    base=$(find_python)
+    say "creating .venv with $($base --version)"
+    if ! "$base" -m venv --clear .venv >/dev/null 2>&1; then
+        apt_install python3-venv
+        "$base" -m venv --clear .venv
+    fi
+}
+
+# pip_install ARGUMENT...: quiet, within the tested versions.
+pip_install() {
+    "$python" -m pip install --quiet --disable-pip-version-check -c "$constraints" "$@"
+}
