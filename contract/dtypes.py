@@ -1,0 +1,60 @@
+"""Storage types: how many bytes a block of elements takes, and how rule R5 treats it.
+
+Numbers are GGML's type ids. ``INTEGER32`` blocks carry one scale per 32 elements, ``SUPERBLOCK``
+formats one 256-element super-block with integer sub-block scales (which is one segment of R5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StorageClass(Enum):
+    """What kind of segment sum a matrix of this type gets (rules R4 and R5)."""
+
+    FLOAT = "float"
+    INTEGER32 = "integer32"
+    SUPERBLOCK = "superblock"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One storage type. A row of K elements takes ``K / block_elements * block_bytes`` bytes."""
+
+    name: str
+    ggml_id: int
+    block_elements: int
+    block_bytes: int
+    storage: StorageClass
+
+    def row_bytes(self, elements: int) -> int:
+        """Bytes of one row; raises ValueError when the row is not a whole number of blocks."""
+        if elements % self.block_elements:
+            raise ValueError(
+                f"{elements} elements are not a multiple of the {self.block_elements} "
+                f"in a {self.name} block"
+            )
+        return elements // self.block_elements * self.block_bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+F32 = DType("f32", 0, 1, 4, StorageClass.FLOAT)
+F16 = DType("f16", 1, 1, 2, StorageClass.FLOAT)
+BF16 = DType("bf16", 30, 1, 2, StorageClass.FLOAT)
+Q4_0 = DType("q4_0", 2, 32, 18, StorageClass.INTEGER32)
+Q4_1 = DType("q4_1", 3, 32, 20, StorageClass.INTEGER32)
+Q5_0 = DType("q5_0", 6, 32, 22, StorageClass.INTEGER32)
+Q5_1 = DType("q5_1", 7, 32, 24, StorageClass.INTEGER32)
+Q8_0 = DType("q8_0", 8, 32, 34, StorageClass.INTEGER32)
+Q4_K = DType("q4_k", 12, 256, 144, StorageClass.SUPERBLOCK)
+Q5_K = DType("q5_k", 13, 256, 176, StorageClass.SUPERBLOCK)
+Q6_K = DType("q6_k", 14, 256, 210, StorageClass.SUPERBLOCK)
+I32 = DType("i32", 26, 1, 4, StorageClass.INDEX)
+
+WEIGHT_DTYPES = (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32)}
+BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}

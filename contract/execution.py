@@ -1,0 +1,326 @@
+"""Execution objects over a Tier: recorded graphs, streams, events and plans. Mechanism only.
+
+A Buffer is the only state and graphs are wired by binding the same one. An ExecutableGraph holds
+one lowered batch per exact ShapeKey; what to record and when to replay it is the caller's. A Plan
+is a DAG of replays with data dependencies and nothing else.
+
+A tier executes submissions in the order it gets them, so a stream is an ordered queue in front of
+it: an operation is submitted as soon as everything before it in its stream has been, and a wait
+for an event holds the rest of the stream back until the event was recorded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from contract.errors import ExecutionError, MissingVariant
+from contract.ir.nodes import BufferKind, Graph
+from contract.ir.scratch import buffer_bytes
+from contract.shape_key import ShapeKey
+from contract.tier import Buffer, Fence, PacketBatch, Tier
+
+
+class VariantTable:
+    """Batches by exact ShapeKey; beyond ``capacity`` the least recently used one is dropped."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}, below 1")
+        self.capacity = capacity
+        self._batches: OrderedDict[ShapeKey, PacketBatch] = OrderedDict()
+
+    def __contains__(self, key: ShapeKey) -> bool:
+        return key in self._batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def keys(self) -> tuple[ShapeKey, ...]:
+        """The recorded keys, least recently used first."""
+        return tuple(self._batches)
+
+    def get(self, key: ShapeKey) -> PacketBatch | None:
+        """The batch of exactly ``key``, now the most recently used."""
+        batch = self._batches.get(key)
+        if batch is not None:
+            self._batches.move_to_end(key)
+        return batch
+
+    def put(self, key: ShapeKey, batch: PacketBatch) -> None:
+        """Keep ``batch`` under ``key``, dropping the least recently used beyond the capacity."""
+        self._batches[key] = batch
+        self._batches.move_to_end(key)
+        if len(self._batches) > self.capacity:
+            self._batches.popitem(last=False)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._batches.clear()
+
+
+class ExecutableGraph:
+    """A graph on a tier: its buffers by port name, and a batch per recorded ShapeKey.
+
+    Ports are the graph's buffers that are not SCRATCH.
+    """
+
+    def __init__(
+        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], max_variants: int
+    ) -> None:
+        self.tier = tier
+        self.graph = graph
+        self._variants = VariantTable(max_variants)
+        self._buffers: dict[str, Buffer] = {}
+        for port, buffer in buffers.items():
+            self.bind(port, buffer)
+
+    @property
+    def keys(self) -> tuple[ShapeKey, ...]:
+        """The recorded keys, least recently used first."""
+        return self._variants.keys
+
+    def bind(self, port: str, buffer: Buffer) -> None:
+        """Use ``buffer`` for ``port``; what was recorded with another one is dropped.
+
+        Raises ExecutionError when the graph has no such port.
+        """
+        decl = self.graph.buffers.get(port)
+        if decl is None or decl.kind is BufferKind.SCRATCH:
+            raise ExecutionError(f"graph {self.graph.name} has no port {port!r}")
+        if self._buffers.get(port) is not buffer:
+            self._variants.clear()
+        self._buffers[port] = buffer
+
+    def buffer(self, port: str) -> Buffer:
+        """What ``port`` is bound to; ExecutionError when it is not."""
+        try:
+            return self._buffers[port]
+        except KeyError:
+            raise ExecutionError(f"graph {self.graph.name}: port {port!r} is not bound") from None
+
+    def record(self, key: ShapeKey) -> None:
+        """Lower the graph for exactly ``key``.
+
+        Raises ExecutionError when a port is unbound or its buffer too small for ``key``, and what
+        ``Tier.lower`` raises.
+        """
+        for decl in self.graph.buffers.values():
+            if decl.kind is BufferKind.SCRATCH:
+                continue
+            needed, given = buffer_bytes(decl, key), self.buffer(decl.name).nbytes
+            if given < needed:
+                raise ExecutionError(
+                    f"graph {self.graph.name}: port {decl.name!r} needs {needed:,} bytes for "
+                    f"{key}, its buffer has {given:,}"
+                )
+        self._variants.put(key, self.tier.lower(self.graph, self._buffers, key))
+
+    def has_variant(self, key: ShapeKey) -> bool:
+        """True when ``key`` was recorded and is still kept."""
+        return key in self._variants
+
+    def replay(self, key: ShapeKey) -> Fence:
+        """Submit the batch recorded for exactly ``key``; MissingVariant when there is none."""
+        return self.tier.submit(self._batch(key))
+
+    def replay_on(self, key: ShapeKey, stream: Stream) -> None:
+        """As ``replay``, in the order of ``stream``."""
+        stream.submit(self._batch(key))
+
+    def _batch(self, key: ShapeKey) -> PacketBatch:
+        batch = self._variants.get(key)
+        if batch is None:
+            raise MissingVariant(f"graph {self.graph.name} has no variant for {key}; record it")
+        return batch
+
+
+class Stream:
+    """Operations in order. Of several streams one event releases, higher ``priority`` goes first.
+
+    Nothing here waits for the device except ``synchronize`` and ``copy_buffer``.
+    """
+
+    def __init__(self, tier: Tier, priority: int = 0) -> None:
+        self.tier = tier
+        self.priority = priority
+        self._queue: deque[Callable[[], None]] = deque()
+        self._blocker: Event | None = None
+        self._fence: Fence | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """True while the stream waits for an event that was not recorded yet."""
+        return self._blocker is not None
+
+    def submit(self, batch: PacketBatch) -> None:
+        """Submit ``batch`` after everything before it in this stream."""
+
+        def start() -> None:
+            self._fence = self.tier.submit(batch)
+
+        self._enqueue(start)
+
+    def wait(self, event: Event) -> None:
+        """Hold everything after this back until ``event`` was recorded."""
+
+        def block() -> None:
+            if not event.recorded:
+                self._blocker = event
+                event.waiting.append(self)
+
+        self._enqueue(block)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Return when everything submitted is done.
+
+        Raises ExecutionError when the stream is blocked, since nothing else would unblock it, and
+        DeviceLost after ``timeout`` seconds.
+        """
+        if self.blocked:
+            raise ExecutionError("the stream waits for an event that nothing recorded")
+        if self._fence is not None:
+            self.tier.wait(self._fence, timeout)
+
+    def _enqueue(self, operation: Callable[[], None]) -> None:
+        self._queue.append(operation)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._queue and not self.blocked:
+            self._queue.popleft()()
+
+    def _release(self) -> None:
+        self._blocker = None
+        self._advance()
+
+
+class Event:
+    """A point in one stream that other streams can wait for. May be recorded again."""
+
+    def __init__(self) -> None:
+        self.recorded = False
+        self.waiting: list[Stream] = []
+
+    def record(self, stream: Stream) -> None:
+        """Mark the point after everything now in ``stream``."""
+        self.recorded = False
+        stream._enqueue(self._reached)
+
+    def _reached(self) -> None:
+        self.recorded = True
+        waiting, self.waiting = self.waiting, []
+        for stream in sorted(waiting, key=lambda stream: -stream.priority):
+            stream._release()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """One replay of a plan."""
+
+    graph: ExecutableGraph
+    key: ShapeKey
+    stream: Stream
+
+
+class Plan:
+    """A DAG of replays on streams, ordered by data dependencies only."""
+
+    def __init__(self) -> None:
+        self._nodes: list[PlanNode] = []
+        self._before: list[set[int]] = []
+
+    def add(self, graph: ExecutableGraph, key: ShapeKey, stream: Stream) -> int:
+        """Append a replay; returns its number."""
+        self._nodes.append(PlanNode(graph, key, stream))
+        self._before.append(set())
+        return len(self._nodes) - 1
+
+    def after(self, node: int, dependency: int) -> None:
+        """Let ``node`` start only after ``dependency``.
+
+        Raises ExecutionError for an unknown number or when that would close a cycle.
+        """
+        for number in (node, dependency):
+            if not 0 <= number < len(self._nodes):
+                raise ExecutionError(f"the plan has no node {number}")
+        if node in self._ancestors(dependency):
+            raise ExecutionError(f"node {node} after {dependency} would close a cycle")
+        self._before[node].add(dependency)
+
+    def order(self) -> tuple[int, ...]:
+        """The nodes in the order of submission: dependencies first, then by number."""
+        missing = [len(before) for before in self._before]
+        ready = [node for node, count in enumerate(missing) if count == 0]
+        order = []
+        while ready:
+            node = heapq.heappop(ready)
+            order.append(node)
+            for other, before in enumerate(self._before):
+                if node in before:
+                    missing[other] -= 1
+                    if missing[other] == 0:
+                        heapq.heappush(ready, other)
+        return tuple(order)
+
+    def execute(self) -> None:
+        """Submit every replay on its stream, with an event wherever a dependency crosses streams.
+
+        Raises MissingVariant before anything is submitted.
+        """
+        for node in self._nodes:
+            if not node.graph.has_variant(node.key):
+                raise MissingVariant(
+                    f"graph {node.graph.graph.name} has no variant for {node.key}; record it"
+                )
+        events: dict[int, Event] = {}
+        for number in self.order():
+            node = self._nodes[number]
+            for dependency in sorted(self._before[number]):
+                if self._nodes[dependency].stream is not node.stream:
+                    node.stream.wait(events[dependency])
+            node.graph.replay_on(node.key, node.stream)
+            events[number] = Event()
+            events[number].record(node.stream)
+
+    def _ancestors(self, node: int) -> set[int]:
+        found: set[int] = set()
+        open_nodes = [node]
+        while open_nodes:
+            number = open_nodes.pop()
+            if number not in found:
+                found.add(number)
+                open_nodes += self._before[number]
+        return found
+
+
+def copy_buffer(
+    stream: Stream,
+    source: Buffer,
+    destination: Buffer,
+    nbytes: int,
+    source_offset: int = 0,
+    destination_offset: int = 0,
+) -> None:
+    """Copy bytes between buffers in the order of ``stream``; overlapping ranges copy correctly.
+
+    The copy goes through mapped memory, so it waits for what was submitted before it. Raises
+    ExecutionError when a range is outside its buffer.
+    """
+    for buffer, offset in ((source, source_offset), (destination, destination_offset)):
+        if nbytes < 0 or offset < 0 or offset + nbytes > buffer.nbytes:
+            raise ExecutionError(
+                f"bytes {offset} to {offset + nbytes} are outside {buffer.name} "
+                f"({buffer.nbytes:,} bytes)"
+            )
+
+    def copy() -> None:
+        stream.synchronize()
+        data = stream.tier.map(source).reshape(-1)[source_offset : source_offset + nbytes].copy()
+        target = stream.tier.map(destination).reshape(-1)
+        target[destination_offset : destination_offset + nbytes] = data
+
+    stream._enqueue(copy)

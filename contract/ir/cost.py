@@ -1,0 +1,77 @@
+"""What a node moves and computes, from the opcode table. Counts, not measurements.
+
+Bytes are those an implementation without caches between nodes would move: every operand is read
+or written once. Quantized weights count the bytes of their blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contract.ir.nodes import Graph, Node
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from contract.spec import Access, Work, bind_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes read, bytes written, and multiplications plus additions."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.flops + other.flops,
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte moved, 0 for a node that moves nothing."""
+        return self.flops / self.bytes_moved if self.bytes_moved else 0.0
+
+
+def cost(node: Node, graph: Graph, key: ShapeKey, context: int) -> Cost:
+    """The cost of one node of a verified graph.
+
+    ``context`` is the mean number of positions a query token attends, itself included.
+    """
+    spec = TABLE[node.opcode]
+    shapes = {name: graph.shape(view) for name, view in node.operands.items()}
+    sizes = key.sizes()
+    bound = bind_shapes(spec, shapes, node.params)
+    work = Work(
+        {name: sizes[dim] if isinstance(dim, str) else dim for name, dim in bound.items()}, context
+    )
+    read = written = 0
+    for operand in spec.operands:
+        view = node.operands.get(operand.name)
+        if view is None:
+            continue
+        dtype = graph.buffers[view.buffer].dtype
+        if operand.name in spec.touched:
+            elements = spec.touched[operand.name](work)
+        else:
+            elements = 1
+            for dim in shapes[operand.name]:
+                elements *= sizes[dim] if isinstance(dim, str) else dim
+        nbytes = elements // dtype.block_elements * dtype.block_bytes
+        if operand.access is not Access.WRITE and operand.name not in spec.stored:
+            read += nbytes
+        if operand.access is not Access.READ:
+            written += nbytes
+    return Cost(read, written, spec.flops(work))
+
+
+def graph_cost(graph: Graph, key: ShapeKey, context: int) -> Cost:
+    """The cost of one replay: the sum over the nodes."""
+    return sum((cost(node, graph, key, context) for node in graph.nodes), Cost())

@@ -1,0 +1,71 @@
+"""Scratch memory by liveness: buffers whose lifetimes do not overlap share bytes.
+
+The plan is what a tier allocates for one ShapeKey. Node order is execution order, so a buffer
+lives from the first node that touches it to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.shape_key import ShapeKey
+
+ALIGNMENT = 256
+"""Bytes; the strictest buffer alignment among the devices of the design."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchPlan:
+    """Byte offsets of every SCRATCH buffer inside one arena of ``nbytes`` bytes."""
+
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def concrete_shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
+    """The buffer's shape with the symbols replaced by the key's sizes."""
+    sizes = key.sizes()
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
+
+
+def buffer_bytes(decl: BufferDecl, key: ShapeKey) -> int:
+    """Size of the buffer under ``key``: rows of whole blocks."""
+    shape = concrete_shape(decl, key)
+    rows = 1
+    for dim in shape[:-1]:
+        rows *= dim
+    return rows * decl.dtype.row_bytes(shape[-1])
+
+
+def plan_scratch(graph: Graph, key: ShapeKey) -> ScratchPlan:
+    """First-fit placement in order of first use; deterministic."""
+    lifetimes = _lifetimes(graph)
+    placed: list[tuple[int, int, int, int]] = []
+    offsets: dict[str, int] = {}
+    for name, (first, last) in sorted(lifetimes.items(), key=lambda item: (item[1], item[0])):
+        size = -(-buffer_bytes(graph.buffers[name], key) // ALIGNMENT) * ALIGNMENT
+        offset = _first_fit([p for p in placed if p[1] >= first], size)
+        offsets[name] = offset
+        placed.append((first, last, offset, size))
+    return ScratchPlan(offsets, max((offset + size for _, _, offset, size in placed), default=0))
+
+
+def _lifetimes(graph: Graph) -> dict[str, tuple[int, int]]:
+    lifetimes: dict[str, tuple[int, int]] = {}
+    for index, node in enumerate(graph.nodes):
+        for view in node.operands.values():
+            if graph.buffers[view.buffer].kind is BufferKind.SCRATCH:
+                first, _ = lifetimes.get(view.buffer, (index, index))
+                lifetimes[view.buffer] = (first, index)
+    return lifetimes
+
+
+def _first_fit(live: list[tuple[int, int, int, int]], size: int) -> int:
+    offset = 0
+    for _, _, start, length in sorted(live, key=lambda placement: placement[2]):
+        if offset + size <= start:
+            break
+        offset = max(offset, start + length)
+    return offset

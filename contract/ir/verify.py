@@ -1,0 +1,370 @@
+"""The verifier: a graph that passes may be lowered by any tier without further checks.
+
+Each rule has a stable name (``Rule``), reported with the node that breaks it. Memory rules:
+
+- A plain WRITE gives every column of a SCRATCH or OUTPUT buffer its value at most once a step, so
+  WRITE -> READ is pure data flow and needs no barrier.
+- An UPDATE reads and writes in place. Whatever touches the same columns afterwards, another UPDATE
+  included, needs a BARRIER in between. There is no exception for accumulations that would commute:
+  floating-point addition does not, and the order is part of the result.
+- A tier keeps the order of an UPDATE after the earlier reads of the same buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from contract.errors import VerifyError
+from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.shape_key import SYMBOLS
+from contract.spec import (
+    MAX_BINDINGS,
+    Access,
+    Operand,
+    OpSpec,
+    Param,
+    Scalar,
+    ShapeMismatch,
+    bind_shapes,
+)
+
+MAX_PARAM = 2**31 - 1
+"""Integer parameters reach kernels as int32."""
+
+Columns = tuple[int, int]
+
+WRITABLE: Mapping[Access, tuple[BufferKind, ...]] = {
+    Access.WRITE: (BufferKind.SCRATCH, BufferKind.OUTPUT),
+    Access.UPDATE: (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE),
+}
+PERSISTENT = (BufferKind.WEIGHT, BufferKind.CONSTANT, BufferKind.STATE)
+STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.OUTPUT)
+
+
+class Rule(StrEnum):
+    """What a graph can break. The values are stable: tests and users match on them."""
+
+    NOT_EMPTY = "not empty"
+    UNIQUE_NAME = "unique name"
+    ONE_DECLARATION = "one declaration"
+    BUFFER_SHAPE = "buffer shape"
+    WHOLE_BLOCKS = "whole blocks"
+    KNOWN_OPCODE = "known opcode"
+    OPERANDS = "operands"
+    PARAMS = "params"
+    DECLARED_BUFFERS = "declared buffers"
+    VIEW_COLUMNS = "view columns"
+    SHAPE_RULE = "shape rule"
+    CONSTRAINT = "constraint"
+    DTYPE = "dtype"
+    STAGE = "stage"
+    BINDINGS = "bindings"
+    ALIASED_OPERANDS = "aliased operands"
+    READ_BEFORE_WRITE = "read before write"
+    WRITABLE_BUFFER = "writable buffer"
+    DISJOINT_WRITES = "disjoint writes"
+    UNGUARDED_READ = "unguarded read after in-place write"
+    OUTPUT_WRITTEN = "output written"
+
+
+def verify(graph: Graph) -> None:
+    """Raise VerifyError for the first rule the graph breaks, in order of nodes."""
+    if not graph.nodes:
+        raise VerifyError(graph.name, "", Rule.NOT_EMPTY, "the graph has no nodes")
+    for name, decl in graph.buffers.items():
+        check_declaration(graph.name, name, decl)
+    memory = _Memory(graph)
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not node.name or node.name in seen:
+            raise VerifyError(
+                graph.name, node.name, Rule.UNIQUE_NAME, "the name is empty or used twice"
+            )
+        seen.add(node.name)
+        _check_node(graph, node)
+        memory.step(node)
+    memory.finish()
+
+
+def check_declaration(graph: str, name: str, decl: BufferDecl) -> None:
+    """Check one buffer on its own: name, dimensions, whole quantization blocks."""
+    if decl.name != name or not name:
+        raise VerifyError(
+            graph, name, Rule.ONE_DECLARATION, f"the declaration calls itself {decl.name!r}"
+        )
+    if not decl.shape:
+        raise VerifyError(graph, name, Rule.BUFFER_SHAPE, "a buffer has at least one dimension")
+    for axis, dim in enumerate(decl.shape):
+        if isinstance(dim, str):
+            problem = _symbol_problem(decl, axis, dim)
+        else:
+            problem = f"dimension {axis} is {dim}" if dim < 1 else ""
+        if problem:
+            raise VerifyError(graph, name, Rule.BUFFER_SHAPE, problem)
+    last = decl.shape[-1]
+    block = decl.dtype.block_elements
+    if block > 1 and (isinstance(last, str) or last % block):
+        raise VerifyError(
+            graph,
+            name,
+            Rule.WHOLE_BLOCKS,
+            f"rows of {last} elements are not a multiple of {block} ({decl.dtype})",
+        )
+
+
+def _symbol_problem(decl: BufferDecl, axis: int, symbol: str) -> str:
+    if symbol not in SYMBOLS:
+        return f"dimension {axis} is {symbol!r}, not a number or one of {', '.join(SYMBOLS)}"
+    if axis:
+        return f"the symbol {symbol} is dimension {axis}; only the first may vary"
+    if decl.kind in PERSISTENT:
+        return f"a {decl.kind.name} buffer outlives the step, its size cannot be {symbol}"
+    return ""
+
+
+def check_signature(graph: str, node: Node) -> None:
+    """Check a node's operand and parameter names, and its parameter values."""
+    spec = TABLE.get(node.opcode)
+    if spec is None:
+        raise VerifyError(
+            graph, node.name, Rule.KNOWN_OPCODE, f"{node.opcode!r} is not in the opcode table"
+        )
+    known = {o.name for o in spec.operands}
+    if surplus := sorted(set(node.operands) - known):
+        raise VerifyError(
+            graph, node.name, Rule.OPERANDS, f"{spec.name} has no operand {', '.join(surplus)}"
+        )
+    params = {p.name for p in spec.params}
+    if surplus := sorted(set(node.params) - params):
+        raise VerifyError(
+            graph, node.name, Rule.PARAMS, f"{spec.name} has no parameter {', '.join(surplus)}"
+        )
+    for param in spec.params:
+        problem = _param_problem(param, node.params.get(param.name))
+        if problem:
+            raise VerifyError(graph, node.name, Rule.PARAMS, f"{param.name} {problem}")
+
+
+def _param_problem(param: Param, value: Scalar | None) -> str:
+    if value is None:
+        return "is missing"
+    if type(value) is not param.kind:
+        return f"is {value!r}, not {param.kind.__name__}"
+    if param.kind is int and abs(value) > MAX_PARAM:
+        return f"is {value}, beyond int32"
+    if not math.isfinite(value):
+        return f"is {value}, not a finite number"
+    if param.minimum is not None and value < param.minimum:
+        return f"is {value}, below {param.minimum:g}"
+    if param.choices and not 0 <= value < len(param.choices):
+        return f"is {value}, not 0..{len(param.choices) - 1} ({', '.join(param.choices)})"
+    return ""
+
+
+def _check_node(graph: Graph, node: Node) -> None:
+    check_signature(graph.name, node)
+    spec = TABLE[node.opcode]
+    missing = [o.name for o in spec.operands if not o.optional and o.name not in node.operands]
+    if missing:
+        raise VerifyError(
+            graph.name, node.name, Rule.OPERANDS, f"{', '.join(missing)} missing of {spec.name}"
+        )
+    if graph.stage & spec.stages != graph.stage:
+        raise VerifyError(
+            graph.name,
+            node.name,
+            Rule.STAGE,
+            f"{spec.name} serves {spec.stages.name}, the graph {graph.stage.name}",
+        )
+    for operand in spec.operands:
+        if operand.name in node.operands:
+            _check_operand(graph, node, operand, node.operands[operand.name])
+    buffers = {view.buffer for view in node.operands.values()}
+    if len(buffers) > MAX_BINDINGS:
+        raise VerifyError(
+            graph.name,
+            node.name,
+            Rule.BINDINGS,
+            f"touches {len(buffers)} buffers, at most {MAX_BINDINGS} can be bound",
+        )
+    _check_shapes(graph, node, spec)
+
+
+def _check_operand(graph: Graph, node: Node, operand: Operand, view: View) -> None:
+    decl = graph.buffers.get(view.buffer)
+    if decl is None:
+        raise VerifyError(
+            graph.name,
+            node.name,
+            Rule.DECLARED_BUFFERS,
+            f"{operand.name} is {view.buffer!r}, which is not declared",
+        )
+    if decl.dtype not in operand.dtypes:
+        raise VerifyError(
+            graph.name,
+            node.name,
+            Rule.DTYPE,
+            f"{operand.name} ({view.buffer}) is {decl.dtype}, expected "
+            f"{' or '.join(map(str, operand.dtypes))}",
+        )
+    kinds = WRITABLE.get(operand.access)
+    if kinds is not None and decl.kind not in kinds:
+        raise VerifyError(
+            graph.name,
+            node.name,
+            Rule.WRITABLE_BUFFER,
+            f"{operand.name} ({operand.access.value}) is {view.buffer}, a {decl.kind.name} buffer",
+        )
+    problem = _view_problem(decl, view)
+    if problem:
+        raise VerifyError(graph.name, node.name, Rule.VIEW_COLUMNS, f"{operand.name}: {problem}")
+
+
+def _view_problem(decl: BufferDecl, view: View) -> str:
+    if view.columns is None:
+        return ""
+    start, stop = view.columns
+    last = decl.shape[-1]
+    if isinstance(last, str) or not 0 <= start < stop <= last:
+        return f"columns {start}:{stop} of {decl.name} are not within its {last} columns"
+    block = decl.dtype.block_elements
+    if start % block or stop % block:
+        return f"columns {start}:{stop} of {decl.name} cut a block of {block} ({decl.dtype})"
+    return ""
+
+
+def _check_shapes(graph: Graph, node: Node, spec: OpSpec) -> None:
+    shapes = {name: graph.shape(view) for name, view in node.operands.items()}
+    try:
+        bound = bind_shapes(spec, shapes, node.params)
+    except ShapeMismatch as error:
+        raise VerifyError(graph.name, node.name, Rule.SHAPE_RULE, str(error)) from None
+    problem = spec.constraint(bound, node.params)
+    if problem:
+        raise VerifyError(graph.name, node.name, Rule.CONSTRAINT, problem)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What has happened to every buffer so far, walking the nodes in order."""
+
+    graph: Graph
+    written: dict[str, list[tuple[Columns, str]]] = field(default_factory=lambda: defaultdict(list))
+    unsettled: dict[str, list[tuple[Columns, str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """In-place writes since the last barrier."""
+    touched: set[str] = field(default_factory=set)
+
+    def step(self, node: Node) -> None:
+        """Account for one node; raise VerifyError when it breaks a memory rule."""
+        if node.opcode is Opcode.BARRIER:
+            self.unsettled.clear()
+            return
+        accesses = [
+            (operand, node.operands[operand.name], self._columns(node.operands[operand.name]))
+            for operand in TABLE[node.opcode].operands
+            if operand.name in node.operands
+        ]
+        self._check_aliases(node, accesses)
+        for operand, view, columns in accesses:
+            self._check_guarded(node, operand, view, columns)
+            if operand.access is not Access.WRITE:
+                self._check_written(node, operand, view, columns)
+        for operand, view, columns in accesses:
+            if operand.access is Access.WRITE:
+                self._check_disjoint(node, operand, view, columns)
+                self.written[view.buffer].append((columns, node.name))
+            elif operand.access is Access.UPDATE:
+                self.unsettled[view.buffer].append((columns, node.name))
+            if operand.access is not Access.READ:
+                self.touched.add(view.buffer)
+
+    def finish(self) -> None:
+        """Every OUTPUT buffer was written."""
+        for decl in self.graph.of_kind(BufferKind.OUTPUT):
+            if not _covers(self.written[decl.name], self._columns(View(decl.name))):
+                raise VerifyError(
+                    self.graph.name,
+                    decl.name,
+                    Rule.OUTPUT_WRITTEN,
+                    "no node writes the whole of this output",
+                )
+
+    def _columns(self, view: View) -> Columns:
+        if view.columns is not None:
+            return view.columns
+        last = self.graph.buffers[view.buffer].shape[-1]
+        return (0, 1 if isinstance(last, str) else last)
+
+    def _check_aliases(self, node: Node, accesses: Iterable[tuple[Operand, View, Columns]]) -> None:
+        earlier: list[tuple[Operand, View, Columns]] = []
+        for operand, view, columns in accesses:
+            for other, other_view, other_columns in earlier:
+                both_read = operand.access is Access.READ and other.access is Access.READ
+                if (
+                    view.buffer == other_view.buffer
+                    and not both_read
+                    and _overlap(columns, other_columns)
+                ):
+                    raise VerifyError(
+                        self.graph.name,
+                        node.name,
+                        Rule.ALIASED_OPERANDS,
+                        f"{other.name} and {operand.name} are the same memory ({view.buffer}) "
+                        "and one of them is written",
+                    )
+            earlier.append((operand, view, columns))
+
+    def _check_guarded(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
+        for updated, writer in self.unsettled.get(view.buffer, ()):
+            if _overlap(updated, columns):
+                raise VerifyError(
+                    self.graph.name,
+                    node.name,
+                    Rule.UNGUARDED_READ,
+                    f"{operand.name} ({view.buffer}) was updated in place by {writer}; "
+                    "put a barrier in between",
+                )
+
+    def _check_written(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
+        if self.graph.buffers[view.buffer].kind not in STEP_LOCAL:
+            return
+        if not _covers(self.written[view.buffer], columns):
+            raise VerifyError(
+                self.graph.name,
+                node.name,
+                Rule.READ_BEFORE_WRITE,
+                f"{operand.name} reads columns {columns[0]}:{columns[1]} of {view.buffer}, "
+                "not all of which an earlier node wrote",
+            )
+
+    def _check_disjoint(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
+        for written, writer in self.written[view.buffer]:
+            if _overlap(written, columns):
+                raise VerifyError(
+                    self.graph.name,
+                    node.name,
+                    Rule.DISJOINT_WRITES,
+                    f"{operand.name} writes columns {columns[0]}:{columns[1]} of {view.buffer}, "
+                    f"of which {writer} already wrote {written[0]}:{written[1]}",
+                )
+
+
+def _overlap(a: Columns, b: Columns) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _covers(written: Iterable[tuple[Columns, str]], wanted: Columns) -> bool:
+    position = wanted[0]
+    for (start, stop), _ in sorted(written):
+        if start > position:
+            break
+        position = max(position, stop)
+    return position >= wanted[1]

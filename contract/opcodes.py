@@ -1,0 +1,47 @@
+"""Stable opcode numbers. A number, once given, never changes meaning: serialized graphs hold it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Opcode(IntEnum):
+    """1-28 are the transformer opcodes of the design; what else a model needs follows from 64."""
+
+    EMBED = 1
+    RMS_NORM = 2
+    RMS_NORM_FUSED_QKV = 3
+    RMS_NORM_FUSED_MLP_GATE_UP = 4
+    ROPE = 5
+    RMS_NORM_FUSED_ROPE_KV_WRITE = 6
+    FLASH_ATTN = 7
+    FLASH_ATTN_BATCHED = 8
+    MOE_GATE_TOPK = 9
+    MOE_GATE_UP = 10
+    MOE_SWIGLU = 11
+    MOE_DOWN_ACC = 12
+    SHARED_EXPERT = 13
+    SSM_CONV1D = 14
+    SSM_DELTA_NET = 15
+    SSM_GATED_NORM = 16
+    RESIDUAL_RMS_NORM = 17
+    LM_HEAD = 18
+    ARGMAX = 19
+    SAMPLE = 20
+    KV_WRITE_BATCHED = 21
+    MATMUL_WMMA_F16 = 22
+    MATMUL_WMMA_Q4K = 23
+    BARRIER = 24
+    STREAM_OUT = 25
+    LOAD_REQUEST_STATE = 26
+    STORE_REQUEST_STATE = 27
+    VERIFY_K = 28
+
+    MATMUL = 64
+    ADD = 65
+    MUL = 66
+    SCALE = 67
+    SOFT_CAP = 68
+    BIAS_ADD = 69
+    SWIGLU = 70
+    SELECT_ROWS = 71

@@ -1,0 +1,174 @@
+"""Rows of the opcode table: rotary embedding, the paged KV cache and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.opcodes import Opcode
+from contract.ops.common import (
+    EPS,
+    EXP_FLOPS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    NEOX,
+    NORM_FLOPS,
+    PAGE_TABLE,
+    QUERY,
+    READ,
+    ROPE_TABLE,
+    UPDATE,
+    WRITE,
+    activation,
+    all_of,
+    kv,
+)
+from contract.spec import Dim, OpSpec, Param, Scalar, Stage, Work
+
+ATTENTION_PARAMS = (
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    Param("scale", float, "multiplies q.k"),
+    Param("window", int, "positions attended, itself included; 0 is all", 0, 0),
+    Param("soft_cap", float, "cap * tanh(s / cap); 0 is off", 0.0, 0.0),
+)
+ROPE_FLOPS = 6
+"""Per pair of channels."""
+
+
+def _attended(work: Work) -> int:
+    window = work["window"]
+    return min(work.context, window) if window else work.context
+
+
+def _attention_flops(work: Work) -> int:
+    scores = work["tokens"] * work["heads"] * _attended(work)
+    return scores * (4 * work["head_dim"] + EXP_FLOPS + 3)
+
+
+def _attended_kv(work: Work) -> int:
+    """As if no two query tokens shared a slot: exact for decode, an upper bound for prefill."""
+    return work["tokens"] * _attended(work) * 2 * work["kv_heads"] * work["head_dim"]
+
+
+def _attended_pages(work: Work) -> int:
+    return work["tokens"] * -(-_attended(work) // PAGE_TOKENS)
+
+
+def _written_kv(work: Work) -> int:
+    return 2 * work["tokens"] * work["kv_heads"] * work["head_dim"]
+
+
+def _rotary_rows(work: Work) -> int:
+    return 2 * work["tokens"] * work["rotary_pairs"]
+
+
+def _norm_rope_flops(work: Work) -> int:
+    per_head = NORM_FLOPS * work["head_dim"] + ROPE_FLOPS * work["rotary_pairs"]
+    return work["tokens"] * (work["heads"] + work["kv_heads"]) * per_head
+
+
+def _qkv_width(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    expected = (int(params["heads"]) + 2 * int(params["kv_heads"])) * int(params["head_dim"])
+    if dims["qkv_width"] != expected:
+        return (
+            f"qkv_width is {dims['qkv_width']}, expected {expected} = (heads + 2 kv_heads) head_dim"
+        )
+    return None
+
+
+def _grouped_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    if int(params["heads"]) % int(params["kv_heads"]):
+        return f"heads ({params['heads']}) is not a multiple of kv_heads ({params['kv_heads']})"
+    return None
+
+
+def _rotary_fits(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    pairs = dims["rotary_pairs"]
+    if isinstance(pairs, str) or 2 * pairs > int(params["head_dim"]):
+        return f"{pairs} rotary pairs do not fit head_dim {params['head_dim']}"
+    return None
+
+
+ATTENTION = (
+    OpSpec(
+        Opcode.ROPE,
+        (
+            activation("x", "tokens", "heads*head_dim"),
+            ROPE_TABLE,
+            QUERY,
+            activation("y", "tokens", "heads*head_dim", access=WRITE),
+        ),
+        (HEADS, HEAD_DIM, NEOX),
+        rule="R0 R2",
+        formula="(a, b) -> (a cos - b sin, a sin + b cos); channels past the pairs pass through",
+        flops=lambda work: ROPE_FLOPS * work["tokens"] * work["heads"] * work["rotary_pairs"],
+        touched={"rope_table": _rotary_rows},
+        constraint=_rotary_fits,
+    ),
+    OpSpec(
+        Opcode.KV_WRITE_BATCHED,
+        (
+            activation("k", "tokens", "kv_heads*head_dim"),
+            activation("v", "tokens", "kv_heads*head_dim"),
+            QUERY,
+            PAGE_TABLE,
+            kv(UPDATE),
+        ),
+        (KV_HEADS, HEAD_DIM),
+        rule="R1",
+        formula=f"kv[page_table[slot, position / {PAGE_TOKENS}], 0 or 1, "
+        f"position mod {PAGE_TOKENS}] = k or v",
+        touched={"kv": _written_kv, "page_table": lambda work: work["tokens"]},
+        stored=("kv",),
+    ),
+    OpSpec(
+        Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
+        (
+            activation("qkv", "tokens", "qkv_width"),
+            activation("q_norm", "head_dim", optional=True),
+            activation("k_norm", "head_dim", optional=True),
+            ROPE_TABLE,
+            QUERY,
+            PAGE_TABLE,
+            kv(UPDATE),
+            activation("q", "tokens", "heads*head_dim", access=WRITE),
+        ),
+        (HEADS, KV_HEADS, HEAD_DIM, NEOX, EPS),
+        rule="R0 R1 R2 R3 R4",
+        formula="q = rope(norm(q)); kv = rope(norm(k)), v",
+        flops=_norm_rope_flops,
+        touched={
+            "kv": _written_kv,
+            "page_table": lambda work: work["tokens"],
+            "rope_table": _rotary_rows,
+        },
+        stored=("kv",),
+        constraint=all_of(_qkv_width, _grouped_heads, _rotary_fits),
+    ),
+    *(
+        OpSpec(
+            opcode,
+            (
+                activation("q", "tokens", "heads*head_dim"),
+                kv(READ),
+                PAGE_TABLE,
+                QUERY,
+                activation("y", "tokens", "heads*head_dim", access=WRITE),
+            ),
+            ATTENTION_PARAMS,
+            rule="R0 R2 R4 R6",
+            formula=formula,
+            stages=stages,
+            flops=_attention_flops,
+            touched={"kv": _attended_kv, "page_table": _attended_pages},
+            constraint=_grouped_heads,
+        )
+        for opcode, stages, formula in (
+            (Opcode.FLASH_ATTN, Stage.DECODE, "softmax(scale q k^T) v, one query a slot"),
+            (Opcode.FLASH_ATTN_BATCHED, Stage.BOTH, "softmax(scale q k^T) v, any queries a slot"),
+        )
+    ),
+)

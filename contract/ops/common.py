@@ -1,0 +1,119 @@
+"""What the rows of the opcode table share: operand shorthands, parameters, cost formulas.
+
+Operand dimensions name the field's quantities: ``tokens`` query tokens of the step, ``rows`` the
+tokens whose logits are wanted, ``hidden`` the residual width, ``pages`` the KV pool, ``slots`` the
+sequences a step can hold, ``slot_pages`` the page-table width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.spec import (
+    ACTIVATION,
+    INDEX,
+    KV,
+    WEIGHT,
+    Access,
+    Dim,
+    Operand,
+    Param,
+    Scalar,
+    Work,
+)
+
+READ, WRITE, UPDATE = Access.READ, Access.WRITE, Access.UPDATE
+
+Constraint = Callable[[Mapping[str, Dim], Mapping[str, Scalar]], str | None]
+
+
+def activation(name: str, *dims: str, access: Access = READ, optional: bool = False) -> Operand:
+    """A binary32 tensor: an activation, a norm weight, a table or a recurrent state."""
+    return Operand(name, dims, ACTIVATION, access, optional)
+
+
+def weight(name: str, *dims: str) -> Operand:
+    """A matrix of the model file in any storage type, row-major [outputs, inner]."""
+    return Operand(name, dims, WEIGHT)
+
+
+def index(name: str, *dims: str, access: Access = READ) -> Operand:
+    """An int32 tensor: token ids, positions, page tables, records of 32-bit words."""
+    return Operand(name, dims, INDEX, access)
+
+
+def kv(access: Access) -> Operand:
+    """The KV pages of one layer: keys at index 0 of the second axis, values at 1."""
+    return Operand("kv", ("pages", "2", str(PAGE_TOKENS), "kv_heads*head_dim"), KV, access)
+
+
+TOKEN_ACTIVATION = activation("x", "tokens", "hidden")
+NORM_WEIGHT = activation("norm_weight", "hidden")
+QUERY = index("query", "tokens", "4")
+"""QUERY_TOKEN records: token, slot, position, flags."""
+PAGE_TABLE = index("page_table", "slots", "slot_pages")
+ROPE_TABLE = activation("rope_table", "context", "2", "rotary_pairs")
+"""Cosines at index 0 of the second axis, sines at 1."""
+
+EPS = Param("eps", float, "added to the mean square", minimum=0.0)
+HEADS = Param("heads", int, "query heads", minimum=1)
+KV_HEADS = Param("kv_heads", int, "key/value heads", minimum=1)
+HEAD_DIM = Param("head_dim", int, "elements", minimum=1)
+NEOX = Param(
+    "neox", int, "pairs (m, m + n/2) if 1, (2m, 2m + 1) if 0", 0, 0, ("interleaved", "neox")
+)
+GELU = Param("gelu", int, "0: silu, 1: gelu", 0, 0, ("silu", "gelu"))
+
+EXP_FLOPS = 20
+"""R2's exp: 1 for n, 4 for the reduction, 14 for the polynomial, 1 for the scale."""
+SILU_FLOPS = EXP_FLOPS + 2
+TANH_FLOPS = EXP_FLOPS + 4
+GELU_FLOPS = TANH_FLOPS + 8
+NORM_FLOPS = 4
+"""Per element of a norm: square, accumulate, scale, weight."""
+
+
+def each(per_element: int, *sizes: str) -> Callable[[Work], int]:
+    """Cost of ``per_element`` operations on every element of a tensor of the named sizes."""
+
+    def flops(work: Work) -> int:
+        total = per_element
+        for size in sizes:
+            total *= work[size]
+        return total
+
+    return flops
+
+
+def product(*sizes: str) -> Callable[[Work], int]:
+    """Cost of a product of matrices: a multiplication and an addition per element pair."""
+    return each(2, *sizes)
+
+
+def gated(*sizes: str) -> Callable[[Work], int]:
+    """Cost of an activation function times a second tensor."""
+
+    def flops(work: Work) -> int:
+        per_element = 1 + (GELU_FLOPS if work["gelu"] else SILU_FLOPS)
+        return each(per_element, *sizes)(work)
+
+    return flops
+
+
+def active_slots(work: Work) -> int:
+    """Most slots a step of this many tokens can touch."""
+    return min(work["slots"], work["tokens"])
+
+
+def all_of(*constraints: Constraint) -> Constraint:
+    """The first complaint of several constraints."""
+
+    def check(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+        for constraint in constraints:
+            problem = constraint(dims, params)
+            if problem is not None:
+                return problem
+        return None
+
+    return check

@@ -1,0 +1,131 @@
+"""Rows of the opcode table: mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contract.opcodes import Opcode
+from contract.ops.common import (
+    EXP_FLOPS,
+    GELU,
+    SILU_FLOPS,
+    TOKEN_ACTIVATION,
+    UPDATE,
+    WRITE,
+    activation,
+    gated,
+    index,
+    weight,
+)
+from contract.spec import Dim, OpSpec, Param, Scalar, Work
+
+
+def _used_experts(work: Work) -> int:
+    """Weight elements read when no two tokens share an expert, as far as there are experts."""
+    experts = min(work["experts"], work["tokens"] * work["used"])
+    return experts * work["width"] * work["hidden"]
+
+
+def _routing_flops(work: Work) -> int:
+    return work["tokens"] * work["experts"] * (2 * work["hidden"] + EXP_FLOPS + 3)
+
+
+def _gate_up_flops(work: Work) -> int:
+    return 4 * work["tokens"] * work["used"] * work["width"] * work["hidden"]
+
+
+def _down_flops(work: Work) -> int:
+    return 2 * work["tokens"] * work["used"] * work["hidden"] * (work["width"] + 1)
+
+
+def _shared_flops(work: Work) -> int:
+    per_width = 6 * work["hidden"] + SILU_FLOPS + 1
+    return work["tokens"] * (work["width"] * per_width + 4 * work["hidden"])
+
+
+def _enough_experts(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    experts = dims["experts"]
+    if isinstance(experts, str) or params["used"] > experts:
+        return f"{params['used']} experts a token, of {experts}"
+    return None
+
+
+EXPERTS = (
+    OpSpec(
+        Opcode.MOE_GATE_TOPK,
+        (
+            TOKEN_ACTIVATION,
+            weight("gate_weight", "experts", "hidden"),
+            activation("logits", "tokens", "experts", access=WRITE),
+            index("ids", "tokens", "used", access=WRITE),
+            activation("weights", "tokens", "used", access=WRITE),
+        ),
+        (Param("used", int, "experts a token", minimum=1),),
+        rule="R0 R2 R3 R4 R5 R7",
+        formula="logits = x gate_weight^T; p = softmax(logits); ids = top-k of p; "
+        "weights = p[ids] / max(sum(p[ids]), 2^-14)",
+        flops=_routing_flops,
+        constraint=_enough_experts,
+    ),
+    OpSpec(
+        Opcode.MOE_GATE_UP,
+        (
+            TOKEN_ACTIVATION,
+            weight("gate_weight", "experts", "width", "hidden"),
+            weight("up_weight", "experts", "width", "hidden"),
+            index("ids", "tokens", "used"),
+            activation("gate", "tokens", "used", "width", access=WRITE),
+            activation("up", "tokens", "used", "width", access=WRITE),
+        ),
+        (),
+        rule="R3 R4 R5",
+        formula="gate, up = x gate_weight[ids]^T, x up_weight[ids]^T",
+        flops=_gate_up_flops,
+        touched={"gate_weight": _used_experts, "up_weight": _used_experts},
+    ),
+    OpSpec(
+        Opcode.MOE_SWIGLU,
+        (
+            activation("gate", "tokens", "used", "width"),
+            activation("up", "tokens", "used", "width"),
+            activation("y", "tokens", "used", "width", access=WRITE),
+        ),
+        (GELU,),
+        rule="R0 R2",
+        formula="y = silu(gate) * up, or gelu(gate) * up",
+        flops=gated("tokens", "used", "width"),
+    ),
+    OpSpec(
+        Opcode.MOE_DOWN_ACC,
+        (
+            activation("x", "tokens", "used", "width"),
+            weight("down_weight", "experts", "hidden", "width"),
+            index("ids", "tokens", "used"),
+            activation("weights", "tokens", "used"),
+            activation("expert_scale", "experts", optional=True),
+            activation("residual", "tokens", "hidden", access=UPDATE),
+        ),
+        (),
+        rule="R0 R3 R4 R5 R7",
+        formula="residual += weights[e] * ((x[e] down_weight[ids[e]]^T) * expert_scale[ids[e]]), "
+        "experts in order",
+        flops=_down_flops,
+        touched={"down_weight": _used_experts},
+    ),
+    OpSpec(
+        Opcode.SHARED_EXPERT,
+        (
+            TOKEN_ACTIVATION,
+            weight("gate_weight", "width", "hidden"),
+            weight("up_weight", "width", "hidden"),
+            weight("down_weight", "hidden", "width"),
+            activation("router_weight", "hidden", optional=True),
+            activation("residual", "tokens", "hidden", access=UPDATE),
+        ),
+        (),
+        rule="R0 R2 R3 R4 R5 R7",
+        formula="residual += sigmoid(x.router_weight) * (silu(x gate_weight^T) * (x up_weight^T)) "
+        "down_weight^T",
+        flops=_shared_flops,
+    ),
+)

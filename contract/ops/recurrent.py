@@ -1,0 +1,102 @@
+"""Rows of the opcode table: gated delta-net layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contract.opcodes import Opcode
+from contract.ops.common import (
+    EPS,
+    QUERY,
+    SILU_FLOPS,
+    UPDATE,
+    WRITE,
+    activation,
+    active_slots,
+)
+from contract.spec import Dim, OpSpec, Param, Scalar, Work
+
+
+def _taps(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    if isinstance(dims["taps"], str) or dims["taps"] != int(params["history"]) + 1:
+        return f"{dims['taps']} taps need a history of one less, not {params['history']}"
+    return None
+
+
+def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    size, keys, values = (int(params[name]) for name in ("state_size", "key_heads", "value_heads"))
+    expected = size * (2 * keys + values)
+    if dims["channels"] != expected:
+        return (
+            f"channels is {dims['channels']}, expected {expected} = "
+            "state_size (2 key_heads + value_heads)"
+        )
+    if values % keys:
+        return f"value_heads ({values}) is not a multiple of key_heads ({keys})"
+    return None
+
+
+def _conv_flops(work: Work) -> int:
+    return work["tokens"] * work["channels"] * (2 * work["taps"] + SILU_FLOPS)
+
+
+def _delta_flops(work: Work) -> int:
+    """Decay, prediction, update and read-out of one state: 1 + 2 + 2 + 2 per element."""
+    return 7 * work["tokens"] * work["value_heads"] * work["state_size"] ** 2
+
+
+RECURRENT = (
+    OpSpec(
+        Opcode.SSM_CONV1D,
+        (
+            activation("x", "tokens", "channels"),
+            activation("weight", "channels", "taps"),
+            QUERY,
+            activation("state", "slots", "history", "channels", access=UPDATE),
+            activation("y", "tokens", "channels", access=WRITE),
+        ),
+        (Param("history", int, "earlier tokens kept", minimum=1),),
+        rule="R0 R2 R8",
+        formula="y = silu(left fold of weight[:, i] * x[t - history + i]); "
+        "state keeps the last x, oldest first",
+        flops=_conv_flops,
+        touched={"state": lambda work: active_slots(work) * work["history"] * work["channels"]},
+        constraint=_taps,
+    ),
+    OpSpec(
+        Opcode.SSM_DELTA_NET,
+        (
+            activation("x", "tokens", "channels"),
+            activation("alpha", "tokens", "value_heads"),
+            activation("beta", "tokens", "value_heads"),
+            activation("decay", "value_heads"),
+            activation("dt_bias", "value_heads"),
+            QUERY,
+            activation("state", "slots", "value_heads", "state_size", "state_size", access=UPDATE),
+            activation("y", "tokens", "value_heads*state_size", access=WRITE),
+        ),
+        (
+            Param("key_heads", int, "key heads", minimum=1),
+            Param("value_heads", int, "value heads", minimum=1),
+            Param("state_size", int, "elements of a key and of a value", minimum=1),
+            Param(
+                "grouped",
+                int,
+                "key head of value head j: j // (nv/nk) if 1, j mod nk if 0",
+                0,
+                0,
+                ("tiled", "grouped"),
+            ),
+            EPS,
+        ),
+        rule="R0 R2 R4 R8",
+        formula="q, k, v = split(x); q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
+        "g = exp(softplus(alpha + dt_bias) * decay); b = sigmoid(beta); "
+        "M = g M; r = v - k^T M; M = M + b k r^T; y = q^T M",
+        flops=_delta_flops,
+        touched={
+            "state": lambda work: active_slots(work) * work["value_heads"] * work["state_size"] ** 2
+        },
+        constraint=_delta_heads,
+    ),
+)

@@ -1,0 +1,76 @@
+"""Memory layouts a device reads or writes: numpy structured dtypes of 32-bit little-endian words.
+
+Every record is a whole number of words, so that a kernel can address it as an int32 array: the
+``I32`` operands of the opcode table with a literal last dimension are arrays of these records.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+
+NO_SLOT = 0xFFFFFFFF
+"""Owner of a page that no slot owns."""
+
+QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
+"""One query token of a step: which token of which slot at which position."""
+
+SAMPLING = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("repeat_penalty", "<f4"),
+        ("top_k", "<i4"),
+        ("seed_low", "<u4"),
+        ("seed_high", "<u4"),
+        ("position", "<i4"),
+        ("presence_penalty", "<f4"),
+        ("frequency_penalty", "<f4"),
+        ("reserved", "<i4", (6,)),
+    ]
+)
+"""How one output row is sampled (rule R9). ``position`` is the position being sampled."""
+
+SLOT = np.dtype(
+    [
+        ("request_low", "<u4"),
+        ("request_high", "<u4"),
+        ("tenant", "<u4"),
+        ("state", "<u4"),
+        ("position", "<i4"),
+        ("last_token", "<i4"),
+        ("first_page", "<i4"),
+        ("page_count", "<i4"),
+    ]
+)
+"""One row of the slot table: the request-local state a device may load and store."""
+
+PAGE_META = np.dtype(
+    [("ref_count", "<u4"), ("owner_slot", "<u4"), ("tenant", "<u4"), ("token_count", "<u4")]
+)
+"""One KV page. Written by the host; a device reads ``token_count`` only."""
+
+OUTPUT_EVENT = np.dtype(
+    [
+        ("sequence", "<u4"),
+        ("slot", "<i4"),
+        ("tenant", "<u4"),
+        ("token", "<i4"),
+        ("position", "<i4"),
+        ("flags", "<u4"),
+        ("log_probability", "<f4"),
+        ("reserved", "<u4"),
+    ]
+)
+"""One event of the output ring. ``sequence`` counts events, so that a reader can see a gap."""
+
+
+class EventFlags(IntFlag):
+    """What else an output event says about its token."""
+
+    FIRST = 1
+    END_OF_GENERATION = 2
+    LENGTH_LIMIT = 4
+    NON_FINITE = 8

@@ -1,0 +1,146 @@
+"""What a device tier must do. Nothing here knows of sequences, tenants or priorities.
+
+A tier allocates named memory, lowers a verified graph to its native form for one ShapeKey, and
+executes lowered batches. Whatever it fuses, repacks or reorders, the bits are those of the
+arithmetic rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.ir.graph import BufferDecl, Graph
+from contract.kernel import KernelHeader
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+
+TIER_NAMES = ("cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+
+
+class Heap(Enum):
+    """Where memory lives."""
+
+    DEVICE_LOCAL = "device_local"
+    """Fast for the device; the host may not be able to map it."""
+    BAR = "bar"
+    """Device memory the host can read: small results and rings."""
+    HOST_VISIBLE = "host_visible"
+    """Host memory the device can read: step inputs, staging."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """Identity of a tier on one device, as it goes into reports and conformance packages."""
+
+    name: str
+    device: str
+    driver: str
+    arithmetic: str
+    opcodes: frozenset[Opcode]
+    memory_bytes: int
+    host_unified: bool
+
+
+class Buffer(Protocol):
+    """Named device memory; the only state there is."""
+
+    @property
+    def name(self) -> str:
+        """The logical name of the graph buffer it holds."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+    @property
+    def heap(self) -> Heap:
+        """Where it lives."""
+
+
+class Kernel(Protocol):
+    """A loaded kernel."""
+
+    @property
+    def header(self) -> KernelHeader:
+        """What the kernel file declared."""
+
+
+class PacketBatch(Protocol):
+    """A graph lowered for one ShapeKey, ready to be submitted any number of times."""
+
+    @property
+    def key(self) -> ShapeKey:
+        """The sizes it was lowered for."""
+
+    @property
+    def packets(self) -> int:
+        """Number of device operations one submission performs."""
+
+
+class Fence(Protocol):
+    """Completion of one submission."""
+
+    @property
+    def done(self) -> bool:
+        """True once every write of the submission is visible to the host."""
+
+
+class Tier(Protocol):
+    """One device behind the contract. A context manager; ``close`` frees everything it made.
+
+    Methods raise ``contract.errors`` types only: OutOfMemory from ``alloc`` and ``upload``,
+    UnsupportedOp from ``lower``, DeviceLost from ``submit`` and ``wait``.
+    """
+
+    @property
+    def info(self) -> TierInfo:
+        """What this tier is and can do."""
+
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
+        """Zeroed memory for ``decl``."""
+
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> Buffer:
+        """Memory for a read-only buffer, holding ``data`` (uint8 [rows, row_bytes]).
+
+        A tier that can read host memory keeps a view; ``data`` stays mapped until ``close``.
+        """
+
+    def free(self, buffer: Buffer) -> None:
+        """Release memory. Freeing twice is an error of the caller."""
+
+    def map(self, buffer: Buffer) -> NDArray[np.uint8]:
+        """The buffer's bytes in host address space, valid until freed. Writes are seen by the
+        next submission, results are seen after ``wait``."""
+
+    def load_kernel(self, blob: bytes) -> Kernel:
+        """A kernel from its ``.zrt`` file; CodecError when it is not for this tier."""
+
+    def lower(self, graph: Graph, buffers: Mapping[str, Buffer], key: ShapeKey) -> PacketBatch:
+        """The graph in native form. ``buffers`` holds every buffer that is not SCRATCH."""
+
+    def submit(self, batch: PacketBatch) -> Fence:
+        """Start executing a batch after everything submitted before it."""
+
+    def wait(self, fence: Fence, timeout: float | None = None) -> None:
+        """Return when ``fence`` is done; DeviceLost after ``timeout`` seconds."""
+
+    def close(self) -> None:
+        """Free everything. Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        """The tier itself."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""

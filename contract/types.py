@@ -1,0 +1,165 @@
+"""What a caller asks for and gets back: requests, sampling parameters, tenants, token events."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from contract.errors import ConfigError, RequestError
+
+MIN_TEMPERATURE = 1e-3
+"""Below it a quotient of logits could overflow binary32; 0 means greedy."""
+MAX_TEMPERATURE = 100.0
+MIN_TOP_P = 2.0**-16
+"""Rule R9 compares top_p in units of 2^-16."""
+MAX_INT32 = 2**31 - 1
+MAX_UINT32 = 2**32 - 1
+MAX_UINT64 = 2**64 - 1
+
+
+class QosClass(Enum):
+    """What a tenant's requests are for: who waits and who is preempted first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who a request belongs to, and what its requests may hold at once.
+
+    ``weight`` scales the tenant's fair share; ``max_slots`` and ``max_kv_pages`` are hard caps, and
+    a request beyond them waits. Tenants of one ``isolation_group`` share prefix pages, None shares
+    with nobody.
+    """
+
+    id: int
+    name: str
+    weight: float = 1.0
+    max_slots: int = 4
+    max_kv_pages: int = 4096
+    isolation_group: int | None = None
+    qos: QosClass = QosClass.STANDARD
+
+    def validate(self) -> None:
+        """Raise ConfigError naming the field that is out of range."""
+        for name, value in (
+            ("id", self.id),
+            ("isolation_group", 0 if self.isolation_group is None else self.isolation_group),
+        ):
+            if not _is_int(value, 0, MAX_UINT32):
+                raise ConfigError(f"tenant {self.name!r}: {name} is {value!r}, not a 32-bit number")
+        if not self.name or not self.name.isprintable():
+            raise ConfigError(f"tenant {self.id}: name {self.name!r} is empty or not printable")
+        if not _is_real(self.weight, 0.0, math.inf) or not 0 < self.weight < math.inf:
+            raise ConfigError(f"tenant {self.name!r}: weight is {self.weight!r}, not above 0")
+        for name, value in (("max_slots", self.max_slots), ("max_kv_pages", self.max_kv_pages)):
+            if not _is_int(value, 1, MAX_INT32):
+                raise ConfigError(f"tenant {self.name!r}: {name} is {value!r}, not 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen (rule R9). The defaults are greedy and change no logit.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep every token. The
+    penalties look at the last ``repeat_last_n`` tokens of prompt and output. ``seed`` is the key
+    of the random numbers, 64 bits.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    @property
+    def penalizes(self) -> bool:
+        """True when the recent tokens change the logits."""
+        return self.repeat_last_n > 0 and (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def validate(self) -> None:
+        """Raise RequestError naming the first parameter that is not a number in its range."""
+        for name, low, high in _REAL_RANGES:
+            value = getattr(self, name)
+            if not _is_real(value, low, high):
+                raise RequestError(name, f"is {value!r}, not a number in [{low:g}, {high:g}]")
+        for name, top in _INT_RANGES:
+            value = getattr(self, name)
+            if not _is_int(value, 0, top):
+                raise RequestError(name, f"is {value!r}, not an integer in [0, {top}]")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise RequestError(
+                "temperature",
+                f"is {self.temperature!r}; use 0 for greedy or at least {MIN_TEMPERATURE:g}",
+            )
+
+
+_REAL_RANGES = (
+    ("temperature", 0.0, MAX_TEMPERATURE),
+    ("top_p", MIN_TOP_P, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repeat_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_INT_RANGES = (("top_k", MAX_INT32), ("repeat_last_n", MAX_INT32), ("seed", MAX_UINT64))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue: at most ``max_tokens`` tokens after ``prompt``.
+
+    Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
+    ``ignore_end``, at an end-of-generation token.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    tenant: int = 0
+    ignore_end: bool = False
+
+
+class FinishReason(Enum):
+    """Why a request produced its last token."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One OUTPUT_EVENT with its slot resolved to the request it belongs to.
+
+    ``token`` is -1 when the request ends without one. ``position`` is the token's place in the
+    sequence, the prompt included. ``finish_reason`` is None until the last event.
+    """
+
+    request_id: int
+    token: int
+    position: int
+    finish_reason: FinishReason | None = None
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_real(value: object, low: float, high: float) -> bool:
+    """False for NaN: it compares false with everything."""
+    return type(value) in (int, float) and low <= value <= high  # type: ignore[operator]

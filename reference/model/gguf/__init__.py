@@ -1,0 +1,25 @@
+"""GGUF model files: ``open_gguf`` maps and checks them, ``write_gguf`` makes them."""
+
+from __future__ import annotations
+
+from reference.model.gguf.file import GgufFile, open_gguf
+from reference.model.gguf.metadata import Value
+from reference.model.gguf.strings import StringArray
+from reference.model.gguf.tensors import TensorInfo
+from reference.model.gguf.types import GGML_TYPES, GgmlType, GgufType
+from reference.model.gguf.writer import TensorSource, Typed, WritableValue, write_gguf
+
+__all__ = [
+    "GGML_TYPES",
+    "GgmlType",
+    "GgufFile",
+    "GgufType",
+    "StringArray",
+    "TensorInfo",
+    "TensorSource",
+    "Typed",
+    "Value",
+    "WritableValue",
+    "open_gguf",
+    "write_gguf",
+]

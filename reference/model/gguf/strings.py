@@ -1,0 +1,125 @@
+"""Arrays of strings, found by one pass over their lengths and decoded only on demand."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import overload
+
+import numpy as np
+
+from reference.model.gguf.cursor import Cursor
+
+LENGTH_BYTES = 8
+"""Bytes of the length in front of every string."""
+
+_BLOCK_BYTES = 1 << 16
+"""Bytes looked at in one search for short strings."""
+
+_WORTHWHILE_STRINGS = 1024
+"""Strings a search must find to have been cheaper than stepping from each to the next."""
+
+_STEPS = 8192
+"""Strings stepped over when a search is not worth while."""
+
+
+class StringArray(Sequence[bytes]):
+    """The strings of one metadata array, as bytes: vocabularies are not always valid UTF-8.
+
+    ``offsets`` is int64 [len + 1]: the byte offset in the file of each string's length field,
+    and of the end of the array, so item i is the bytes from ``offsets[i] + 8`` to
+    ``offsets[i + 1]``. Items are copied out of the mapped file each time they are read;
+    ``to_list`` copies them all at once, which is several times faster than iterating.
+    """
+
+    __slots__ = ("_octets", "offsets")
+
+    def __init__(self, octets: np.ndarray, offsets: np.ndarray) -> None:
+        self._octets = octets
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        start, end = int(self.offsets[position]), int(self.offsets[position + 1])
+        return self._octets[start + LENGTH_BYTES : end].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[i] for i in range(len(self)))
+
+    def to_list(self) -> list[bytes]:
+        """Every string, in order."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        block = self._octets[first:last].tobytes()
+        starts = (self.offsets - first).tolist()
+        return [block[start + LENGTH_BYTES : end] for start, end in pairwise(starts)]
+
+    def __repr__(self) -> str:
+        return f"StringArray({len(self)} strings)"
+
+
+def read_string_array(cursor: Cursor, count: int, where: str) -> StringArray:
+    """Walk ``count`` strings from the cursor's position and leave it behind the last one."""
+    cursor.need(count * LENGTH_BYTES, f"an array of {count} strings", where)
+    offsets = np.empty(count + 1, np.int64)
+    position = cursor.position
+    done = 0
+    while done < count:
+        found = 0
+        if count - done >= _STEPS:
+            starts = _short_string_starts(cursor.octets, position)[: count - done]
+            found = len(starts)
+        if found >= _WORTHWHILE_STRINGS:
+            position = int(starts[-1]) + LENGTH_BYTES + int(cursor.octets[starts[-1]])
+        else:
+            starts, position = _step(cursor, position, min(_STEPS, count - done), where)
+        offsets[done : done + len(starts)] = starts
+        done += len(starts)
+    if position > cursor.size:
+        raise cursor.error(where, f"the last of {count} strings runs past the end of the file")
+    offsets[count] = cursor.position = position
+    cursor.need(0, f"an array of {count} strings", where)
+    return StringArray(cursor.octets, offsets)
+
+
+def _short_string_starts(octets: np.ndarray, position: int) -> np.ndarray:
+    """Byte offsets, int64, of strings one after the other from ``position``, as many as are easy.
+
+    A length below 256 is one byte and seven zeros, which text hardly ever holds, so the places
+    that look like one are nearly always the length fields. Those returned are certain: each is
+    where the one before ends, and the first is ``position``. A vocabulary is found five times
+    faster this way than string by string.
+    """
+    block = octets[position : position + _BLOCK_BYTES]
+    if len(block) < LENGTH_BYTES:
+        return np.empty(0, np.int64)
+    windows = np.ndarray((len(block) - LENGTH_BYTES + 1,), "<u8", block, strides=(1,))
+    starts = np.flatnonzero(windows < 256)
+    ends = starts + LENGTH_BYTES + block[starts]
+    follows = np.concatenate(([0], ends[:-1])) == starts
+    certain = len(starts) if follows.all() else int(np.argmin(follows))
+    return starts[:certain] + position
+
+
+def _step(cursor: Cursor, position: int, count: int, where: str) -> tuple[np.ndarray, int]:
+    """The byte offsets of ``count`` strings from ``position``, and where the last one ends."""
+    unpack_from = struct.Struct("<Q").unpack_from
+    buffer = cursor.buffer
+    starts = []
+    try:
+        for _ in range(count):
+            (length,) = unpack_from(buffer, position)
+            starts.append(position)
+            position += LENGTH_BYTES + length
+    except (struct.error, OverflowError):
+        raise cursor.error(where, "a string in it runs past the end of the file") from None
+    return np.array(starts, np.int64), position

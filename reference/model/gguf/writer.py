@@ -1,0 +1,250 @@
+"""Writing GGUF version 3 files: the same input gives the same bytes, and never half a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from contract.dtypes import DType
+from contract.errors import ModelFileError
+from reference.model.gguf.cursor import shown
+from reference.model.gguf.header import MAGIC, VERSION, Header, parse_header
+from reference.model.gguf.limits import DEFAULT_ALIGNMENT_BYTES
+from reference.model.gguf.metadata import ALIGNMENT_KEY, alignment_of
+from reference.model.gguf.strings import StringArray
+from reference.model.gguf.tensors import TensorInfo
+from reference.model.gguf.types import NUMERIC_DTYPES, SCALAR_STRUCTS, GgmlType, GgufType
+
+_U32_MAX = (1 << 32) - 1
+_FIX = "correct what is to be written"
+_ITEM_TYPES = {dtype: kind for kind, dtype in NUMERIC_DTYPES.items()}
+_MAX_STEM_CHARACTERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A scalar metadata value with the exact type it is stored as."""
+
+    kind: GgufType
+    value: bool | int | float | str
+
+
+WritableValue = bool | int | float | str | Typed | np.ndarray | StringArray | Sequence[Any]
+"""A Sequence holds only bools, only numbers, or only strings (str or bytes)."""
+
+TensorData = bytes | bytearray | memoryview | np.ndarray | Iterable[bytes | np.ndarray]
+"""The bytes of a tensor in file layout, whole or in chunks of any size."""
+
+TensorSource = tuple[DType | GgmlType, Sequence[int], TensorData]
+"""Storage type, row-major shape, data."""
+
+
+def write_gguf(
+    path: str | Path,
+    metadata: Mapping[str, WritableValue],
+    tensors: Mapping[str, TensorSource],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT_BYTES,
+) -> None:
+    """Write a GGUF file at ``path``, replacing one that is there only when all is on disk.
+
+    An int becomes uint32 if it fits, else uint64 or int64; a float becomes float32; numpy arrays
+    keep their dtype; ``Typed`` decides itself. An ``alignment`` (bytes) other than 32 is recorded
+    in the metadata. Tensors are written in the order given. Raises ModelFileError for whatever
+    ``open_gguf`` would refuse, and when a tensor's data is not exactly as long as its shape says.
+    """
+    path = Path(path)
+    header, layout = _encode_header(path, metadata, tensors, alignment)
+    stem = path.name[:_MAX_STEM_CHARACTERS]
+    temporary = path.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(header)
+            for tensor in layout.tensors:
+                _write_tensor(file, path, tensor, tensors[tensor.name][2])
+                file.write(bytes(_padding(tensor.nbytes, alignment)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise ModelFileError(
+            path, "the file", f"cannot be written: {error.strerror}", "check the folder and disk"
+        ) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+
+
+def _padding(position: int, alignment: int) -> int:
+    return -position % alignment
+
+
+def _encode_header(
+    path: Path,
+    metadata: Mapping[str, WritableValue],
+    tensors: Mapping[str, TensorSource],
+    alignment: int,
+) -> tuple[bytes, Header]:
+    """The bytes before the first tensor, and what the reader makes of them.
+
+    Reading the header back before any data is written is what refuses all the reader would.
+    """
+    alignment_of(path, {ALIGNMENT_KEY: alignment}, {ALIGNMENT_KEY: GgufType.UINT32})
+    entries = dict(metadata)
+    if alignment != DEFAULT_ALIGNMENT_BYTES:
+        entries = {ALIGNMENT_KEY: Typed(GgufType.UINT32, alignment)} | entries
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(entries))]
+    parts += [_encode_entry(path, key, value) for key, value in entries.items()]
+    data_bytes = 0
+    for name, (dtype, shape, _) in tensors.items():
+        entry, nbytes = _encode_tensor(path, name, dtype, shape, data_bytes)
+        parts.append(entry)
+        data_bytes += nbytes + _padding(nbytes, alignment)
+    header = b"".join(parts)
+    header += bytes(_padding(len(header), alignment))
+    layout = parse_header(header, len(header) + data_bytes, path)
+    if layout.alignment != alignment:
+        raise ModelFileError(
+            path,
+            f"key {shown(ALIGNMENT_KEY)}",
+            f"is {layout.alignment} where the file is to be aligned to {alignment}",
+            _FIX,
+        )
+    return header, layout
+
+
+def _string(text: str | bytes) -> bytes:
+    raw = text.encode("utf-8") if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _encode_entry(path: Path, key: str, value: WritableValue) -> bytes:
+    try:
+        kind, payload = _encode_value(value)
+        return _string(key) + struct.pack("<I", kind) + payload
+    except (TypeError, UnicodeEncodeError, OverflowError, struct.error) as error:
+        raise ModelFileError(
+            path, f"key {shown(key)}", f"cannot be stored: {error}", _FIX
+        ) from None
+
+
+def _encode_value(value: WritableValue) -> tuple[GgufType, bytes]:
+    if isinstance(value, Typed):
+        return value.kind, _encode_scalar(value.kind, value.value)
+    if isinstance(value, bool | int | float | str):
+        kind = _scalar_type(value)
+        return kind, _encode_scalar(kind, value)
+    item_kind, count, items = _encode_items(value)
+    return GgufType.ARRAY, struct.pack("<IQ", item_kind, count) + items
+
+
+def _scalar_type(value: bool | int | float | str) -> GgufType:
+    if isinstance(value, bool):
+        return GgufType.BOOL
+    if isinstance(value, int):
+        return _integer_type(value, value)
+    return GgufType.FLOAT32 if isinstance(value, float) else GgufType.STRING
+
+
+def _integer_type(least: int, greatest: int) -> GgufType:
+    if least < 0:
+        return GgufType.INT64
+    return GgufType.UINT32 if greatest <= _U32_MAX else GgufType.UINT64
+
+
+def _encode_scalar(kind: GgufType, value: bool | int | float | str) -> bytes:
+    if kind is GgufType.STRING and isinstance(value, str):
+        return _string(value)
+    if kind not in SCALAR_STRUCTS or isinstance(value, str):
+        raise TypeError(f"{value!r} cannot have the type {kind.name.lower()}")
+    return SCALAR_STRUCTS[kind].pack(value)
+
+
+def _encode_items(value: np.ndarray | StringArray | Sequence[Any]) -> tuple[GgufType, int, bytes]:
+    """Item type, count and bytes of an array."""
+    if isinstance(value, np.ndarray):
+        dtype = value.dtype.newbyteorder("<")
+        if value.ndim != 1 or dtype not in _ITEM_TYPES:
+            raise TypeError(f"a {value.ndim}-dimensional array of {value.dtype} has no GGUF form")
+        return _ITEM_TYPES[dtype], len(value), value.astype(dtype).tobytes()
+    if isinstance(value, StringArray):
+        return GgufType.STRING, len(value), b"".join(map(_string, value.to_list()))
+    if not isinstance(value, list | tuple) or not value:
+        raise TypeError(f"{value!r} has no GGUF type (an empty array must be a numpy array)")
+    item_types = set(map(type, value))
+    if item_types <= {str, bytes}:
+        return GgufType.STRING, len(value), b"".join(map(_string, value))
+    if item_types == {bool}:
+        kind = GgufType.BOOL
+    elif item_types == {int}:
+        kind = _integer_type(min(value), max(value))
+    elif item_types <= {int, float}:
+        kind = GgufType.FLOAT32
+    else:
+        raise TypeError(f"an array mixes {sorted(kind.__name__ for kind in item_types)}")
+    code = SCALAR_STRUCTS[kind].format[1:]
+    return kind, len(value), struct.pack(f"<{len(value)}{code}", *value)
+
+
+def _encode_tensor(
+    path: Path, name: str, dtype: DType | GgmlType, shape: Sequence[int], offset: int
+) -> tuple[bytes, int]:
+    """A tensor's entry in the header, and how many bytes its data takes."""
+    elements = 1
+    for extent in shape:
+        elements *= int(extent)
+    nbytes = elements // dtype.block_elements * dtype.block_bytes
+    try:
+        dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        entry = _string(name) + dimensions + struct.pack("<IQ", dtype.ggml_id, offset)
+    except (UnicodeEncodeError, struct.error) as error:
+        raise ModelFileError(
+            path, f"tensor {shown(name)}", f"{list(shape)} cannot be stored: {error}", _FIX
+        ) from None
+    return entry, nbytes
+
+
+def _write_tensor(file: BinaryIO, path: Path, tensor: TensorInfo, data: TensorData) -> None:
+    written = 0
+    for chunk in _chunks(data):
+        written += len(chunk)
+        if written > tensor.nbytes:
+            break
+        file.write(chunk.data)
+    if written != tensor.nbytes:
+        more = "at least " if written > tensor.nbytes else ""
+        raise ModelFileError(
+            path,
+            f"tensor {shown(tensor.name)}",
+            f"{tensor.ggml_type} {list(tensor.shape)} takes {tensor.nbytes} bytes, its data has"
+            f" {more}{written}",
+            _FIX,
+        )
+
+
+def _chunks(data: TensorData) -> Iterator[np.ndarray]:
+    """Each piece of ``data`` as uint8, copied only when an array is not contiguous."""
+    pieces = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
+    for piece in pieces:
+        array = piece if isinstance(piece, np.ndarray) else np.frombuffer(piece, np.uint8)
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename itself durable; Windows does that by itself and cannot open a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

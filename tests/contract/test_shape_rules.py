@@ -1,0 +1,105 @@
+"""Every row of the table: random well-formed operands verify, a wrong dimension does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.errors import VerifyError
+from contract.ir.cost import graph_cost
+from contract.ir.verify import Rule
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from contract.spec import Access, Dim, OpSpec, bind_shapes, shape_of
+from tests.contract.graphs import Drawn, well_formed
+
+OPCODES = sorted(set(Opcode) - {Opcode.BARRIER})
+
+
+def determined(spec: OpSpec, drawn: Drawn) -> list[tuple[str, int]]:
+    """The (operand, axis) pairs whose size something else fixes."""
+    places = [
+        (operand.name, axis, expression)
+        for operand in spec.operands
+        if operand.name in drawn.shapes
+        for axis, expression in enumerate(operand.dims)
+    ]
+    seen = Counter(factor for _, _, e in places for factor in set(e.split("*")))
+    return [
+        (name, axis)
+        for name, axis, expression in places
+        if all(
+            factor.isdigit() or factor in drawn.params or seen[factor] > 1
+            for factor in expression.split("*")
+        )
+    ]
+
+
+def changed(dim: Dim, step: int) -> Dim:
+    """Another size: the other symbol, or ``step`` more."""
+    if isinstance(dim, str):
+        return "rows" if dim == "tokens" else "tokens"
+    return dim + step
+
+
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_well_formed_nodes_verify(opcode: Opcode, data: st.DataObject) -> None:
+    """Whatever sizes are drawn, a node whose operands agree builds, verifies and has a cost."""
+    drawn = data.draw(well_formed(opcode))
+    graph = drawn.build()
+    cost = graph_cost(graph, ShapeKey(5, 3), 40)
+    assert cost.bytes_moved > 0
+    assert cost.flops >= 0
+
+
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
+    """The rule gives every omitted output the shape a full node would have had."""
+    drawn = data.draw(well_formed(opcode))
+    inputs = {
+        operand.name: drawn.shapes[operand.name]
+        for operand in drawn.spec.inputs
+        if operand.name in drawn.shapes
+    }
+    bound = bind_shapes(drawn.spec, inputs, drawn.params)
+    for operand in drawn.spec.outputs:
+        if operand.access is Access.WRITE:
+            assert shape_of(operand, bound) == drawn.shapes[operand.name]
+
+
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_one_wrong_dimension_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
+    """Changing any single determined dimension breaks the shape rule, at the node's name."""
+    drawn = data.draw(well_formed(opcode))
+    name, axis = data.draw(st.sampled_from(determined(drawn.spec, drawn)))
+    shape = list(drawn.shapes[name])
+    shape[axis] = changed(shape[axis], drawn.dtypes[name].block_elements)
+    drawn.shapes[name] = tuple(shape)
+    with pytest.raises(VerifyError) as caught:
+        drawn.build()
+    assert (caught.value.node, caught.value.rule) == ("node", Rule.SHAPE_RULE)
+
+
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_one_wrong_rank_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
+    """An operand with a dimension too many breaks the shape rule."""
+    drawn = data.draw(well_formed(opcode))
+    name = data.draw(st.sampled_from(sorted(drawn.shapes)))
+    drawn.shapes[name] = (*drawn.shapes[name][:-1], 1, drawn.shapes[name][-1])
+    if any(isinstance(dim, str) for dim in drawn.shapes[name][1:]):
+        drawn.shapes[name] = (*drawn.shapes[name][::-1],)
+    with pytest.raises(VerifyError) as caught:
+        drawn.build()
+    assert caught.value.rule == Rule.SHAPE_RULE

@@ -1,0 +1,431 @@
+"""Every rule of the verifier: the smallest graph that breaks it, the node and the rule it names."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+
+from contract.dtypes import F16, F32, I32, Q4_0, Q4_K, DType
+from contract.errors import VerifyError
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, Node, View
+from contract.ir.verify import Rule, verify
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.spec import MAX_BINDINGS, Dim, Scalar, Stage
+from tests.contract.graphs import decoder
+
+K = BufferKind
+
+
+def declare(*decls: BufferDecl) -> Mapping[str, BufferDecl]:
+    return {decl.name: decl for decl in decls}
+
+
+def buffer(
+    name: str, kind: BufferKind, shape: tuple[Dim, ...] = ("tokens", 8), dtype: DType = F32
+) -> BufferDecl:
+    return BufferDecl(name, kind, dtype, shape)
+
+
+def add(name: str, a: str | View, b: str | View, y: str | View) -> Node:
+    operands = {"a": a, "b": b, "y": y}
+    views = {k: v if isinstance(v, View) else View(v) for k, v in operands.items()}
+    return Node(name, Opcode.ADD, views, {})
+
+
+def scale(name: str, x: str, y: str, **params: Scalar) -> Node:
+    return Node(name, Opcode.SCALE, {"x": View(x), "y": View(y)}, params or {"factor": 2.0})
+
+
+def down(name: str, residual: str | View) -> Node:
+    """A MOE_DOWN_ACC, the smallest op that updates an activation in place."""
+    view = residual if isinstance(residual, View) else View(residual)
+    operands = {
+        "x": View("expert_x"),
+        "down_weight": View("down"),
+        "ids": View("ids"),
+        "weights": View("gates"),
+        "residual": view,
+    }
+    return Node(name, Opcode.MOE_DOWN_ACC, operands, {})
+
+
+INPUT = buffer("in", K.REQUEST)
+OUT = buffer("out", K.OUTPUT)
+TMP = buffer("tmp", K.SCRATCH)
+EXPERT_INPUTS = (
+    buffer("expert_x", K.REQUEST, ("tokens", 2, 16)),
+    buffer("down", K.WEIGHT, (4, 8, 16)),
+    buffer("ids", K.REQUEST, ("tokens", 2), I32),
+    buffer("gates", K.REQUEST, ("tokens", 2)),
+)
+BARRIER = Node("fence", Opcode.BARRIER, {}, {})
+
+
+def graph(*nodes: Node, buffers: tuple[BufferDecl, ...] = (INPUT, TMP, OUT)) -> Graph:
+    return Graph("g", Stage.BOTH, declare(*buffers), nodes)
+
+
+def rejected(bad: Graph, node: str, rule: Rule) -> str:
+    """Verify ``bad``, which must fail at ``node`` with ``rule``; the detail."""
+    with pytest.raises(VerifyError) as caught:
+        verify(bad)
+    assert (caught.value.graph, caught.value.node, caught.value.rule) == (bad.name, node, rule)
+    assert "\n" not in str(caught.value)
+    return caught.value.detail
+
+
+def test_a_good_graph_passes() -> None:
+    verify(graph(scale("s", "in", "out")))
+    verify(decoder())
+
+
+def test_a_graph_without_nodes() -> None:
+    rejected(graph(), "", Rule.NOT_EMPTY)
+
+
+def test_two_nodes_of_one_name() -> None:
+    nodes = (scale("s", "in", "tmp"), scale("s", "tmp", "out"))
+    rejected(graph(*nodes), "s", Rule.UNIQUE_NAME)
+
+
+def test_a_node_without_a_name() -> None:
+    rejected(graph(scale("", "in", "out")), "", Rule.UNIQUE_NAME)
+
+
+def test_a_declaration_under_another_name() -> None:
+    bad = Graph("g", Stage.BOTH, {"in": OUT, "out": OUT}, (scale("s", "in", "out"),))
+    rejected(bad, "in", Rule.ONE_DECLARATION)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 8), (-1, 8)])
+def test_a_shape_without_elements(shape: tuple[int, ...]) -> None:
+    bad = graph(scale("s", "in", "out"), buffers=(INPUT, OUT, buffer("odd", K.REQUEST, shape)))
+    rejected(bad, "odd", Rule.BUFFER_SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [(("slots", 8), K.REQUEST), ((8, "tokens"), K.REQUEST), (("tokens", 8), K.STATE)],
+    ids=["unknown symbol", "symbol not first", "state of varying size"],
+)
+def test_a_symbol_where_none_may_be(shape: tuple[Dim, ...], kind: BufferKind) -> None:
+    bad = graph(scale("s", "in", "out"), buffers=(INPUT, OUT, buffer("odd", kind, shape)))
+    rejected(bad, "odd", Rule.BUFFER_SHAPE)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(Q4_0, 48), (Q4_K, 128)])
+def test_a_row_that_cuts_a_block(dtype: DType, columns: int) -> None:
+    odd = buffer("odd", K.WEIGHT, (4, columns), dtype)
+    rejected(graph(scale("s", "in", "out"), buffers=(INPUT, OUT, odd)), "odd", Rule.WHOLE_BLOCKS)
+
+
+def test_an_unknown_opcode() -> None:
+    bad = Node("n", 4711, {}, {})  # type: ignore[arg-type]
+    rejected(graph(bad), "n", Rule.KNOWN_OPCODE)
+
+
+def test_a_missing_operand() -> None:
+    bad = Node("n", Opcode.ADD, {"a": View("in"), "y": View("out")}, {})
+    assert "b missing" in rejected(graph(bad), "n", Rule.OPERANDS)
+
+
+def test_a_surplus_operand() -> None:
+    good = add("n", "in", "in", "out")
+    bad = dataclasses.replace(good, operands={**good.operands, "c": View("in")})
+    assert "no operand c" in rejected(graph(bad), "n", Rule.OPERANDS)
+
+
+def test_an_optional_operand_may_be_absent_and_others_not() -> None:
+    operands = {"x": View("in"), "y": View("out")}
+    verify(graph(Node("n", Opcode.RMS_NORM, operands, {"eps": 1e-6, "groups": 1})))
+
+
+def test_a_missing_parameter() -> None:
+    bad = Node("n", Opcode.SCALE, {"x": View("in"), "y": View("out")}, {})
+    assert "factor is missing" in rejected(graph(bad), "n", Rule.PARAMS)
+
+
+def test_a_surplus_parameter() -> None:
+    bad = scale("n", "in", "out", factor=1.0, bias=1.0)
+    assert "no parameter bias" in rejected(graph(bad), "n", Rule.PARAMS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1, True, "1"])
+def test_a_float_parameter_that_is_not_a_finite_float(value: Scalar) -> None:
+    rejected(graph(scale("n", "in", "out", factor=value)), "n", Rule.PARAMS)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, 2**31, 10**400, True])
+def test_an_int_parameter_out_of_range_or_kind(value: Scalar) -> None:
+    operands = {"x": View("in"), "y": View("out")}
+    bad = Node("n", Opcode.RMS_NORM, operands, {"eps": 1e-6, "groups": value})
+    rejected(graph(bad), "n", Rule.PARAMS)
+
+
+@pytest.mark.parametrize("value", [-1, 2])
+def test_a_choice_that_does_not_exist(value: int) -> None:
+    operands = {"gate": View("in"), "up": View("in"), "y": View("out")}
+    rejected(graph(Node("n", Opcode.SWIGLU, operands, {"gelu": value})), "n", Rule.PARAMS)
+
+
+def test_a_buffer_nobody_declared() -> None:
+    bad = graph(scale("n", "ghost", "out"))
+    assert "ghost" in rejected(bad, "n", Rule.DECLARED_BUFFERS)
+
+
+@pytest.mark.parametrize("columns", [(0, 9), (-1, 4), (4, 4), (5, 4)])
+def test_columns_outside_the_buffer(columns: tuple[int, int]) -> None:
+    bad = graph(add("n", View("in", columns), "in", "out"))
+    rejected(bad, "n", Rule.VIEW_COLUMNS)
+
+
+def test_columns_of_a_symbolic_axis() -> None:
+    buffers = (buffer("logits", K.REQUEST, ("rows", 8)), buffer("token", K.OUTPUT, ("rows",), I32))
+    operands = {"logits": View("logits"), "token": View("token", (0, 1))}
+    bad = graph(Node("n", Opcode.ARGMAX, operands, {}), buffers=buffers)
+    rejected(bad, "n", Rule.VIEW_COLUMNS)
+
+
+def test_columns_that_cut_a_block() -> None:
+    buffers = (buffer("w", K.WEIGHT, (8, 64), Q4_0), buffer("x", K.REQUEST, ("tokens", 48)), OUT)
+    operands = {"x": View("x"), "weight": View("w", (0, 48)), "y": View("out")}
+    bad = graph(Node("n", Opcode.MATMUL, operands, {}), buffers=buffers)
+    rejected(bad, "n", Rule.VIEW_COLUMNS)
+
+
+def test_shapes_that_disagree() -> None:
+    wide = buffer("wide", K.REQUEST, ("tokens", 16))
+    bad = graph(add("n", "in", "wide", "out"), buffers=(INPUT, wide, OUT))
+    assert "expected 8" in rejected(bad, "n", Rule.SHAPE_RULE)
+
+
+def test_a_constraint_of_the_table() -> None:
+    buffers = (
+        buffer("q", K.REQUEST, ("tokens", 12)),
+        buffer("kv", K.STATE, (3, 2, 16, 8)),
+        buffer("pages", K.REQUEST, (1, 3), I32),
+        buffer("query", K.REQUEST, ("tokens", 4), I32),
+        buffer("y", K.OUTPUT, ("tokens", 12)),
+    )
+    operands = {name: View(name) for name in ("q", "kv", "query", "y")}
+    operands["page_table"] = View("pages")
+    params = {
+        "heads": 3, "kv_heads": 2, "head_dim": 4, "scale": 0.5, "window": 0, "soft_cap": 0.0,
+    }  # fmt: skip
+    node = Node("n", Opcode.FLASH_ATTN_BATCHED, operands, params)
+    assert "multiple of kv_heads" in rejected(graph(node, buffers=buffers), "n", Rule.CONSTRAINT)
+    decode_only = dataclasses.replace(node, opcode=Opcode.FLASH_ATTN, params={**params, "heads": 2})
+    rejected(graph(decode_only, buffers=buffers), "n", Rule.STAGE)
+
+
+def test_a_storage_type_the_operand_does_not_take() -> None:
+    half = buffer("half", K.REQUEST, dtype=F16)
+    bad = graph(add("n", "in", "half", "out"), buffers=(INPUT, half, OUT))
+    assert "expected f32" in rejected(bad, "n", Rule.DTYPE)
+
+
+def test_a_decode_op_serves_a_decode_graph_only() -> None:
+    assert TABLE[Opcode.FLASH_ATTN].stages is Stage.DECODE
+    b = GraphBuilder("g", Stage.DECODE)
+    y = b.emit(
+        Opcode.FLASH_ATTN,
+        "n",
+        q=b.buffer("q", K.REQUEST, F32, ("tokens", 8)),
+        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 8)),
+        page_table=b.request("pages", 1, 3),
+        query=b.request("query", "tokens", 4),
+        heads=2,
+        kv_heads=2,
+        head_dim=4,
+        scale=0.5,
+        y=b.output("y", "tokens", 8),
+    )
+    good = b.build()
+    assert y == View("y")
+    for stage in (Stage.BOTH, Stage.PREFILL):
+        rejected(dataclasses.replace(good, stage=stage), "n", Rule.STAGE)
+
+
+def test_more_buffers_than_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No opcode has more than MAX_BINDINGS operands, so the limit is lowered to reach the rule."""
+    assert max(len(spec.operands) for spec in TABLE.values()) <= MAX_BINDINGS
+    b = buffer("in2", K.REQUEST)
+    three = graph(add("n", "in", "in2", "out"), buffers=(INPUT, b, OUT))
+    monkeypatch.setattr("contract.ir.verify.MAX_BINDINGS", 3)
+    verify(three)
+    monkeypatch.setattr("contract.ir.verify.MAX_BINDINGS", 2)
+    rejected(three, "n", Rule.BINDINGS)
+    verify(graph(add("n", "in", "in", "out")))
+
+
+@pytest.mark.parametrize("kind", [K.SCRATCH, K.OUTPUT])
+def test_reading_what_nothing_wrote(kind: BufferKind) -> None:
+    early = buffer("early", kind)
+    bad = graph(
+        add("n", "in", "early", "out"), scale("m", "in", "early"), buffers=(INPUT, early, OUT)
+    )
+    rejected(bad, "n", Rule.READ_BEFORE_WRITE)
+
+
+def test_reading_columns_of_which_some_were_not_written() -> None:
+    half = buffer("half", K.REQUEST, ("tokens", 4))
+    nodes = (
+        add("low", "half", "half", View("tmp", (0, 4))),
+        add("high", "half", "half", View("tmp", (4, 8))),
+        scale("n", "tmp", "out"),
+    )
+    buffers = (INPUT, half, TMP, OUT)
+    verify(graph(*nodes, buffers=buffers))
+    rejected(graph(nodes[0], nodes[2], buffers=buffers), "n", Rule.READ_BEFORE_WRITE)
+    rejected(graph(nodes[0], nodes[2], nodes[1], buffers=buffers), "n", Rule.READ_BEFORE_WRITE)
+
+
+def test_updating_what_nothing_wrote() -> None:
+    bad = graph(down("n", "tmp"), buffers=(*EXPERT_INPUTS, TMP))
+    rejected(bad, "n", Rule.READ_BEFORE_WRITE)
+
+
+@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST, K.STATE])
+def test_writing_what_is_not_the_steps_to_write(kind: BufferKind) -> None:
+    shape: tuple[Dim, ...] = ("tokens", 8) if kind is K.REQUEST else (3, 8)
+    target, source = buffer("target", kind, shape), buffer("source", K.REQUEST, shape)
+    bad = graph(scale("n", "source", "target"), buffers=(source, target))
+    rejected(bad, "n", Rule.WRITABLE_BUFFER)
+
+
+@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST])
+def test_updating_what_is_read_only(kind: BufferKind) -> None:
+    operands = {"slot_ids": View("ids"), "value": View("ids"), "slot_table": View("table")}
+    node = Node("n", Opcode.STORE_REQUEST_STATE, operands, {"field": 1})
+    ids = buffer("ids", K.REQUEST, ("rows",), I32)
+    bad = graph(node, buffers=(ids, buffer("table", kind, (4, 8), I32)))
+    rejected(bad, "n", Rule.WRITABLE_BUFFER)
+    verify(graph(node, buffers=(ids, buffer("table", K.STATE, (4, 8), I32))))
+
+
+def test_two_writers_of_one_buffer() -> None:
+    bad = graph(scale("first", "in", "out"), scale("n", "in", "out"))
+    assert "first already wrote" in rejected(bad, "n", Rule.DISJOINT_WRITES)
+
+
+@pytest.mark.parametrize("second", [(3, 7), None])
+def test_two_writers_of_overlapping_columns(second: tuple[int, int] | None) -> None:
+    """A slice conflicts with an overlapping slice and with the whole buffer."""
+    width = 8 if second is None else 4
+    source = buffer("source", K.REQUEST, ("tokens", width))
+    half = buffer("half", K.REQUEST, ("tokens", 4))
+    bad = graph(
+        add("first", "half", "half", View("out", (0, 4))),
+        add("n", "source", "source", View("out", second)),
+        buffers=(half, source, OUT),
+    )
+    rejected(bad, "n", Rule.DISJOINT_WRITES)
+
+
+def test_writing_an_input_of_the_same_node() -> None:
+    bad = graph(scale("m", "in", "tmp"), scale("n", "tmp", "tmp"), buffers=(INPUT, TMP))
+    rejected(bad, "n", Rule.ALIASED_OPERANDS)
+    verify(graph(add("n", "in", "in", "out")))
+
+
+def residual_graph(*tail: Node) -> Graph:
+    return graph(scale("x", "in", "tmp"), *tail, buffers=(INPUT, TMP, OUT, *EXPERT_INPUTS))
+
+
+def test_reading_after_an_update_needs_a_barrier() -> None:
+    read = scale("n", "tmp", "out")
+    verify(residual_graph(down("update", "tmp"), BARRIER, read))
+    detail = rejected(residual_graph(down("update", "tmp"), read), "n", Rule.UNGUARDED_READ)
+    assert "update; put a barrier" in detail
+    rejected(residual_graph(BARRIER, down("update", "tmp"), read), "n", Rule.UNGUARDED_READ)
+
+
+def test_updating_after_an_update_needs_a_barrier() -> None:
+    tail = (dataclasses.replace(BARRIER, name="f2"), scale("end", "tmp", "out"))
+    verify(residual_graph(down("first", "tmp"), BARRIER, down("n", "tmp"), *tail))
+    bad = residual_graph(down("first", "tmp"), down("n", "tmp"), *tail)
+    rejected(bad, "n", Rule.UNGUARDED_READ)
+
+
+def test_reading_other_columns_than_were_updated_needs_none() -> None:
+    wide = buffer("tmp", K.SCRATCH, ("tokens", 16))
+    source = buffer("wide_in", K.REQUEST, ("tokens", 16))
+    buffers = (INPUT, wide, source, OUT, *EXPERT_INPUTS)
+    fill = scale("x", "wide_in", "tmp")
+    update = down("update", View("tmp", (0, 8)))
+    verify(graph(fill, update, add("n", View("tmp", (8, 16)), "in", "out"), buffers=buffers))
+    touching = add("n", View("tmp", (7, 15)), "in", "out")
+    rejected(graph(fill, update, touching, buffers=buffers), "n", Rule.UNGUARDED_READ)
+
+
+def test_an_output_nothing_writes() -> None:
+    extra = buffer("extra", K.OUTPUT)
+    bad = graph(scale("n", "in", "out"), buffers=(INPUT, OUT, extra))
+    rejected(bad, "extra", Rule.OUTPUT_WRITTEN)
+
+
+def test_an_output_of_which_some_columns_are_not_written() -> None:
+    half = buffer("half", K.REQUEST, ("tokens", 4))
+    bad = graph(add("n", "half", "half", View("out", (0, 4))), buffers=(half, OUT))
+    rejected(bad, "out", Rule.OUTPUT_WRITTEN)
+
+
+def test_every_rule_has_a_distinct_stable_value() -> None:
+    assert len({rule.value for rule in Rule}) == len(Rule)
+    assert Rule("unguarded read after in-place write") is Rule.UNGUARDED_READ
+
+
+class TestBuilder:
+    """What GraphBuilder refuses before the verifier sees a graph."""
+
+    def test_declaring_a_buffer_twice_differently(self) -> None:
+        b = GraphBuilder("g")
+        assert b.request("r", 4) == b.request("r", 4)
+        with pytest.raises(VerifyError) as caught:
+            b.request("r", 5)
+        assert (caught.value.node, caught.value.rule) == ("r", Rule.ONE_DECLARATION)
+
+    def test_an_argument_that_is_neither_view_nor_number(self) -> None:
+        b = GraphBuilder("g")
+        x = b.buffer("x", K.REQUEST, F32, ("tokens", 8))
+        with pytest.raises(VerifyError) as caught:
+            b.emit(Opcode.SCALE, "n", x=x, factor="2")  # type: ignore[arg-type]
+        assert (caught.value.node, caught.value.rule) == ("n", Rule.OPERANDS)
+
+    def test_the_result_of_a_node_is_what_it_writes(self) -> None:
+        """A node that also updates state yields its written output, not the state."""
+        b = GraphBuilder("g")
+        y = b.emit(
+            Opcode.SSM_CONV1D,
+            "conv",
+            x=b.buffer("x", K.REQUEST, F32, ("tokens", 8)),
+            weight=b.buffer("w", K.WEIGHT, F32, (8, 4)),
+            query=b.request("query", "tokens", 4),
+            state=b.buffer("state", K.STATE, F32, (2, 3, 8)),
+            history=3,
+        )
+        assert y == View("scratch.conv")
+
+    def test_integers_become_float_parameters(self) -> None:
+        b = GraphBuilder("g")
+        x = b.buffer("x", K.REQUEST, F32, ("tokens", 8))
+        b.emit(Opcode.SCALE, x=x, factor=2)
+        (node,) = b.build().nodes
+        assert type(node.params["factor"]) is float
+
+    def test_a_barrier_has_no_result(self) -> None:
+        with pytest.raises(VerifyError, match="use barrier"):
+            GraphBuilder("g").emit(Opcode.BARRIER)
+
+    def test_what_it_builds_cannot_be_changed(self) -> None:
+        built = decoder()
+        assert isinstance(built.buffers, MappingProxyType)
+        with pytest.raises(TypeError):
+            built.nodes[0].operands["x"] = View("y")  # type: ignore[index]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            built.name = "other"  # type: ignore[misc]

@@ -1,0 +1,377 @@
+"""Every way a file is known to be wrong has a name here and a one-line error that says where."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.gguf import limits, open_gguf
+from tests.model import gguf_bytes as raw
+from tests.model.gguf_bytes import array, entry, gguf, number, scalar, string, tensor, text
+
+MAX64 = 2**64 - 1
+ALIGNMENT = "general.alignment"
+ROOM = bytes(4096)
+
+# name: (file, where the error points, a part of the problem)
+CASES: dict[str, tuple[raw.Pieces, str, str]] = {
+    "magic": (gguf(magic=b"GGUX"), "byte offset 0", "bad magic: a GGUF file begins with b'GGUF'"),
+    "magic-swapped": (gguf(magic=b"FUGG"), "byte offset 0", "bytes swapped"),
+    "magic-older-format": (gguf(magic=b"tjgg"), "byte offset 0", "GGML file older than GGUF"),
+    "magic-only": ([raw.Piece(b"GGUF")], "byte offset 4", "the version needs 4 bytes"),
+    "three-bytes": ([raw.Piece(b"GGU")], "byte offset 0", "bad magic"),
+    "no-counts": ([raw.Piece(b"GGUF\3\0\0\0")], "byte offset 8", "the tensor count needs 8"),
+    "version-0": (gguf(version=0), "byte offset 4", "version 0 is not one"),
+    "version-1": (gguf(version=1), "byte offset 4", "version 1 is not one"),
+    "version-future": (gguf(version=4), "byte offset 4", "version 4 is newer"),
+    "version-byte-swapped": (gguf(version=3 << 24), "byte offset 4", "byte-swapped"),
+    "keys-past-end": (gguf(key_count=100), "byte offset 16", "a count of 100 keys needs 1400"),
+    "keys-one-too-many": (
+        gguf([string("a", "b" * 50)], key_count=2),
+        "byte offset",
+        "past the end",
+    ),
+    "keys-2^64": (gguf(key_count=MAX64), "byte offset 16", f"{MAX64} keys are more than 65536"),
+    "keys-million-tiny": (gguf(key_count=10**6, data=ROOM), "byte offset 16", "1000000 keys"),
+    "key-empty": (gguf([scalar("", raw.U8, 1)]), "byte offset 24", "a key is empty"),
+    "key-duplicate": (gguf([scalar("k", raw.U8, 1)] * 2), "key 'k'", "again at byte offset 38"),
+    "key-not-utf8": (gguf([scalar(b"k\xff", raw.U8, 1)]), "byte offset", "not valid UTF-8"),
+    "key-too-long": (
+        gguf([scalar("k" * 65536, raw.U8, 1)]),
+        "byte offset",
+        "a key of 65536 bytes at byte offset 32 is longer than 65535",
+    ),
+    "key-length-2^64": (
+        gguf([text("k", MAX64)], data=ROOM),
+        "byte offset",
+        f"a key of {MAX64} bytes",
+    ),
+    "value-type-13": (gguf([entry("k", 13, ROOM and number(raw.U8, 0))]), "key 'k'", "type 13"),
+    "value-type-2^32": (gguf([entry("k", 2**32 - 1, number(raw.U8, 0))]), "key 'k'", "unknown"),
+    "value-cut-off": (gguf([entry("k", raw.U64, number(raw.U8, 0))], alignment=1), "key 'k'", "8"),
+    "bool-2": (gguf([scalar("k", raw.BOOL, 2)]), "key 'k'", "bool 0 of 1 is 2"),
+    "bool-array-255": (gguf([array("k", raw.BOOL, [0, 1, 255])]), "key 'k'", "bool 2 of 3 is 255"),
+    "string-not-utf8": (gguf([string("k", b"\xc3\x28")]), "key 'k'", "not valid UTF-8"),
+    "string-surrogate": (gguf([string("k", b"\xed\xa0\x80")]), "key 'k'", "not valid UTF-8"),
+    "string-past-end": (gguf([entry("k", raw.STRING, text("v", 99))]), "key 'k'", "needs 99 bytes"),
+    "string-2^63": (gguf([entry("k", raw.STRING, text("v", 2**63))]), "key 'k'", "is longer than"),
+    "array-nested": (
+        gguf([entry("k", raw.ARRAY, number(raw.U32, raw.ARRAY), number(raw.U64, 1))]),
+        "key 'k'",
+        "an array of arrays",
+    ),
+    "array-type-unknown": (gguf([array("k", raw.ARRAY + 9, [])]), "key 'k'", "item type 18"),
+    "array-past-end": (gguf([array("k", raw.U32, [1], 99)]), "key 'k'", "needs 396 bytes"),
+    "array-2^64": (gguf([array("k", raw.F64, [1.0], MAX64)]), "key 'k'", "past the end"),
+    "array-size-wraps": (gguf([array("k", raw.U64, [1], 2**61 + 1)]), "key 'k'", "past the end"),
+    "strings-past-end": (
+        gguf([array("k", raw.STRING, ["a", "b"], 4)], data=ROOM[:6], alignment=1),
+        "key 'k'",
+        "an array of 4 strings needs 32 bytes",
+    ),
+    "strings-length-past-end": (
+        gguf(
+            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 2), text("a", 999))],
+            [],
+            ROOM[:99],
+        ),
+        "key 'k'",
+        "a string in it runs past the end",
+    ),
+    "strings-length-2^64": (
+        gguf(
+            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 2), text("a", MAX64))],
+            [],
+            ROOM,
+        ),
+        "key 'k'",
+        "a string in it runs past the end",
+    ),
+    "strings-last-past-end": (
+        gguf(
+            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 1), text("a", MAX64))],
+            [],
+            ROOM,
+        ),
+        "key 'k'",
+        "the last of 1 strings runs past the end",
+    ),
+    "strings-too-many": (
+        gguf([array("k", raw.STRING, [], 2**40)]),
+        "key 'k'",
+        f"{2**40} strings make more than {limits.MAX_STRINGS}",
+    ),
+    "alignment-0": (
+        gguf([scalar(ALIGNMENT, raw.U32, 0)]),
+        f"key '{ALIGNMENT}'",
+        "0 is not a power",
+    ),
+    "alignment-1": (
+        gguf([scalar(ALIGNMENT, raw.U32, 1)]),
+        f"key '{ALIGNMENT}'",
+        "1 is not a power",
+    ),
+    "alignment-24": (gguf([scalar(ALIGNMENT, raw.U32, 24)]), f"key '{ALIGNMENT}'", "24 is not"),
+    "alignment-2^31": (gguf([scalar(ALIGNMENT, raw.U32, 2**31)]), f"key '{ALIGNMENT}'", "not"),
+    "alignment-u64": (gguf([scalar(ALIGNMENT, raw.U64, 32)]), f"key '{ALIGNMENT}'", "type uint64"),
+    "alignment-string": (gguf([string(ALIGNMENT, "32")]), f"key '{ALIGNMENT}'", "type string"),
+    "tensors-past-end": (gguf(tensor_count=100), "byte offset 8", "a count of 100 tensors needs"),
+    "tensors-2^64": (gguf(tensor_count=MAX64), "byte offset 8", f"{MAX64} tensors are more than"),
+    "tensors-2^63": (gguf(tensor_count=2**63), "byte offset 8", "tensors are more than 65536"),
+    "name-empty": (gguf([], [tensor("")], ROOM), "byte offset 24", "a tensor name is empty"),
+    "name-not-utf8": (gguf([], [tensor(b"\x80")], ROOM), "byte offset", "not valid UTF-8"),
+    "name-too-long": (gguf([], [tensor("n" * 256)], ROOM), "byte offset", "longer than 255"),
+    "name-duplicate": (
+        gguf([], [tensor("w"), tensor("w", offset=32)], ROOM),
+        "tensor 'w'",
+        "appears again at byte offset 57",
+    ),
+    "dimensions-0": (gguf([], [tensor("w", ())], ROOM), "tensor 'w'", "has 0 dimensions"),
+    "dimensions-5": (gguf([], [tensor("w", (1,) * 5)], ROOM), "tensor 'w'", "has 5 dimensions"),
+    "dimensions-2^32": (
+        gguf([], [tensor("w", n_dims=2**32 - 1)], ROOM),
+        "tensor 'w'",
+        "4294967295 dimensions",
+    ),
+    "dimension-zero": (gguf([], [tensor("w", (4, 0))], ROOM), "tensor 'w'", "a dimension of 0"),
+    "dimension-2^63": (gguf([], [tensor("w", (2**63,))], ROOM), "tensor 'w'", "2^63 - 1 elements"),
+    "dimension-2^64": (gguf([], [tensor("w", (MAX64,))], ROOM), "tensor 'w'", "2^63 - 1 elements"),
+    "dimensions-wrap-to-zero": (
+        gguf([], [tensor("w", (2**32, 2**32))], ROOM),
+        "tensor 'w'",
+        "2^63 - 1 elements",
+    ),
+    "dimensions-wrap-to-small": (
+        gguf([], [tensor("w", (2**42 + 1, 2**22))], ROOM),
+        "tensor 'w'",
+        "2^63 - 1 elements",
+    ),
+    "size-wraps-to-zero": (
+        gguf([], [tensor("w", (2**62,))], ROOM),
+        "tensor 'w'",
+        f"of {2**64} bytes ends at",
+    ),
+    "size-wraps-after-padding": (
+        gguf([], [tensor("w", (MAX64 // 4 // 2 * 2,), 24)], ROOM),
+        "tensor 'w'",
+        "past the end of the file",
+    ),
+    "sum-of-sizes-wraps": (
+        gguf([], [tensor("a", (2**61,)), tensor("b", (2**61,), offset=2**63)], ROOM),
+        "tensor 'a'",
+        "past the end of the file",
+    ),
+    "shape-larger-than-file": (
+        gguf([], [tensor("w", (4096, 4096))], ROOM),
+        "tensor 'w'",
+        "f32 [4096, 4096] of 67108864 bytes ends at byte offset",
+    ),
+    "data-missing": (gguf([], [tensor("w")]), "tensor 'w'", "past the end of the file"),
+    "data-one-byte-short": (gguf([], [tensor("w")], ROOM[:15]), "tensor 'w'", "past the end"),
+    "offset-misaligned": (gguf([], [tensor("w", offset=16)], ROOM), "tensor 'w'", "offset 16 is"),
+    "offset-past-end": (gguf([], [tensor("w", offset=4096)], ROOM), "tensor 'w'", "past the end"),
+    "offset-2^64": (gguf([], [tensor("w", offset=2**64 - 32)], ROOM), "tensor 'w'", "past the end"),
+    "tensors-overlap": (
+        gguf([], [tensor("a", (16,)), tensor("b", offset=32)], ROOM),
+        "tensor 'b'",
+        "overlaps tensor 'a'",
+    ),
+    "tensors-share-data": (
+        gguf([], [tensor("a", offset=32), tensor("b", offset=32)], ROOM),
+        "tensor 'b'",
+        "overlaps tensor 'a'",
+    ),
+    "type-negative": (gguf([], [tensor("w", (4,), -1)], ROOM), "tensor 'w'", "type -1 is unknown"),
+    "type-unknown": (gguf([], [tensor("w", (4,), 12345)], ROOM), "tensor 'w'", "12345 is unknown"),
+    "row-not-whole-blocks": (
+        gguf([], [tensor("w", (48, 2), 8)], ROOM),
+        "tensor 'w'",
+        "rows of 48 elements are not a whole number of q8_0 blocks of 32",
+    ),
+}
+
+
+def refusal(path: Path) -> ModelFileError:
+    """The error for ``path``, after the checks every error must pass."""
+    with pytest.raises(ModelFileError) as caught:
+        open_gguf(path)
+    error = caught.value
+    assert error.where
+    assert error.problem
+    assert error.remedy
+    assert str(error).startswith(f"{path}: ")
+    assert str(error).isprintable(), "one line, safe to print"
+    assert len(str(error)) < 500 + len(str(path))
+    return error
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_malformed(name: str, tmp_path: Path) -> None:
+    pieces, where, problem = CASES[name]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw.join(pieces))
+    error = refusal(path)
+    assert error.where.startswith(where)
+    assert problem in error.problem
+
+
+def test_withdrawn_tensor_type_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw.join(gguf([], [tensor("w", (32,), 31)], ROOM)))
+    error = refusal(path)
+    assert isinstance(error, UnsupportedModel)
+    assert "q4_0_4_4" in error.problem
+
+
+def test_hostile_names_are_printed_safely(tmp_path: Path) -> None:
+    """A key or a name cannot write escape codes or new lines to the terminal."""
+    path = tmp_path / "model.gguf"
+    bad = "\x1b[2J\n" + "\u202e" * 200
+    for pieces in (gguf([scalar(bad, raw.U8, 1)] * 2), gguf([], [tensor(bad[:60])] * 2, ROOM)):
+        path.write_bytes(raw.join(pieces))
+        assert "\\x1b[2J\\n\\u202e" in refusal(path).where
+
+
+@pytest.mark.parametrize("length", range(0, 200, 7))
+def test_every_truncation_is_refused(length: int, tmp_path: Path) -> None:
+    whole = raw.join(gguf([array("k", raw.STRING, ["a"] * 9)], [tensor("w", (8,))], bytes(32)))
+    assert len(whole) > 200
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole[:length])
+    refusal(path)
+
+
+def test_text_bound_is_for_the_whole_file(tmp_path: Path) -> None:
+    """Many strings, each small enough, may not add up to more text than one file may have."""
+    half = limits.MAX_TEXT_BYTES // 2 + 1
+    head = raw.join(gguf([entry("a", raw.STRING, number(raw.U64, half))], key_count=2, alignment=1))
+    path = tmp_path / "model.gguf"
+    with path.open("wb") as file:
+        file.write(head)
+        file.seek(len(head) + half)
+        file.write(raw.join(entry("b", raw.STRING, number(raw.U64, half))))
+        file.truncate(len(head) + 2 * half + 100)
+    assert "is longer than" in refusal(path).problem
+
+
+def test_string_bound_is_for_the_whole_file(tmp_path: Path) -> None:
+    two = [array("a", raw.STRING, ["x"]), array("b", raw.STRING, [], limits.MAX_STRINGS)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw.join(gguf(two)))
+    assert refusal(path).where == "key 'b'"
+
+
+def test_header_bound(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    count = limits.MAX_HEADER_BYTES
+    path.write_bytes(raw.join(gguf([array("a", raw.U8, [], count)])))
+    os.truncate(path, 2 * count)
+    assert "past the largest header" in refusal(path).problem
+
+
+def _pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"model": [1.0]}))
+
+
+def _zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.pkl", b"")
+
+
+def _safetensors(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 2) + b"{}")
+
+
+def _lfs_pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+def _web_page(path: Path) -> None:
+    path.write_text("<!DOCTYPE html><title>404</title>")
+
+
+def _random(path: Path) -> None:
+    path.write_bytes(bytes(range(100, 200)))
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (_pickle, "a Python pickle"),
+        (_zip, "a zip archive"),
+        (_safetensors, "a safetensors file"),
+        (_lfs_pointer, "a Git LFS pointer"),
+        (_web_page, "a web page"),
+        (_random, "begins with b'GGUF'"),
+    ],
+)
+def test_another_format_in_disguise(
+    make: Callable[[Path], None], hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    make(path)
+    assert hint in refusal(path).problem
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.gguf").problem == "does not exist"
+
+
+def test_directory(tmp_path: Path) -> None:
+    assert refusal(tmp_path).problem == "is a directory"
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    assert refusal(path).problem == "is empty"
+
+
+def test_name_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be opened"):
+        open_gguf(f"{tmp_path}/a\0b")
+    assert "cannot be opened" in refusal(tmp_path / ("n" * 5000)).problem
+
+
+def test_dangling_symlink(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    assert refusal(tmp_path / "link").problem == "does not exist"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
+def test_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe").problem == "is a pipe, socket or device"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no /dev/zero")
+def test_device() -> None:
+    assert refusal(Path("/dev/zero")).problem == "is a pipe, socket or device"
+
+
+def _largest_sparse(path: Path) -> int:
+    """Grow a file to the largest power of two its file system lets it have, 2^60 at most."""
+    for exponent in range(60, 30, -1):
+        try:
+            os.truncate(path, 2**exponent)
+        except OSError:
+            continue
+        return exponent
+    raise AssertionError("no sparse file could be made")
+
+
+@pytest.mark.parametrize("start", [b"", raw.join(gguf([array("k", raw.STRING, ["a"], 2**50)]))])
+def test_huge_sparse_file_is_not_read(start: bytes, tmp_path: Path) -> None:
+    """A file of up to 2^60 bytes of nothing costs no more to refuse than a small one."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(start)
+    _largest_sparse(path)
+    error = refusal(path)
+    assert any(part in error.problem for part in ("bad magic", "strings make more", "mapped"))
