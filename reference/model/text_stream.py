@@ -1,0 +1,94 @@
+"""Generated token bytes to text that may be shown, with stop strings taken out."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from contract.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+"""Most stop strings of one request."""
+MAX_STOP_CHARACTERS = 1024
+"""Longest stop string, in characters."""
+
+
+class TextStream:
+    """Turns the token byte strings of one generation into text, as early as it is certain.
+
+    The texts returned by ``feed`` and ``finish`` concatenate to the UTF-8 decoding of all bytes
+    (with U+FFFD for what is not UTF-8, as Python's "replace"), cut where the earliest stop
+    string starts, however the bytes are split into tokens. Held back are an incomplete UTF-8
+    sequence at the end and text that may yet turn out to begin a stop string.
+
+    Of stop strings found, the one that starts first counts; of those, the shortest.
+    """
+
+    def __init__(self, stop_strings: Sequence[str] = ()) -> None:
+        """Raises RequestError for an empty, too long or too frequent stop string."""
+        if len(stop_strings) > MAX_STOP_STRINGS:
+            problem = f"{len(stop_strings)} stop strings, at most {MAX_STOP_STRINGS} are served"
+            raise RequestError("stop", problem)
+        for stop in stop_strings:
+            if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+                problem = f"a stop string has {len(stop)} characters"
+                raise RequestError("stop", f"{problem}, expected 1 to {MAX_STOP_CHARACTERS}")
+        self._stop_strings = tuple(stop_strings)
+        self._longest = max(map(len, stop_strings), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stop_string: str | None = None
+        """The stop string that ended the text, None until one did."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text; nothing is returned from then on."""
+        return self.stop_string is not None
+
+    def feed(self, token_bytes: bytes) -> str:
+        """The text that has become certain with the bytes of one more token."""
+        if self.stopped:
+            return ""
+        self._held += self._decoder.decode(token_bytes)
+        open_start = self._first_open_start()
+        found = self._first_stop()
+        # A stop string already complete must wait for one that started before it.
+        if found is not None and found[0] <= open_start:
+            return self._stop_at(*found)
+        return self._release(open_start)
+
+    def finish(self) -> str:
+        """The rest of the text, once no more tokens come."""
+        if self.stopped:
+            return ""
+        self._held += self._decoder.decode(b"", final=True)
+        found = self._first_stop()
+        if found is not None:
+            return self._stop_at(*found)
+        return self._release(len(self._held))
+
+    def _first_stop(self) -> tuple[int, str] | None:
+        """Start and text of the stop string that counts among those held complete."""
+        starts = ((self._held.find(stop), stop) for stop in self._stop_strings)
+        found = [(start, len(stop), stop) for start, stop in starts if start >= 0]
+        if not found:
+            return None
+        start, _, stop = min(found)
+        return start, stop
+
+    def _first_open_start(self) -> int:
+        """Where the held text may begin a stop string that is not complete; else its length."""
+        held = self._held
+        for start in range(max(0, len(held) - self._longest + 1), len(held)):
+            tail = held[start:]
+            if any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop_strings):
+                return start
+        return len(held)
+
+    def _stop_at(self, start: int, stop: str) -> str:
+        self.stop_string = stop
+        return self._release(start)
+
+    def _release(self, end: int) -> str:
+        text, self._held = self._held[:end], self._held[end:]
+        return text

@@ -1,0 +1,185 @@
+"""Ordinary text to token ids: byte-level BPE, BPE over raw UTF-8, and SentencePiece.
+
+Only normal tokens come out of merging. Control, unknown, byte and user-defined tokens are
+reached through their literal text or a byte fallback, never by two pieces of user text
+happening to spell them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import regex
+
+from contract.errors import RequestError
+from reference.model.tokenizer.byte_alphabet import SYMBOL_OF_BYTE, from_byte_alphabet
+from reference.model.tokenizer.merging import merge_pairs
+from reference.model.tokenizer.pre_tokenizers import PreTokenizer
+from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
+
+SPACE = "\u2581"
+"""How SentencePiece and Gemma vocabularies write a space."""
+
+
+class TextEncoder(Protocol):
+    """One tokenizer model: encodes text without special tokens, decodes normal tokens."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode_normal(self, stored: bytes) -> bytes: ...
+
+
+class _TokenTable:
+    """Normal tokens by text, and what to do with a symbol that is none of them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        texts = vocabulary.texts
+        normal = vocabulary.ids_of_kind(TokenKind.NORMAL)
+        # Of tokens with equal text the last one counts, as in llama.cpp's map.
+        self.ids: dict[bytes, int] = {texts[token]: token for token in normal}
+        self.ids.pop(b"", None)
+        self._unknown = vocabulary.named_ids.get("unknown")
+        byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
+        self._id_of_byte: dict[int, int] = {
+            byte_texts[texts[token]]: token
+            for token in vocabulary.ids_of_kind(TokenKind.BYTE)
+            if texts[token] in byte_texts
+        }
+
+    def append_symbol(self, symbol: bytes, output: list[int]) -> None:
+        token = self.ids.get(symbol)
+        if token is not None:
+            output.append(token)
+        else:
+            output.extend(self._byte_token(byte) for byte in symbol)
+
+    def append_letters(self, symbol: bytes, output: list[int]) -> None:
+        """As ``append_symbol`` for the byte alphabet, where every letter is one byte."""
+        token = self.ids.get(symbol)
+        if token is not None:
+            output.append(token)
+            return
+        for byte in from_byte_alphabet(symbol):
+            token = self.ids.get(SYMBOL_OF_BYTE[byte])
+            output.append(self._unknown_byte(byte) if token is None else token)
+
+    def _byte_token(self, byte: int) -> int:
+        token = self._id_of_byte.get(byte)
+        return self._unknown_byte(byte) if token is None else token
+
+    def _unknown_byte(self, byte: int) -> int:
+        if self._unknown is None:
+            raise RequestError("text", f"this vocabulary has no token for byte 0x{byte:02X}")
+        return self._unknown
+
+
+def _ranks(merges: Sequence[bytes]) -> dict[bytes, int]:
+    """Rank of each "left right"; the first of equal merges counts.
+
+    The stored string is its own key: symbols hold no space, so no other pair can spell it.
+    """
+    to_list = getattr(merges, "to_list", None)
+    stored = to_list() if to_list is not None else list(merges)
+    return dict(zip(reversed(stored), range(len(stored) - 1, -1, -1), strict=True))
+
+
+class ByteLevelEncoder:
+    """``gpt2``: split by a pre-tokenizer, write bytes in the byte alphabet, merge by rank."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, merges: Sequence[bytes], pre_tokenizer: PreTokenizer
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._merges = merges
+        self._pre_tokenizer = pre_tokenizer
+
+    @cached_property
+    def _table(self) -> _TokenTable:
+        return _TokenTable(self._vocabulary)
+
+    @cached_property
+    def _rank_of_pair(self) -> dict[bytes, int]:
+        return _ranks(self._merges)
+
+    def encode(self, text: str) -> list[int]:
+        table, ranks = self._table, self._rank_of_pair
+        output: list[int] = []
+        for piece in self._pre_tokenizer.split(text):
+            symbols = [SYMBOL_OF_BYTE[byte] for byte in piece.encode()]
+            if self._pre_tokenizer.whole_piece_first:
+                token = table.ids.get(b"".join(symbols))
+                if token is not None:
+                    output.append(token)
+                    continue
+            for symbol in merge_pairs(symbols, ranks, b" "):
+                table.append_letters(symbol, output)
+        return output
+
+    def decode_normal(self, stored: bytes) -> bytes:
+        return from_byte_alphabet(stored)
+
+
+class RawBPEEncoder:
+    """``gemma4``: spaces become U+2581, lines are merged by rank over raw UTF-8."""
+
+    _LINES = regex.compile(r"[^\n]+|\n+")
+
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[bytes]) -> None:
+        self._vocabulary = vocabulary
+        self._merges = merges
+
+    @cached_property
+    def _table(self) -> _TokenTable:
+        return _TokenTable(self._vocabulary)
+
+    @cached_property
+    def _rank_of_pair(self) -> dict[bytes, int]:
+        return _ranks(self._merges)
+
+    def encode(self, text: str) -> list[int]:
+        table, ranks = self._table, self._rank_of_pair
+        output: list[int] = []
+        for line in self._LINES.findall(text.replace(" ", SPACE)):
+            whole = table.ids.get(line.encode()) if line[0] == "\n" else None
+            if whole is not None:
+                output.append(whole)
+                continue
+            for symbol in merge_pairs([letter.encode() for letter in line], ranks, b" "):
+                table.append_symbol(symbol, output)
+        return output
+
+    def decode_normal(self, stored: bytes) -> bytes:
+        return stored.replace(SPACE.encode(), b" ")
+
+
+class SentencePieceEncoder:
+    """``llama``: spaces become U+2581, pairs that spell a token merge by highest score.
+
+    ``scores`` is float32 [V], finite.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, scores: np.ndarray) -> None:
+        self._vocabulary = vocabulary
+        self._scores = scores
+
+    @cached_property
+    def _table(self) -> _TokenTable:
+        return _TokenTable(self._vocabulary)
+
+    @cached_property
+    def _negated_score(self) -> dict[bytes, float]:
+        negated = (-self._scores).tolist()
+        return {text: negated[token] for text, token in self._table.ids.items()}
+
+    def encode(self, text: str) -> list[int]:
+        symbols = [letter.encode() for letter in text.replace(" ", SPACE)]
+        output: list[int] = []
+        for symbol in merge_pairs(symbols, self._negated_score, b""):
+            self._table.append_symbol(symbol, output)
+        return output
+
+    def decode_normal(self, stored: bytes) -> bytes:
+        return stored.replace(SPACE.encode(), b" ")

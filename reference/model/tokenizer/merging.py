@@ -1,0 +1,57 @@
+"""Pair merging: the one loop behind byte-pair encoding and SentencePiece's score merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+
+def merge_pairs(
+    symbols: list[bytes], priorities: Mapping[bytes, float], separator: bytes
+) -> list[bytes]:
+    """Merge adjacent symbols until no adjacent pair has a priority.
+
+    The pair merged next is the one with the lowest ``priorities[left + separator + right]``,
+    the leftmost on ties (Sennrich et al. 2016). Symbols are not empty. They are kept as a linked
+    list and candidate pairs as a heap, so n symbols cost O(n log n) however they merge.
+    """
+    texts = list(symbols)
+    count = len(symbols)
+    if count < 2:
+        return symbols
+    following = list(range(1, count + 1))
+    preceding = list(range(-1, count - 1))
+    priority_of = priorities.get
+
+    candidates = []
+    for left in range(count - 1):
+        priority = priority_of(symbols[left] + separator + symbols[left + 1])
+        if priority is not None:
+            size = len(symbols[left]) + len(symbols[left + 1])
+            candidates.append((priority, left, left + 1, size))
+    heapify(candidates)
+
+    while candidates:
+        _, left, right, size = heappop(candidates)
+        left_text, right_text = texts[left], texts[right]
+        # A pair whose symbols have since been merged further no longer has its size.
+        if not left_text or not right_text or len(left_text) + len(right_text) != size:
+            continue
+        merged = left_text + right_text
+        texts[left] = merged
+        texts[right] = b""
+        after = following[right]
+        following[left] = after
+        if after < count:
+            preceding[after] = left
+            after_text = texts[after]
+            priority = priority_of(merged + separator + after_text)
+            if priority is not None:
+                heappush(candidates, (priority, left, after, size + len(after_text)))
+        before = preceding[left]
+        if before >= 0:
+            before_text = texts[before]
+            priority = priority_of(before_text + separator + merged)
+            if priority is not None:
+                heappush(candidates, (priority, before, left, len(before_text) + size))
+    return [text for text in texts if text]

@@ -1,0 +1,88 @@
+"""Pre-tokenizers: how byte-level BPE cuts text into the pieces inside which it merges.
+
+Named as ``tokenizer.ggml.pre`` names them. Apostrophe suffixes are matched without regard to
+ASCII case only, as llama.cpp does; categories and white space are Unicode's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import regex
+
+_SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_QWEN2 = (
+    rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_QWEN35 = (
+    rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_LLAMA3 = (
+    rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """A sequence of splitting passes, and what the models that use it expect besides.
+
+    Every pass cuts each piece of the pass before at the matches of its pattern; text between
+    two matches is a piece as well, so no character is ever lost.
+    """
+
+    passes: tuple[regex.Pattern[str], ...]
+    whole_piece_first: bool = False
+    """A piece that is itself a token is emitted without merging."""
+    add_bos: bool = False
+    """Whether a prompt starts with BOS when the file does not say."""
+
+    def split(self, text: str) -> list[str]:
+        """The pieces of ``text``, in order; their concatenation is ``text``."""
+        pieces = [text]
+        for pattern in self.passes:
+            pieces = [part for piece in pieces for part in _cut(pattern, piece)]
+        return pieces
+
+
+def _cut(pattern: regex.Pattern[str], text: str) -> Iterator[str]:
+    end = 0
+    for match in pattern.finditer(text):
+        if match.start() > end:
+            yield text[end : match.start()]
+        yield match.group()
+        end = match.end()
+    if end < len(text):
+        yield text[end:]
+
+
+def _pre_tokenizer(*patterns: str, **expectations: bool) -> PreTokenizer:
+    return PreTokenizer(tuple(regex.compile(pattern) for pattern in patterns), **expectations)
+
+
+_gpt2 = _pre_tokenizer(_GPT2)
+_smollm = _pre_tokenizer(r"\p{N}", _GPT2)
+_qwen2 = _pre_tokenizer(_QWEN2)
+_llama3 = _pre_tokenizer(_LLAMA3, whole_piece_first=True, add_bos=True)
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "command-r": _smollm,
+    "deepseek-r1-qwen": _qwen2,
+    "gpt-2": _gpt2,
+    "llama-bpe": _llama3,
+    "llama-v3": _llama3,
+    "llama3": _llama3,
+    "mpt": _gpt2,
+    "olmo": _gpt2,
+    "qwen2": _qwen2,
+    "qwen35": _pre_tokenizer(_QWEN35),
+    "refact": _smollm,
+    "smollm": _smollm,
+    "starcoder": _smollm,
+}

@@ -1,0 +1,156 @@
+"""The tokenizer of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from contract.errors import RequestError
+from reference.model.tokenizer.encoders import TextEncoder
+from reference.model.tokenizer.special_tokens import Span, partition
+from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to bytes.
+
+    Opening is cheap; the tables encoding needs are built by the first ``encode``.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: TextEncoder,
+        *,
+        add_bos: bool,
+        add_space_prefix: bool,
+        suppress_tokens: Sequence[int] = (),
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._encoder = encoder
+        self._add_space_prefix = add_space_prefix
+        self.add_bos = add_bos
+        """Whether a prompt starts with ``bos_id`` unless the caller says otherwise."""
+        self.suppress_tokens: tuple[int, ...] = tuple(suppress_tokens)
+        """Ids the file forbids to sample."""
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._vocabulary)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._vocabulary.named_ids.get("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._vocabulary.named_ids.get("eos")
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """The ids after which nothing more is generated."""
+        return self._vocabulary.end_ids
+
+    def kind(self, token: int) -> TokenKind:
+        """What an id is; RequestError when there is no such id."""
+        self._vocabulary.text(token)
+        return self._vocabulary.kind(token)
+
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_bos: bool | None = None
+    ) -> list[int]:
+        """Token ids of ``text``.
+
+        User-defined tokens are found by their text always, control tokens only with
+        ``parse_special``: leave it off for text somebody else wrote. ``add_bos`` None means
+        the model's own rule. BOS is never put before a BOS the text already starts with.
+        Raises RequestError for text that is not valid Unicode.
+        """
+        spans = [(0, len(text))] if parse_special and text else []
+        return self.encode_spans(text, spans, add_bos=add_bos)
+
+    def encode_spans(
+        self, text: str, control_spans: Sequence[Span], *, add_bos: bool | None = None
+    ) -> list[int]:
+        """As ``encode``, finding control tokens only inside the given character spans.
+
+        Spans are sorted, disjoint and not touching. Everything between two special tokens is
+        encoded as one text, whichever spans it crosses.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            problem = f"character {error.start} is half of a surrogate pair"
+            raise RequestError("text", problem) from None
+        ids: list[int] = []
+        after_special = True
+        for start, end, token in partition(text, self._specials, control_spans):
+            if token is not None:
+                ids.append(token)
+            else:
+                prefix = " " if self._add_space_prefix and after_special else ""
+                ids.extend(self._encoder.encode(prefix + text[start:end]))
+            after_special = token is not None
+        wants_bos = self.add_bos if add_bos is None else add_bos
+        if wants_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes an id adds to the text; control and unused ones add none.
+
+        ``special`` gives control and unknown tokens their own text. Raises RequestError when
+        there is no such id.
+        """
+        stored = self._vocabulary.text(token)
+        match self._vocabulary.kind(token):
+            case TokenKind.NORMAL:
+                return self._encoder.decode_normal(stored)
+            case TokenKind.BYTE:
+                return _byte_of(stored)
+            case TokenKind.USER_DEFINED:
+                return stored
+            case TokenKind.CONTROL | TokenKind.UNKNOWN:
+                return stored if special else b""
+        return b""
+
+    def decode_bytes(self, ids: Iterable[int], *, special: bool = False) -> bytes:
+        """The bytes of a whole text, which need not be UTF-8.
+
+        Undoes the space that ``encode`` puts first where the vocabulary wants one.
+        """
+        decoded = b"".join(self.token_bytes(token, special=special) for token in ids)
+        return decoded.removeprefix(b" ") if self._add_space_prefix else decoded
+
+    def token_text(self, token: int) -> str:
+        """An id for people to read: its text, special ones included, U+FFFD where not UTF-8."""
+        return self.token_bytes(token, special=True).decode(errors="replace")
+
+    @cached_property
+    def _specials(self) -> list[tuple[str, int, bool]]:
+        """(text, id, is control), longest text in bytes first."""
+        vocabulary = self._vocabulary
+        found = []
+        for token in vocabulary.ids_of_kind(
+            TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED
+        ):
+            stored = vocabulary.text(token)
+            try:
+                text = stored.decode()
+            except UnicodeDecodeError:
+                continue
+            if text:
+                is_control = vocabulary.kind(token) is not TokenKind.USER_DEFINED
+                found.append((-len(stored), token, text, is_control))
+        found.sort()
+        return [(text, token, is_control) for _, token, text, is_control in found]
+
+
+def _byte_of(stored: bytes) -> bytes:
+    """The byte of a token written ``<0xHH>``; any other byte token stands for its text."""
+    if len(stored) == 6 and stored.startswith(b"<0x") and stored.endswith(b">"):
+        try:
+            return bytes.fromhex(stored[3:5].decode("ascii"))
+        except ValueError:
+            return stored
+    return stored

@@ -1,0 +1,115 @@
+"""The token table of a model file: what each id is, and which ids end a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+
+from contract.errors import RequestError
+
+
+class TokenKind(IntEnum):
+    """``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+TOOL_RESPONSE = b"<|tool_response>"
+SENTENCE_END = b"</s>"
+
+END_TEXTS = frozenset(
+    text.encode()
+    for text in (
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
+        "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
+        "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+        "<|tool_response>",
+    )
+)  # fmt: skip
+"""Tokens that end a generation whatever the file's ids say; the list is llama.cpp's."""
+
+FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
+    "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>"),
+    "fim_rep": (b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"),
+    "fim_sep": (b"<|file_sep|>",),
+}
+"""Texts by which a fill-in-the-middle token is found when the file has no id for it."""
+
+
+class Vocabulary:
+    """Stored token texts and kinds.
+
+    ``tokens`` is any sequence of bytes, V long; ``kinds`` int [V] (None: all normal);
+    ``named_ids`` the ids the file declares under names such as "eos" and "fim_pad".
+    Nothing proportional to V is computed until it is asked for.
+    """
+
+    def __init__(
+        self, tokens: Sequence[bytes], kinds: np.ndarray | None, named_ids: dict[str, int]
+    ) -> None:
+        self._tokens = tokens
+        self._kinds = kinds
+        self.named_ids = named_ids
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """Every stored text, in id order."""
+        to_list = getattr(self._tokens, "to_list", None)
+        return to_list() if to_list is not None else list(self._tokens)
+
+    def text(self, token: int) -> bytes:
+        """The stored text of one id; RequestError when there is no such id."""
+        if not 0 <= token < len(self._tokens):
+            raise RequestError("token", f"{token} is not in 0..{len(self._tokens) - 1}")
+        return self.texts[token]
+
+    def kind(self, token: int) -> TokenKind:
+        """What one id is. A token that ends generations by its text counts as control."""
+        if token in self._end_and_fim_ids:
+            return TokenKind.CONTROL
+        if self._kinds is None:
+            return TokenKind.NORMAL
+        return TokenKind(int(self._kinds[token]))
+
+    def ids_of_kind(self, *kinds: TokenKind) -> list[int]:
+        """Every id that is one of ``kinds``, in increasing order."""
+        if self._kinds is None:
+            actual = np.full(len(self), TokenKind.NORMAL, np.uint8)
+        else:
+            actual = self._kinds.astype(np.uint8)
+        actual[list(self._end_and_fim_ids)] = TokenKind.CONTROL
+        return np.flatnonzero(np.isin(actual, kinds)).tolist()
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids after which nothing more is generated."""
+        named = ("eos", "eot", "eom", *FIM_TEXTS)
+        return self._end_and_fim_ids | {
+            self.named_ids[name] for name in named if name in self.named_ids
+        }
+
+    @cached_property
+    def _end_and_fim_ids(self) -> frozenset[int]:
+        """Ids found by text. With ``<|tool_response>`` (Gemma 4), ``</s>`` is ordinary text."""
+        fim_texts = {
+            text
+            for name, texts in FIM_TEXTS.items()
+            if name not in self.named_ids
+            for text in texts
+        }
+        wanted = END_TEXTS | fim_texts
+        found = {text: token for token, text in enumerate(self.texts) if text in wanted}
+        if TOOL_RESPONSE in found:
+            found.pop(SENTENCE_END, None)
+        return frozenset(found.values())

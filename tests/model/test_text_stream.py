@@ -1,0 +1,120 @@
+"""The stream shows exactly the decoded text up to the earliest stop string."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.errors import RequestError
+from reference.model.text_stream import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, TextStream
+
+SAMPLES = ["a", "b", "é", "ß", "漢", "🦙", "�", "\u0301", "\n"]
+texts = st.lists(st.sampled_from(SAMPLES), max_size=12).map("".join)
+stop_lists = st.lists(texts.filter(bool), max_size=4)
+
+
+def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+def _cut_at_first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
+    for start in range(len(text)):
+        here = [stop for stop in stops if text.startswith(stop, start)]
+        if here:
+            return text[:start], min(here, key=len)
+    return text, None
+
+
+def _run(stream: TextStream, pieces: list[bytes]) -> str:
+    shown = [stream.feed(piece) for piece in pieces]
+    return "".join(shown) + stream.finish()
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(texts.map(str.encode), st.binary(max_size=24), st.text(max_size=12).map(str.encode)),
+    st.lists(st.integers(0, 100), max_size=12),
+    stop_lists,
+)
+def test_output_is_the_decoded_total_cut_at_the_first_stop(data, cuts, stops):
+    """For any bytes, any split into tokens and any stop strings."""
+    stream = TextStream(stops)
+    shown = _run(stream, _pieces(data, cuts))
+    expected, stop = _cut_at_first_stop(data.decode("utf-8", "replace"), stops)
+    assert (shown, stream.stop_string) == (expected, stop)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([0x41, 0x80, 0x90, 0xBF, 0xC3, 0xE0, 0xED, 0xF0, 0xF4, 0xFF])),
+    st.lists(st.integers(0, 100), max_size=12),
+)
+def test_broken_utf8_is_replaced_as_python_replaces_it(octets, cuts):
+    data = bytes(octets)
+    assert _run(TextStream(), _pieces(data, cuts)) == data.decode("utf-8", "replace")
+
+
+@settings(deadline=None)
+@given(texts, stop_lists)
+def test_text_is_shown_as_soon_as_no_stop_string_can_include_it(text, stops):
+    """What is held back after every character begins some stop string."""
+    stream = TextStream(stops)
+    shown = ""
+    for end, letter in enumerate(text, start=1):
+        shown += stream.feed(letter.encode())
+        if stream.stopped:
+            break
+        held = text[len(shown) : end]
+        assert not held or any(stop != held and stop.startswith(held) for stop in stops)
+
+
+def test_an_incomplete_character_is_held_and_then_shown():
+    stream = TextStream()
+    llama = "🦙".encode()
+    assert [stream.feed(llama[i : i + 1]) for i in range(4)] == ["", "", "", "🦙"]
+
+
+def test_an_incomplete_character_at_the_end_is_one_replacement():
+    stream = TextStream()
+    assert stream.feed("🦙".encode()[:3]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_nothing_follows_a_stop_string():
+    stream = TextStream(["<end>"])
+    assert stream.feed(b"hello <en") == "hello "
+    assert stream.feed(b"d> more") == ""
+    assert stream.stopped
+    assert stream.stop_string == "<end>"
+    assert stream.feed(b"more") == ""
+    assert stream.finish() == ""
+
+
+def test_a_complete_stop_waits_for_one_that_started_earlier():
+    """After "abc", "bc" is complete, but "abcd" would start before it."""
+    stream = TextStream(["bc", "abcd"])
+    assert stream.feed(b"xabc") == "x"
+    assert not stream.stopped
+    assert stream.feed(b"d") == ""
+    assert stream.stop_string == "abcd"
+    other = TextStream(["bc", "abcd"])
+    assert other.feed(b"xabc") + other.feed(b"e") == "xa"
+    assert other.stop_string == "bc"
+
+
+def test_of_stops_starting_together_the_shortest_counts():
+    stream = TextStream(["abc", "ab"])
+    assert stream.feed(b"xabc") == "x"
+    assert stream.stop_string == "ab"
+
+
+@pytest.mark.parametrize(
+    "stops", [[""], ["x" * (MAX_STOP_CHARACTERS + 1)], ["x"] * (MAX_STOP_STRINGS + 1)]
+)
+def test_unusable_stop_strings_are_refused(stops):
+    with pytest.raises(RequestError, match=r"^stop: "):
+        TextStream(stops)

@@ -1,0 +1,221 @@
+"""Rules of encoding and decoding, on vocabularies small enough to read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.errors import RequestError
+from reference.model.tokenizer import TokenKind, load_tokenizer
+from reference.model.tokenizer.merging import merge_pairs
+from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from reference.model.tokenizer.special_tokens import partition
+from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
+
+
+def _slow_merge(symbols: list[bytes], priorities: dict[bytes, float]) -> list[bytes]:
+    """The definition: merge the leftmost pair of lowest priority until there is none."""
+    symbols = list(symbols)
+    while True:
+        ranked = [
+            (priorities[pair], i)
+            for i in range(len(symbols) - 1)
+            if (pair := symbols[i] + b" " + symbols[i + 1]) in priorities
+        ]
+        if not ranked:
+            return symbols
+        _, i = min(ranked)
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+
+
+words = st.text("ab", min_size=1, max_size=4).map(str.encode)
+pair_tables = st.dictionaries(st.tuples(words, words).map(b" ".join), st.integers(0, 5))
+
+
+@settings(deadline=None)
+@given(st.text("ab", max_size=20), pair_tables)
+def test_merging_follows_its_definition(text, priorities):
+    """For any table, including merges nothing leads to and equal priorities."""
+    symbols = [letter.encode() for letter in text]
+    assert merge_pairs(symbols, priorities, b" ") == _slow_merge(symbols, priorities)
+
+
+def test_merging_a_hundred_thousand_equal_symbols():
+    """Linear-logarithmic: a quadratic merge would not end within the test's time limit."""
+    ranks = {b"a" * n + b" " + b"a" * n: i for i, n in enumerate([1, 2, 4, 8])}
+    merged = merge_pairs([b"a"] * 100_000, ranks, b" ")
+    assert merged == [b"a" * 16] * 6250
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@settings(deadline=None)
+@given(text=st.text())
+def test_pre_tokenizers_lose_nothing(name, text):
+    pieces = PRE_TOKENIZERS[name].split(text)
+    assert "".join(pieces) == text
+    assert all(pieces)
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("qwen2", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!\n"]),
+        ("llama-bpe", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
+        ("smollm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!", "\n"]),
+        ("gpt-2", ["I", "'", "LL", " pay", " 1234", "  ", " now", "!", "\n"]),
+    ],
+)
+def test_where_pre_tokenizers_cut(name, pieces):
+    assert PRE_TOKENIZERS[name].split("I'LL pay 1234   now!\n") == pieces
+
+
+def test_combining_marks_stay_in_the_word_for_qwen35_only():
+    assert PRE_TOKENIZERS["qwen35"].split("re\u0301sume") == ["re\u0301sume"]
+    assert PRE_TOKENIZERS["qwen2"].split("re\u0301sume") == ["re", "\u0301sume"]
+
+
+def test_byte_level_merges_apply_inside_pieces():
+    tokenizer = load_tokenizer(byte_level_metadata(["h e", "l l", "Ġ he", "o Ġ"], []), "m.gguf")
+    assert [tokenizer.token_text(i) for i in tokenizer.encode("hello hell")] == [
+        "he", "ll", "o", " he", "ll",
+    ]  # fmt: skip
+
+
+def test_a_whole_piece_that_is_a_token_needs_no_merges_for_llama3_only():
+    metadata = byte_level_metadata(["x y"], [])
+    metadata["tokenizer.ggml.tokens"][256] = "abc"
+    assert load_tokenizer(metadata, "m.gguf").encode("abc") == [97, 98, 99]
+    metadata["tokenizer.ggml.pre"] = "llama-bpe"
+    tokenizer = load_tokenizer({**metadata, "tokenizer.ggml.add_bos_token": False}, "m.gguf")
+    assert tokenizer.encode("abc") == [256]
+
+
+def test_sentencepiece_merges_the_highest_score_first():
+    pieces = {"▁": -9.0, "a": -8.0, "b": -8.0, "ab": -2.0, "ba": -1.0, "▁a": -3.0}
+    tokenizer = load_tokenizer(sentencepiece_metadata(pieces), "m.gguf")
+    ids = tokenizer.encode("aba")
+    assert [tokenizer.token_text(i) for i in ids] == ["<s>", " a", "ba"]
+    assert tokenizer.decode_bytes(ids) == b"aba"
+
+
+def test_sentencepiece_writes_unknown_characters_as_bytes():
+    tokenizer = load_tokenizer(sentencepiece_metadata({"▁": -1.0}), "m.gguf")
+    ids = tokenizer.encode("é", add_bos=False)
+    assert [tokenizer.token_bytes(i) for i in ids] == [b" ", b"\xc3", b"\xa9"]
+
+
+def test_sentencepiece_puts_a_space_after_every_special_token():
+    tokenizer = load_tokenizer(sentencepiece_metadata({"▁": -1.0, "a": -1.0}), "m.gguf")
+    ids = tokenizer.encode("a</s>a", parse_special=True)
+    assert [tokenizer.token_text(i) for i in ids] == ["<s>", " ", "a", "</s>", " ", "a"]
+    assert tokenizer.encode("") == [tokenizer.bos_id]
+
+
+def test_merging_never_spells_a_control_token():
+    """A control token that merges lead to is out of reach of ordinary text."""
+    metadata = byte_level_metadata(["< s", "<s >"], [])
+    metadata["tokenizer.ggml.token_type"][257] = int(TokenKind.CONTROL)
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert 257 not in tokenizer.encode("<s>")
+    assert tokenizer.decode_bytes(tokenizer.encode("<s>")) == b"<s>"
+    assert tokenizer.encode("<s>", parse_special=True) == [257]
+
+
+def test_user_defined_tokens_always_match_the_longest_first():
+    metadata = byte_level_metadata([], ["<ctl>"], ["<think>", "<think>\n"])
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert tokenizer.encode("<think>\n<think>") == [258, 257]
+    assert tokenizer.encode("<ctl>", parse_special=True) == [256]
+    assert len(tokenizer.encode("<ctl>")) == 5
+    assert tokenizer.token_bytes(256) == b""
+    assert tokenizer.token_bytes(256, special=True) == b"<ctl>"
+    assert tokenizer.token_bytes(257) == b"<think>"
+
+
+def test_control_tokens_are_found_only_inside_one_span():
+    specials = [("<ctl>", 7, True)]
+    text = "<ctl><ctl>"
+    assert partition(text, specials, [(0, 10)]) == [(0, 5, 7), (5, 10, 7)]
+    assert partition(text, specials, [(5, 10)]) == [(0, 5, None), (5, 10, 7)]
+    assert partition(text, specials, [(0, 4), (6, 10)]) == [(0, 10, None)]
+    assert partition("", specials, []) == []
+
+
+@settings(deadline=None)
+@given(
+    st.text("ab", max_size=20),
+    st.lists(st.text("ab", min_size=1, max_size=3), max_size=3, unique=True),
+)
+def test_partition_covers_the_text(text, literals):
+    specials = [(literal, i, False) for i, literal in enumerate(sorted(literals, key=len))][::-1]
+    fragments = partition(text, specials, [])
+    assert "".join(text[start:end] for start, end, _ in fragments) == text
+    for start, end, token in fragments:
+        if token is None:
+            assert not any(literal in text[start:end] for literal in literals)
+        else:
+            assert text[start:end] in literals
+
+
+def test_decoding_keeps_bytes_that_are_not_utf8():
+    metadata = byte_level_metadata([], [])
+    stored = [token.encode() for token in metadata["tokenizer.ggml.tokens"]]
+    metadata["tokenizer.ggml.tokens"] = [*stored, b"\xff\xfe", "漢".encode()]
+    metadata["tokenizer.ggml.token_type"] += [1, 1]
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert tokenizer.token_bytes(256) == b"\xff\xfe"
+    assert tokenizer.token_text(256) == "\ufffd\ufffd"
+    assert tokenizer.token_bytes(257) == "漢".encode()
+    assert tokenizer.decode_bytes(range(256)) == bytes(range(256))
+
+
+def test_tokens_of_equal_text_encode_to_the_last():
+    metadata = byte_level_metadata([], [])
+    metadata["tokenizer.ggml.tokens"].append("a")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    assert load_tokenizer(metadata, "m.gguf").encode("aa") == [256, 256]
+
+
+@pytest.mark.parametrize("token", [-1, 256, 1 << 40])
+def test_an_id_outside_the_vocabulary_is_refused(token):
+    tokenizer = load_tokenizer(byte_level_metadata([], []), "m.gguf")
+    for use in (tokenizer.token_bytes, tokenizer.token_text, tokenizer.kind):
+        with pytest.raises(RequestError, match=r"^token: .* is not in 0\.\.255"):
+            use(token)
+    with pytest.raises(RequestError):
+        tokenizer.decode_bytes([0, token])
+
+
+def test_half_a_surrogate_pair_is_refused():
+    tokenizer = load_tokenizer(byte_level_metadata([], []), "m.gguf")
+    with pytest.raises(RequestError, match="text: character 1 "):
+        tokenizer.encode("a\ud800")
+
+
+def test_a_byte_without_a_token_becomes_unknown_or_an_error():
+    metadata = byte_level_metadata([], [])
+    metadata["tokenizer.ggml.tokens"][ord("z")] = "not-z"
+    with pytest.raises(RequestError, match="no token for byte 0x7A"):
+        load_tokenizer(metadata, "m.gguf").encode("az")
+    metadata["tokenizer.ggml.unknown_token_id"] = 5
+    assert load_tokenizer(metadata, "m.gguf").encode("az") == [97, 5]
+
+
+def test_generation_ends_at_named_ids_and_known_texts():
+    metadata = byte_level_metadata([], ["<|im_end|>", "<|file_sep|>", "<mine>", "<other>"])
+    metadata["tokenizer.ggml.eos_token_id"] = np.uint32(258)
+    metadata["tokenizer.ggml.suppress_tokens"] = np.array([3, 4], np.int32)
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert tokenizer.eog_ids == {256, 257, 258}
+    assert tokenizer.eos_id == 258
+    assert tokenizer.suppress_tokens == (3, 4)
+
+
+def test_a_token_that_ends_generation_by_text_is_control_whatever_the_file_says():
+    metadata = byte_level_metadata([], [], ["<|im_end|>"])
+    tokenizer = load_tokenizer(metadata, "m.gguf")
+    assert tokenizer.kind(256) is TokenKind.CONTROL
+    assert 256 not in tokenizer.encode("<|im_end|>")
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [256]
