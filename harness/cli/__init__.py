@@ -1,0 +1,1 @@
+"""The ``zinc-rt`` command line: one module per command, wired together by ``main``."""

@@ -1,0 +1,135 @@
+"""``zinc-rt model``: list, pull, use, active and rm for the managed models.
+
+Results go to standard output, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.catalog import CatalogEntry, HttpsSource
+from harness.cli.progress import format_bytes, progress_on
+from harness.settings import add_flags, resolve
+
+COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``model`` command; its parsers set ``func(args) -> exit code``.
+
+    ``subparsers`` is what ``ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser("model", help="list, pull and choose managed models")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _add_verb(verbs, "list", list_models, "show the catalog and what is installed", True)
+    _add_verb(verbs, "active", show_active, "show the model used when none is named", True)
+    for verb, func, text in (
+        ("pull", pull_model, "download and verify a model; prints the path of its file"),
+        ("use", use_model, "make a model the one used when none is named"),
+        ("rm", remove_model, "delete a pulled model"),
+    ):
+        _add_verb(verbs, verb, func, text, False).add_argument(
+            "id", help="catalog id, see `zinc-rt model list`"
+        )
+
+
+def _add_verb(
+    verbs: Any, name: str, func: Callable[[argparse.Namespace], int], text: str, listing: bool
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    if listing:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, ["cache_dir"])
+    parser.set_defaults(func=func)
+    return parser
+
+
+def _cache_dir(args: argparse.Namespace) -> Path:
+    cache_dir: Path = resolve(args, ["cache_dir"])["cache_dir"]
+    return cache_dir
+
+
+def list_models(args: argparse.Namespace) -> int:
+    cache_dir = _cache_dir(args)
+    active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
+    rows = [_description(entry, cache_dir, active_id) for entry in catalog.ENTRIES.values()]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    cells = [COLUMNS] + [
+        (
+            row["id"],
+            format_bytes(row["size_bytes"]),
+            format_bytes(row["memory_bytes"]),
+            row["quant"],
+            row["licence"],
+            _state(row),
+        )
+        for row in rows
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip())
+    return 0
+
+
+def _state(row: dict[str, Any]) -> str:
+    return ", ".join(state for state in ("installed", "active") if row[state])
+
+
+def _description(entry: CatalogEntry, cache_dir: Path, active_id: str) -> dict[str, Any]:
+    """One model as JSON shows it; sizes in bytes, ``path`` null until it is installed."""
+    is_installed = catalog.is_installed(entry, cache_dir)
+    source = entry.source
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "architecture": entry.architecture,
+        "parameters": entry.parameters,
+        "quant": entry.quant,
+        "licence": entry.licence,
+        "size_bytes": entry.size,
+        "memory_bytes": entry.memory,
+        "sha256": entry.sha256,
+        "source": source.url
+        if isinstance(source, HttpsSource)
+        else f"{source.distribution}=={source.version}: {source.member}",
+        "installed": is_installed,
+        "active": entry.id == active_id,
+        "path": str(catalog.model_path(entry, cache_dir)) if is_installed else None,
+    }
+
+
+def show_active(args: argparse.Namespace) -> int:
+    cache_dir = _cache_dir(args)
+    active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
+    if args.json:
+        print(json.dumps(_description(catalog.find(active_id), cache_dir, active_id), indent=2))
+    else:
+        print(active_id)
+    return 0
+
+
+def pull_model(args: argparse.Namespace) -> int:
+    print(catalog.pull(catalog.find(args.id), _cache_dir(args), progress_on()))
+    return 0
+
+
+def use_model(args: argparse.Namespace) -> int:
+    cache_dir = _cache_dir(args)
+    catalog.set_active(args.id, cache_dir)
+    pulled = catalog.is_installed(catalog.find(args.id), cache_dir)
+    print(f"using {args.id}" if pulled else f"using {args.id}; it is pulled when first needed")
+    return 0
+
+
+def remove_model(args: argparse.Namespace) -> int:
+    freed = catalog.remove(args.id, _cache_dir(args), progress_on())
+    print(f"removed {args.id}: {format_bytes(freed)} freed")
+    return 0

@@ -1,0 +1,132 @@
+"""Progress of long work, on standard error only: a bar on a terminal, spare lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+from tqdm import tqdm
+
+LINE_SECONDS = 2.0
+
+
+class Progress(Protocol):
+    """One job at a time: ``start``, any number of ``advance``, ``close``.
+
+    ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token");
+    ``total`` is None while unknown. ``close`` without ``start`` does nothing.
+    """
+
+    def start(self, label: str, total: int | None, unit: str) -> None: ...
+
+    def advance(self, n: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NullProgress:
+    """Shows nothing."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        pass
+
+    def advance(self, n: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class BarProgress:
+    """A tqdm bar for a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm | None = None
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.close()
+        scaled = unit == "B"
+        self._bar = tqdm(
+            desc=label,
+            total=total,
+            unit=unit if scaled else f" {unit}",
+            unit_scale=scaled,
+            file=self._stream,
+            dynamic_ncols=True,
+        )
+
+    def advance(self, n: int) -> None:
+        assert self._bar is not None
+        self._bar.update(n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class LineProgress:
+    """A line every two seconds of work, so that a log is not flooded and quick work is silent.
+
+    A job of unknown length announces itself at once: it may be waiting for something.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._label = ""
+        self._total: int | None = None
+        self._unit = ""
+        self._done = 0
+        self._shown: int | None = None
+        self._next = 0.0
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.close()
+        self._label, self._total, self._unit = label, total, unit
+        self._done, self._shown = 0, None
+        self._next = self._clock() + LINE_SECONDS
+        if total is None:
+            print(f"{label} ...", file=self._stream, flush=True)
+
+    def advance(self, n: int) -> None:
+        self._done += n
+        if self._clock() >= self._next:
+            self._next = self._clock() + LINE_SECONDS
+            self._line()
+
+    def close(self) -> None:
+        if self._shown is not None and self._shown != self._done:
+            self._line()
+        self._shown = None
+
+    def _line(self) -> None:
+        done = format_amount(self._done, self._unit)
+        if self._total:
+            share = 100 * self._done // self._total
+            done = f"{share}% ({done} of {format_amount(self._total, self._unit)})"
+        print(f"{self._label}: {done}", file=self._stream, flush=True)
+        self._shown = self._done
+
+
+def format_amount(amount: int, unit: str) -> str:
+    """``amount`` with its unit; bytes are scaled by powers of 1000."""
+    return format_bytes(amount) if unit == "B" else f"{amount:,} {unit}s"
+
+
+def format_bytes(count: int) -> str:
+    """Decimal units with three digits, as download sites count: 98,362,432 is ``98.4 MB``."""
+    scaled, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while scaled >= 999.5 and unit != "TB":
+        scaled, unit = scaled / 1000, next(units)
+    return f"{scaled:.3g} {unit}"
+
+
+def progress_on(stream: TextIO | None = None) -> Progress:
+    """The progress display that suits ``stream`` (default: standard error)."""
+    stream = sys.stderr if stream is None else stream
+    return BarProgress(stream) if stream.isatty() else LineProgress(stream)

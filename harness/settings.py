@@ -1,0 +1,326 @@
+"""Every setting of the runtime: one table, four places a value may come from.
+
+A setting ``max_tokens`` is the flag ``--max-tokens``, the environment variable
+``ZINC_RT_MAX_TOKENS`` and the key ``max_tokens`` of the configuration file. The first of flag,
+environment, file and default that names a value wins. Values are checked the same way wherever
+they come from, and an error names the place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from contract.errors import ConfigError
+
+ENV_PREFIX = "ZINC_RT_"
+CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+CONFIG_BYTES_MAX = 1 << 20
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the text of a value is read: ``parse`` raises ValueError on what ``accepts`` excludes.
+
+    ``toml_types`` are the types the configuration file may use; their text goes through ``parse``.
+    """
+
+    accepts: str
+    metavar: str
+    parse: Callable[[str], Any]
+    toml_types: tuple[type, ...]
+
+
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,20})([kKmMgG]?)", text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * SIZE_SUFFIX[match[2].lower()]
+
+
+def _bounded(read: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = read(text)
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def integer(low: int, high: int) -> Kind:
+    """Whole numbers in ``low..high``."""
+    accepts = f"a whole number from {low} to {high}"
+    return Kind(accepts, "N", _bounded(_integer, low, high), (int, str))
+
+
+def tokens(low: int, high: int) -> Kind:
+    """Token counts in ``low..high``, with binary suffixes: ``32K`` is 32,768."""
+    accepts = f"a number of tokens from {low} to {high}, such as 4096 or 32K (1K = 1024)"
+    return Kind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
+
+
+def number(low: float, high: float) -> Kind:
+    """Finite real numbers in ``low..high``."""
+    accepts = f"a number from {low:g} to {high:g}"
+    return Kind(accepts, "X", _bounded(float, low, high), (int, float, str))
+
+
+def choice(*names: str) -> Kind:
+    """Exactly one of ``names``."""
+    return Kind(f"one of {', '.join(names)}", "{" + ",".join(names) + "}", _one_of(names), (str,))
+
+
+PATH = Kind("a path", "PATH", _path, (str,))
+TEXT = Kind("text", "TEXT", _text, (str,))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``shown_default`` replaces a default that is computed later."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    shown_default: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    def default_value(self) -> Any:
+        return self.default() if callable(self.default) else self.default
+
+    def described(self) -> str:
+        """The help text with the environment twin and the default."""
+        shown = self.shown_default if self.shown_default is not None else self.default_value()
+        text = f"{self.help} [env {self.env}] [default: {shown}]"
+        return text.replace("%", "%%")
+
+
+def _default_cache_dir() -> Path:
+    return platformdirs.user_cache_path("zinc-rt")
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "model",
+            TEXT,
+            None,
+            "GGUF file, or catalog id (see `zinc-rt model list`)",
+            "the model chosen with `zinc-rt model use`, else smollm2-135m-instruct",
+        ),
+        Setting("tier", choice(*TIERS), "auto", "device tier that runs the model"),
+        Setting("max_tokens", integer(1, INT32_MAX), 512, "most tokens to generate"),
+        Setting(
+            "temperature",
+            number(0, 100),
+            0.0,
+            "0 always picks the likeliest token, so the same prompt gives the same text whatever "
+            "the seed; above 0 samples",
+        ),
+        Setting("top_k", integer(0, INT32_MAX), 40, "sample among the K likeliest; 0 is off"),
+        Setting("top_p", number(0, 1), 0.95, "sample among the likeliest of this mass; 1 is off"),
+        Setting("min_p", number(0, 1), 0.05, "drop tokens below this share of the best; 0 is off"),
+        Setting("repeat_penalty", number(0.01, 100), 1.0, "penalty on recent tokens; 1 is off"),
+        Setting("repeat_last_n", integer(0, INT32_MAX), 64, "how many tokens count as recent"),
+        Setting("seed", integer(0, UINT64_MAX), 0, "key of the sampler's random numbers"),
+        Setting("context", tokens(16, INT32_MAX), 4096, "longest prompt plus answer"),
+        Setting("kv_dtype", choice("f16", "f32"), "f16", "precision of stored keys and values"),
+        Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
+        Setting(
+            "threads",
+            integer(1, 4096),
+            None,
+            "processor threads",
+            "as many as this process may use",
+        ),
+        Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
+        Setting("system", TEXT, None, "system prompt", "what the model's chat template says"),
+        Setting("thinking", choice("auto", "on", "off"), "auto", "let the model think aloud first"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Mapping[str, Any]):
+    """Resolved values by name; ``sources`` says where each came from, fit to show a user."""
+
+    values_by_name: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add ``--config`` and the flag of each named setting. Values are checked by ``resolve``."""
+    group = parser.add_argument_group("settings")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        default=None,
+        help=f"configuration file [env {CONFIG_ENV}] [default: {default_config_path()}]".replace(
+            "%", "%%"
+        ),
+    )
+    for name in names:
+        setting = SETTINGS[name]
+        group.add_argument(
+            setting.flag,
+            dest=name,
+            metavar=setting.kind.metavar,
+            default=None,
+            help=setting.described(),
+        )
+
+
+def default_config_path() -> Path:
+    return platformdirs.user_config_path("zinc-rt") / "config.toml"
+
+
+def resolve(
+    args: argparse.Namespace, names: Iterable[str], env: Mapping[str, str] | None = None
+) -> Settings:
+    """The value and origin of each named setting.
+
+    ``args`` are parsed flags (absent attributes count as not given); ``env`` defaults to the
+    process environment, where an empty variable counts as unset. Raises ConfigError on a value
+    that is not accepted, an unreadable file, or a key in the file that is not a setting.
+    """
+    env = os.environ if env is None else env
+    path, required = _config_path(args, env)
+    file_values = _read_file(path, required)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name in names:
+        setting = SETTINGS[name]
+        given = getattr(args, name, None)
+        if given is not None:
+            sources[name] = f"flag {setting.flag}"
+            values[name] = _checked(setting, given, sources[name])
+        elif env.get(setting.env):
+            sources[name] = f"environment {setting.env}"
+            values[name] = _checked(setting, env[setting.env], sources[name])
+        elif name in file_values:
+            sources[name] = f"file {path}:{name}"
+            values[name] = _from_file(setting, file_values[name], path, sources[name])
+        else:
+            sources[name] = "default"
+            values[name] = setting.default_value()
+    return Settings(values, sources)
+
+
+def _config_path(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path, bool]:
+    """The configuration file, and whether the user named it (so that it has to exist)."""
+    named = getattr(args, "config", None) or env.get(CONFIG_ENV)
+    if not named:
+        return default_config_path(), False
+    try:
+        return _path(named), True
+    except (ValueError, RuntimeError):
+        raise ConfigError(f"configuration file {named!r} is not a path") from None
+
+
+def _read_file(path: Path, required: bool) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path}: no such configuration file") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    if len(content) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path}: longer than {CONFIG_BYTES_MAX:,} bytes")
+    try:
+        values = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path}: not a table of settings") from None
+    unknown = sorted(set(values) - set(SETTINGS))
+    if unknown:
+        raise ConfigError("; ".join(f"{path}: {_unknown_key(key)}" for key in unknown))
+    return values
+
+
+def _unknown_key(key: str) -> str:
+    near = difflib.get_close_matches(key.replace("-", "_"), SETTINGS, n=1, cutoff=0)
+    return f"unknown key {key!r}; the nearest known key is {near[0]!r}"
+
+
+def _from_file(setting: Setting, value: object, path: Path, source: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, setting.kind.toml_types):
+        raise _refused(setting, value, source)
+    parsed = _checked(setting, str(value), source)
+    return path.parent / parsed if isinstance(parsed, Path) else parsed
+
+
+def _checked(setting: Setting, text: str, source: str) -> Any:
+    try:
+        return setting.kind.parse(text)
+    except (ValueError, RuntimeError):
+        raise _refused(setting, text, source) from None
+
+
+def _refused(setting: Setting, value: object, source: str) -> ConfigError:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return ConfigError(f"{source}: {shown} is not accepted; expected {setting.kind.accepts}")

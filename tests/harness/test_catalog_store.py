@@ -1,0 +1,162 @@
+"""The cache folder: safe names, what counts as installed, removal, the active model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.errors import CatalogError
+from harness import catalog
+from harness.catalog import DEFAULT_ID, ENTRIES, HttpsSource, find, model_path, resolve_model
+from harness.catalog.store import checked_file_name, checked_id, locked, prepared_folder
+from harness.cli.progress import NullProgress
+from tests.harness.catalog_tools import entry_for
+
+HOSTILE = ["..", ".", "", "/etc", "a/b", "a\\b", "a\0b", "~", ".hidden", "-rf", "a b", "ü", "a\n"]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "Upper", "x" * 65])
+def test_hostile_ids_are_refused(name: str) -> None:
+    with pytest.raises(CatalogError, match="not a model id"):
+        checked_id(name)
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "x" * 129])
+def test_hostile_file_names_are_refused(name: str) -> None:
+    with pytest.raises(CatalogError, match="not an acceptable file name"):
+        checked_file_name(name)
+
+
+@given(st.text(), st.text())
+def test_no_name_leads_out_of_the_cache(model_id: str, file_name: str) -> None:
+    """Whatever an entry says, its path is exactly two steps below ``models`` or refused."""
+    entry = entry_for(b"x", HttpsSource(f"https://hub.test/{file_name}"), id=model_id)
+    cache = Path("/cache")
+    try:
+        path = model_path(entry, cache)
+    except CatalogError:
+        return
+    assert path.parent.parent == cache / "models"
+    assert ".." not in path.parts
+    assert "\0" not in str(path)
+
+
+def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """A link planted where a model's folder goes cannot redirect what is written."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    entry = find(DEFAULT_ID)
+    cache = tmp_path / "cache"
+    (cache / "models").mkdir(parents=True)
+    (cache / "models" / entry.id).symlink_to(elsewhere)
+    with pytest.raises(CatalogError, match="leads outside the cache"):
+        prepared_folder(entry, cache)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_cache_folder_that_is_a_link_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    assert prepared_folder(find(DEFAULT_ID), tmp_path / "cache").is_dir()
+
+
+def test_unwritable_cache_is_a_catalog_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with (
+        pytest.raises(CatalogError, match="cannot create"),
+        locked("tiny", tmp_path / "cache", NullProgress()),
+    ):
+        pass
+
+
+def plant(cache: Path, model_id: str = DEFAULT_ID, missing_bytes: int = 0) -> Path:
+    """A sparse file of the declared size where the model's file belongs."""
+    entry = find(model_id)
+    path = model_path(entry, cache)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(entry.size - missing_bytes)
+    return path
+
+
+def test_installed_needs_the_full_size(tmp_path: Path) -> None:
+    assert catalog.installed(tmp_path) == {}
+    plant(tmp_path, "qwen3-8b", missing_bytes=1)
+    path = plant(tmp_path)
+    assert catalog.installed(tmp_path) == {DEFAULT_ID: path}
+
+
+def test_remove_frees_and_forgets(tmp_path: Path) -> None:
+    path = plant(tmp_path)
+    catalog.set_active(DEFAULT_ID, tmp_path)
+    (path.parent / ".partial-1").mkdir()
+    assert catalog.remove(DEFAULT_ID, tmp_path, NullProgress()) == ENTRIES[DEFAULT_ID].size
+    assert not path.parent.exists()
+    assert catalog.active(tmp_path) is None
+
+
+def test_remove_keeps_another_active_model(tmp_path: Path) -> None:
+    plant(tmp_path)
+    catalog.set_active("qwen3-8b", tmp_path)
+    catalog.remove(DEFAULT_ID, tmp_path, NullProgress())
+    assert catalog.active(tmp_path) == "qwen3-8b"
+
+
+def test_remove_refuses_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="nothing to remove"):
+        catalog.remove(DEFAULT_ID, tmp_path, NullProgress())
+    with pytest.raises(CatalogError, match="no catalog entry"):
+        catalog.remove("../../etc", tmp_path, NullProgress())
+
+
+def test_active_survives_and_rejects(tmp_path: Path) -> None:
+    assert catalog.active(tmp_path) is None
+    catalog.set_active("qwen3-4b", tmp_path)
+    catalog.set_active("qwen3-8b", tmp_path)
+    assert catalog.active(tmp_path) == "qwen3-8b"
+    assert [path.name for path in tmp_path.iterdir()] == ["active"]
+    with pytest.raises(CatalogError, match="no catalog entry"):
+        catalog.set_active("qwen3-9000b", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe", b"x" * 5000])
+def test_foreign_active_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "active").write_bytes(content)
+    with pytest.raises(CatalogError, match="not a catalog id; run `zinc-rt model use`"):
+        catalog.active(tmp_path)
+
+
+def test_existing_file_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file named like a catalog id is the file."""
+    monkeypatch.chdir(tmp_path)
+    Path(DEFAULT_ID).write_bytes(b"GGUF")
+    assert resolve_model(DEFAULT_ID, tmp_path, pull_missing=False) == Path(DEFAULT_ID)
+
+
+def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
+    default, other = plant(tmp_path), plant(tmp_path, "qwen3-8b")
+    assert resolve_model("qwen3-8b", tmp_path, pull_missing=False) == other
+    assert resolve_model(None, tmp_path, pull_missing=False) == default
+    catalog.set_active("qwen3-8b", tmp_path)
+    assert resolve_model(None, tmp_path, pull_missing=False) == other
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("qwen3-8", "no file or catalog entry named 'qwen3-8'; did you mean qwen3-8b"),
+        ("missing.gguf", "no file or catalog entry named 'missing.gguf'"),
+        ("", "no file or catalog entry|is a folder"),
+        ("a\0b", "no file or catalog entry"),
+        ("~nobody-of-that-name/x", "no file or catalog entry"),
+        ("x" * 5000, "File name too long"),
+        ("/", "is a folder"),
+        ("qwen3-8b", "not pulled yet; run `zinc-rt model pull qwen3-8b`"),
+    ],
+)
+def test_unusable_model_says_what_to_do(tmp_path: Path, spec: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        resolve_model(spec, tmp_path, pull_missing=False)

@@ -1,0 +1,105 @@
+"""Progress goes to its stream only, and lines are spare."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from harness.cli.progress import (
+    BarProgress,
+    LineProgress,
+    NullProgress,
+    Progress,
+    format_amount,
+    format_bytes,
+    progress_on,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_display_suits_the_stream() -> None:
+    assert isinstance(progress_on(Terminal()), BarProgress)
+    assert isinstance(progress_on(io.StringIO()), LineProgress)
+
+
+@pytest.mark.parametrize(
+    "progress", [NullProgress(), BarProgress(Terminal()), LineProgress(Terminal())]
+)
+def test_every_display_takes_the_same_calls(
+    progress: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Close before start, start without close, twice in a row: and standard output stays clean."""
+    progress.close()
+    progress.start("first", 10, "token")
+    progress.advance(3)
+    progress.start("second", None, "B")
+    progress.advance(3)
+    progress.close()
+    progress.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_quick_work_prints_no_lines() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream, Clock())
+    progress.start("load", 100, "B")
+    for _ in range(100):
+        progress.advance(1)
+    progress.close()
+    assert stream.getvalue() == ""
+
+
+def test_long_work_prints_a_line_now_and_then() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = LineProgress(stream, clock)
+    progress.start("pull", 4000, "B")
+    for _ in range(4000):
+        clock.now += 0.001
+        progress.advance(1)
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "pull: 50% (2 kB of 4 kB)", "pull: 100% (4 kB of 4 kB)",
+    ]  # fmt: skip
+
+
+def test_work_of_unknown_length_announces_itself() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = LineProgress(stream, clock)
+    progress.start("waiting", None, "token")
+    assert stream.getvalue() == "waiting ...\n"
+    clock.now = 3
+    progress.advance(1234)
+    progress.close()
+    assert stream.getvalue() == "waiting ...\nwaiting: 1,234 tokens\n"
+
+
+def test_bar_shows_label_and_share() -> None:
+    stream = Terminal()
+    progress = BarProgress(stream)
+    progress.start("pull", 1000, "B")
+    progress.advance(1000)
+    progress.close()
+    assert "pull" in stream.getvalue()
+    assert "100%" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_500, "1 MB"),
+     (98_362_432, "98.4 MB"), (22_134_528_992, "22.1 GB"), (5 * 10**12, "5 TB")],
+)  # fmt: skip
+def test_bytes_are_readable(count: int, text: str) -> None:
+    assert format_bytes(count) == format_amount(count, "B") == text
