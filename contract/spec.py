@@ -186,7 +186,6 @@ def bind_shapes(
                 f"{len(operand.dims)} ({', '.join(operand.dims)})"
             )
         pending += [(operand.name, e, a) for e, a in zip(operand.dims, shape, strict=True)]
-    pending.sort(key=lambda item: item[1].count("*"))
     while pending:
         waiting = []
         for name, expression, actual in pending:

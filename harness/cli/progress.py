@@ -40,10 +40,11 @@ class NullProgress:
 
 
 class BarProgress:
-    """A tqdm bar for a terminal."""
+    """A tqdm bar for a terminal; a ``transient`` one is wiped when its job is done."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, transient: bool = False) -> None:
         self._stream = stream
+        self._transient = transient
         self._bar: tqdm | None = None
 
     def start(self, label: str, total: int | None, unit: str) -> None:
@@ -56,6 +57,7 @@ class BarProgress:
             unit_scale=scaled,
             file=self._stream,
             dynamic_ncols=True,
+            leave=not self._transient,
         )
 
     def advance(self, n: int) -> None:
@@ -126,7 +128,10 @@ def format_bytes(count: int) -> str:
     return f"{scaled:.3g} {unit}"
 
 
-def progress_on(stream: TextIO | None = None) -> Progress:
-    """The progress display that suits ``stream`` (default: standard error)."""
+def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Progress:
+    """The progress display that suits ``stream`` (default: standard error).
+
+    ``transient`` wipes a bar when its job is done: for jobs whose result is about to be shown.
+    """
     stream = sys.stderr if stream is None else stream
-    return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+    return BarProgress(stream, transient) if stream.isatty() else LineProgress(stream)

@@ -6,7 +6,7 @@ import pytest
 
 from contract.dtypes import F16, F32, I32, Q4_K, Q6_K
 from contract.ir.cost import Cost, cost, graph_cost
-from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from tests.contract.graphs import decoder, weight
@@ -20,7 +20,7 @@ def only(b: GraphBuilder) -> tuple[Graph, Cost]:
     return graph, cost(node, graph, KEY, context=40)
 
 
-def activation(b: GraphBuilder, name: str, *shape: int | str):  # noqa: ANN201
+def activation(b: GraphBuilder, name: str, *shape: int | str) -> View:
     return b.buffer(name, BufferKind.REQUEST, F32, shape)
 
 

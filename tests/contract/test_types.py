@@ -1,0 +1,112 @@
+"""Requests and tenants: defaults change nothing, every field out of range is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.errors import ConfigError, RequestError
+from contract.types import (
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
+    FinishReason,
+    QosClass,
+    Request,
+    SamplingParams,
+    Tenant,
+    TokenEvent,
+)
+
+
+def test_defaults_are_greedy_and_valid() -> None:
+    sampling = SamplingParams()
+    sampling.validate()
+    assert sampling.temperature == 0
+    assert not sampling.penalizes
+    assert Request(1, (5,), 3).sampling == sampling
+    assert TokenEvent(1, 5, 0).finish_reason is None
+    assert {reason.value for reason in FinishReason} == {"stop", "length", "cancelled", "error"}
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", (-0.1, 100.1, MIN_TEMPERATURE / 2, 5e-324)),
+        ("top_p", (0.0, -0.5, 1.01, MIN_TOP_P / 2)),
+        ("min_p", (-0.01, 1.01)),
+        ("repeat_penalty", (0.0, -1.0, 101.0)),
+        ("presence_penalty", (-2.1, 2.1)),
+        ("frequency_penalty", (-2.1, 2.1)),
+        ("top_k", (-1, 2**31, 1.0)),
+        ("repeat_last_n", (-1, 2**31, 1.0)),
+        ("seed", (-1, 2**64, 1.0)),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(field: str, values: tuple[float, ...]) -> None:
+    for value in (*values, math.nan, math.inf, -math.inf, True, None, "1"):
+        with pytest.raises(RequestError) as caught:
+            dataclasses.replace(SamplingParams(), **{field: value}).validate()
+        assert caught.value.field == field
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        temperature=st.just(0.0) | st.floats(MIN_TEMPERATURE, 100),
+        top_k=st.integers(0, 2**31 - 1),
+        top_p=st.floats(MIN_TOP_P, 1),
+        min_p=st.floats(0, 1),
+        repeat_penalty=st.floats(0.01, 100),
+        repeat_last_n=st.integers(0, 4096),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.integers(-2, 2),
+        seed=st.integers(0, 2**64 - 1),
+    )
+)
+def test_everything_in_range_is_accepted(sampling: SamplingParams) -> None:
+    sampling.validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "penalizes"),
+    [
+        ({"repeat_penalty": 1.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": -0.1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
+        ({"temperature": 1.0, "top_k": 5}, False),
+    ],
+    ids=str,
+)
+def test_only_penalties_look_back(changes: dict[str, float], penalizes: bool) -> None:
+    assert dataclasses.replace(SamplingParams(), **changes).penalizes is penalizes
+
+
+def test_a_plain_tenant_is_valid() -> None:
+    Tenant(0, "default").validate()
+    Tenant(7, "team", 0.25, 1, 1, isolation_group=3, qos=QosClass.BATCH).validate()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", -1),
+        ("id", 2**32),
+        ("name", ""),
+        ("name", "a\nb"),
+        ("weight", 0.0),
+        ("weight", math.nan),
+        ("weight", math.inf),
+        ("max_slots", 0),
+        ("max_kv_pages", 0),
+        ("max_kv_pages", True),
+        ("isolation_group", -1),
+    ],
+)
+def test_a_tenant_field_out_of_range_is_named(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        dataclasses.replace(Tenant(1, "team"), **{field: value}).validate()

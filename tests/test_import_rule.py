@@ -1,0 +1,90 @@
+"""Which package may import which: contract <- reference, accel <- harness, and no way around."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+PROJECT = {"contract", "reference", "accel", "harness", "tests", "ci"}
+MAY_IMPORT = {
+    "contract": {"contract"},
+    "reference": {"contract", "reference"},
+    "accel": {"contract", "accel"},
+    "harness": {"contract", "reference", "accel", "harness"},
+}
+CONTRACT_LIBRARIES = {"numpy"}
+DYNAMIC = {"import_module", "__import__"}
+
+
+def imported(source: str) -> Iterator[tuple[int, str]]:
+    """(line, top-level package) of every import, literal dynamic ones included.
+
+    A relative import stays inside the package and is reported as ".".
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "." if node.level else str(node.module).partition(".")[0]
+        elif isinstance(node, ast.Call) and node.args:
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            argument = node.args[0]
+            if name in DYNAMIC and isinstance(argument, ast.Constant):
+                yield node.lineno, str(argument.value).partition(".")[0]
+
+
+def violations(package: str, source: str) -> list[str]:
+    """Every import that ``package`` may not have, as "line: name"."""
+    allowed = MAY_IMPORT[package]
+    found = []
+    for line, name in imported(source):
+        foreign = name in PROJECT and name not in allowed
+        library = name not in PROJECT | set(sys.stdlib_module_names) | {"."}
+        if foreign or (package == "contract" and library and name not in CONTRACT_LIBRARIES):
+            found.append(f"{line}: {name}")
+    return found
+
+
+FILES = [
+    (package, path) for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize(
+    ("package", "path"), FILES, ids=[str(path.relative_to(ROOT)) for _, path in FILES]
+)
+def test_imports_follow_the_rule(package: str, path: Path) -> None:
+    assert violations(package, path.read_text(encoding="utf-8")) == []
+
+
+def test_there_is_something_to_check() -> None:
+    assert {package for package, _ in FILES} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "found"),
+    [
+        ("contract", "import numpy as np\nimport json\nfrom contract.spec import Dim", []),
+        ("contract", "import scipy.linalg", ["1: scipy"]),
+        ("contract", "from reference.ops import add", ["1: reference"]),
+        ("reference", "import contract\nimport regex", []),
+        ("reference", "def f():\n    from accel.opencl import tier", ["2: accel"]),
+        ("reference", "import harness.cli", ["1: harness"]),
+        ("accel", "import reference.ops as ops", ["1: reference"]),
+        ("accel", "from importlib import import_module\nimport_module('reference.ops')",
+         ["2: reference"]),
+        ("accel", "__import__('harness')", ["1: harness"]),
+        ("harness", "import reference, accel, contract", []),
+        ("harness", "from tests.paths import ROOT", ["1: tests"]),
+    ],
+)  # fmt: skip
+def test_the_check_finds_what_it_should(package: str, source: str, found: list[str]) -> None:
+    """Negative control: made-up sources with and without forbidden imports."""
+    assert violations(package, source) == found
