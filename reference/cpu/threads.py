@@ -1,0 +1,97 @@
+"""Worker threads of the CPU tier and the scratch memory each of them keeps.
+
+A task owns disjoint output rows and computes them alone, so the number of threads changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import threadpoolctl
+from numpy.typing import DTypeLike, NDArray
+
+Item = TypeVar("Item")
+
+SCRATCH_VIEWS_MAX = 256
+"""Shapes a thread remembers: a step asks for the same few again and again."""
+
+
+@cache
+def thread_count() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    # The workers split the rows themselves: a BLAS that also splits its calls among all cores
+    # would only make them wait for each other. The limit is process-wide and stays.
+    threadpoolctl.threadpool_limits(1, user_api="blas")
+    return ThreadPoolExecutor(max(1, thread_count() - 1), thread_name_prefix="cpu-tier")
+
+
+def for_each(
+    function: Callable[[Item], None], items: Sequence[Item], threads: int | None = None
+) -> None:
+    """Call ``function`` once with every item, on at most ``threads`` threads (None: all cores).
+
+    The calling thread takes part. Returns when every call has returned; raises the first error.
+    """
+    workers = _workers()
+    queue = deque(items)
+
+    def drain() -> None:
+        while True:
+            try:
+                item = queue.popleft()
+            except IndexError:
+                return
+            function(item)
+
+    helpers = min(threads or thread_count(), len(items)) - 1
+    futures = [workers.submit(drain) for _ in range(helpers)]
+    try:
+        drain()
+    finally:
+        queue.clear()
+        errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+class Scratch(threading.local):
+    """Arrays a thread reuses from call to call: grown when needed, contents undefined."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
+
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> NDArray[Any]:
+        """A C-contiguous array of this shape, valid until the thread takes ``name`` again.
+
+        A name always has the same dtype.
+        """
+        view = self._views.get((name, shape))
+        if view is None:
+            size = math.prod(shape)
+            array = self._arrays.get(name)
+            if array is None or array.size < size:
+                array = self._arrays[name] = np.empty(size, dtype)
+                self._views.clear()  # views of the smaller array would keep it alive
+            if len(self._views) >= SCRATCH_VIEWS_MAX:
+                self._views.clear()
+            view = self._views[name, shape] = array[:size].reshape(shape)
+        return view

@@ -1,0 +1,258 @@
+"""The step loop: waiting requests -> slots and pages -> steps of the runner -> token events.
+
+Several sequences share a step; which ones, in which chunks and in which pages changes no bit of
+any of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import RequestError
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from reference.memory.pages import PagePool, pages_for
+from reference.runner import ModelRunner, StepInput
+from reference.sched.planner import Chunk, Pending, plan_step
+
+LogitsSink = Callable[[int, NDArray[np.float32]], None]
+"""Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way: its tokens so far and what of them is in the cache."""
+
+    request: Request
+    tokens: list[int]
+    on_logits: LogitsSink | None
+    slot: int = -1
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+class Engine:
+    """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
+
+    ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
+    that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        end_of_generation: frozenset[int] = frozenset(),
+        chunk_tokens: int | None = None,
+        page_order: Iterable[int] | None = None,
+    ) -> None:
+        capacity, limits = runner.capacity, runner.limits
+        if capacity.tokens <= limits.slots or capacity.rows < limits.slots:
+            raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        self.runner = runner
+        self.end_of_generation = end_of_generation
+        self.chunk_tokens = min(chunk_tokens or capacity.tokens, capacity.tokens - limits.slots)
+        self.pool = PagePool(limits.pages, page_order)
+        self._page_table = np.zeros((limits.slots, limits.slot_pages), np.int32)
+        self._free_slots = deque(range(limits.slots))
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+
+    def submit(self, request: Request, on_logits: LogitsSink | None = None) -> None:
+        """Queue a request. Raises RequestError when it can never run here.
+
+        With ``on_logits`` the logits of every position of the sequence are computed and handed
+        over chunk by chunk.
+        """
+        self._check(request)
+        self._waiting.append(Sequence(request, list(request.prompt), on_logits))
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request and free its slot and pages. An unknown id is already finished."""
+        self._waiting = deque(s for s in self._waiting if s.request.id != request_id)
+        for sequence in list(self._running.values()):
+            if sequence.request.id == request_id:
+                self._release(sequence)
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is waiting or running."""
+        return not self._waiting and not self._running
+
+    def run(self) -> Iterator[TokenEvent]:
+        """Step until idle."""
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> list[TokenEvent]:
+        """Admit what fits, compute one step, return the tokens it produced."""
+        self._admit()
+        chunks = self._plan()
+        query, rows, owners = self._rows(chunks)
+        output = self.runner.step(
+            StepInput(
+                query=query,
+                output_rows=np.array(rows, np.int32),
+                sampling=self._sampling(owners),
+                recent=self._recent(owners),
+                page_table=self._page_table,
+            )
+        )
+        events = []
+        first_row = 0
+        for chunk in chunks:
+            sequence = self._running[chunk.slot]
+            count = self._row_count(sequence, chunk)
+            logits = output.logits[first_row : first_row + count]
+            tokens = output.token[first_row : first_row + count]
+            first_row += count
+            events += self._advance(sequence, chunk, logits, tokens)
+        return events
+
+    def _check(self, request: Request) -> None:
+        limits, vocab = self.runner.limits, self.runner.model.config.vocab
+        request.sampling.validate()
+        if not request.prompt:
+            raise RequestError("prompt", "is empty; give at least one token")
+        if any(not 0 <= token < vocab for token in request.prompt):
+            raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
+        if len(request.prompt) > limits.context:
+            raise RequestError(
+                "prompt",
+                f"is {len(request.prompt)} tokens, the context is {limits.context}; "
+                "shorten it or raise --context",
+            )
+        if pages_for(self._reach(request)) > limits.pages:
+            raise RequestError("max_tokens", "needs more KV pages than the pool has")
+        if request.sampling.repeat_last_n > limits.recent_tokens:
+            raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
+
+    def _reach(self, request: Request) -> int:
+        return min(len(request.prompt) + request.max_tokens, self.runner.limits.context)
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_slots:
+            sequence = self._waiting[0]
+            needed = pages_for(self._reach(sequence.request))
+            if needed > self.pool.free:
+                return
+            self._waiting.popleft()
+            sequence.slot = self._free_slots.popleft()
+            sequence.pages = self.pool.take(needed, sequence.slot)
+            self._page_table[sequence.slot] = 0
+            self._page_table[sequence.slot, :needed] = sequence.pages
+            self._running[sequence.slot] = sequence
+
+    def _plan(self) -> tuple[Chunk, ...]:
+        pending = [Pending(s.slot, s.computed, len(s.tokens)) for s in self._running.values()]
+        chunks = []
+        rows = self.runner.capacity.rows
+        for chunk in plan_step(pending, self.chunk_tokens):
+            sequence = self._running[chunk.slot]
+            if sequence.on_logits is not None:
+                chunk = Chunk(chunk.slot, chunk.start, min(chunk.count, rows))
+            if chunk.count:
+                rows -= self._row_count(sequence, chunk)
+                chunks.append(chunk)
+        return tuple(chunks)
+
+    def _row_count(self, sequence: Sequence, chunk: Chunk) -> int:
+        if sequence.on_logits is not None:
+            return chunk.count
+        last = chunk.start + chunk.count == len(sequence.tokens)
+        return int(last and sequence.request.max_tokens > 0)
+
+    def _rows(
+        self, chunks: tuple[Chunk, ...]
+    ) -> tuple[NDArray[np.void], list[int], list[tuple[Sequence, int]]]:
+        """The query tokens, the rows wanted, and whose token at which position each row samples."""
+        query = np.zeros(sum(chunk.count for chunk in chunks), QUERY_TOKEN)
+        rows: list[int] = []
+        owners: list[tuple[Sequence, int]] = []
+        first = 0
+        for chunk in chunks:
+            sequence = self._running[chunk.slot]
+            stop = chunk.start + chunk.count
+            part = query[first : first + chunk.count]
+            part["token"] = sequence.tokens[chunk.start : stop]
+            part["slot"] = chunk.slot
+            part["position"] = np.arange(chunk.start, stop)
+            first += chunk.count
+            count = self._row_count(sequence, chunk)
+            rows += range(first - count, first)
+            owners += [(sequence, position + 1) for position in range(stop - count, stop)]
+        return query, rows, owners
+
+    def _sampling(self, owners: list[tuple[Sequence, int]]) -> NDArray[np.void]:
+        records = np.zeros(len(owners), SAMPLING)
+        for record, (sequence, position) in zip(records, owners, strict=True):
+            fill_sampling(record, sequence.request.sampling, position)
+        return records
+
+    def _recent(self, owners: list[tuple[Sequence, int]]) -> NDArray[np.int32]:
+        recent = np.full((len(owners), self.runner.limits.recent_tokens), -1, np.int32)
+        for row, (sequence, position) in zip(recent, owners, strict=True):
+            sampling = sequence.request.sampling
+            if sampling.penalizes:
+                tail = sequence.tokens[max(0, position - sampling.repeat_last_n) : position]
+                row[: len(tail)] = tail
+        return recent
+
+    def _advance(
+        self,
+        sequence: Sequence,
+        chunk: Chunk,
+        logits: NDArray[np.float32],
+        tokens: NDArray[np.int32],
+    ) -> list[TokenEvent]:
+        sequence.computed = chunk.start + chunk.count
+        if sequence.on_logits is not None:
+            sequence.on_logits(chunk.start, logits.copy())
+        if sequence.computed < len(sequence.tokens):
+            return []
+        request = sequence.request
+        if request.max_tokens == 0:
+            return [self._finish(sequence, -1, FinishReason.LENGTH)]
+        token = int(tokens[-1])
+        if token < 0:
+            return [self._finish(sequence, -1, FinishReason.ERROR)]
+        position = len(sequence.tokens)
+        if token in self.end_of_generation and not request.ignore_end:
+            return [self._finish(sequence, token, FinishReason.STOP)]
+        sequence.tokens.append(token)
+        if sequence.generated >= request.max_tokens or position + 1 >= self._reach(request):
+            return [self._finish(sequence, token, FinishReason.LENGTH)]
+        return [TokenEvent(request.id, token, position, None)]
+
+    def _finish(self, sequence: Sequence, token: int, reason: FinishReason) -> TokenEvent:
+        self._release(sequence)
+        return TokenEvent(sequence.request.id, token, sequence.computed, reason)
+
+    def _release(self, sequence: Sequence) -> None:
+        del self._running[sequence.slot]
+        self.pool.give_back(sequence.pages)
+        self._free_slots.append(sequence.slot)
+
+
+def fill_sampling(record: np.void, sampling: SamplingParams, position: int) -> None:
+    """Write the device record of ``sampling`` for the token at ``position``."""
+    record["temperature"] = sampling.temperature
+    record["top_p"] = sampling.top_p
+    record["min_p"] = sampling.min_p
+    record["repeat_penalty"] = sampling.repeat_penalty
+    record["presence_penalty"] = sampling.presence_penalty
+    record["frequency_penalty"] = sampling.frequency_penalty
+    record["top_k"] = sampling.top_k
+    record["seed_low"] = sampling.seed & 0xFFFFFFFF
+    record["seed_high"] = sampling.seed >> 32
+    record["position"] = position

@@ -1,0 +1,30 @@
+"""A weight matrix as stored: rows of blocks, viewed in the model file, never expanded here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """``shape`` is row-major [..., rows, columns]; ``blocks`` uint8 [all rows, row_bytes]."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    blocks: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        rows = int(np.prod(self.shape[:-1], dtype=object))
+        expected = (rows, self.dtype.row_bytes(self.shape[-1]))
+        if self.blocks.shape != expected:
+            raise ValueError(f"blocks are {self.blocks.shape}, expected {expected}")
+
+    def expert(self, index: int) -> Matrix:
+        """Slice ``index`` of the first axis of a three-dimensional weight."""
+        _, rows, columns = self.shape
+        return Matrix(self.dtype, (rows, columns), self.blocks[index * rows : (index + 1) * rows])

@@ -1,0 +1,13 @@
+"""``qwen2``: Qwen 2 and 2.5. Rotary pairs are halves; queries, keys and values have a bias."""
+
+from __future__ import annotations
+
+from contract.ir.graph import Graph
+from reference.model.config import ModelConfig
+from reference.model.families.decoder import Variant, build_decoder
+from reference.model.families.tensors import Limits, ModelTensors
+
+
+def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
+    """The graph of a Qwen 2 model."""
+    return build_decoder(config, tensors, limits, Variant(neox=True))

@@ -1,0 +1,97 @@
+"""How a family reaches the tensors of a file: by name, with the shape its formulas need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from contract.dtypes import F16, F32, DType
+from contract.errors import ModelFileError, UnsupportedModel
+from contract.ir.graph import BufferKind, GraphBuilder, View
+from reference.model.gguf import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes an engine is built for: all of them concrete numbers in the graph.
+
+    ``context`` positions a slot may reach; ``pages`` KV pages of 16 positions in the pool;
+    ``recent_tokens`` tokens the sampling penalties look back at.
+    """
+
+    slots: int
+    context: int
+    pages: int
+    kv_dtype: DType = F32
+    recent_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in (F32, F16):
+            raise ValueError(f"KV pages are f32 or f16, not {self.kv_dtype}")
+
+    @property
+    def slot_pages(self) -> int:
+        """Width of the page table."""
+        return -(-self.context // 16)
+
+
+@dataclass(slots=True)
+class ModelTensors:
+    """The tensors of one file, and which of them a family has taken."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+    used: set[str] = field(default_factory=set)
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds a tensor of this name."""
+        return name in self.tensors
+
+    def take(self, name: str, *shape: int) -> DType:
+        """Check that ``name`` exists with this shape, mark it used and return its type."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelFileError(
+                self.path, f"tensor {name}", "is missing", f"expected {list(shape)}"
+            )
+        if info.shape != shape:
+            raise ModelFileError(
+                self.path,
+                f"tensor {name}",
+                f"has shape {list(info.shape)}",
+                f"the metadata asks for {list(shape)}",
+            )
+        if info.dtype is None:
+            raise UnsupportedModel(
+                self.path,
+                f"tensor {name}",
+                f"is of type {info.ggml_type}",
+                "this build has no arithmetic for it; use another quantization of the model",
+            )
+        self.used.add(name)
+        return info.dtype
+
+    def weight(self, builder: GraphBuilder, logical: str, name: str, *shape: int) -> View:
+        """Declare tensor ``name`` as buffer ``logical``; errors give the expected shape."""
+        dtype = self.take(name, *shape)
+        return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=name)
+
+    def vector(self, builder: GraphBuilder, logical: str, name: str, width: int) -> View:
+        """A one-dimensional F32 tensor: norm weights and biases."""
+        info = self.tensors.get(name)
+        if info is not None and info.dtype is not F32:
+            raise UnsupportedModel(
+                self.path, f"tensor {name}", f"is of type {info.ggml_type}", "expected f32"
+            )
+        return self.weight(builder, logical, name, width)
+
+    def reject_unused(self, architecture: str) -> None:
+        """A tensor nobody reads means the model is not what its metadata says."""
+        unused = sorted(set(self.tensors) - self.used)
+        if unused:
+            raise UnsupportedModel(
+                self.path,
+                f"tensor {unused[0]}",
+                f"is not part of a {architecture} model ({len(unused)} such tensors)",
+                "the file belongs to a variant this build does not know",
+            )

@@ -1,0 +1,38 @@
+"""FLASH_ATTN: attention of one query token a slot, the decode form of FLASH_ATTN_BATCHED."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.ops.flash_attn_batched import flash_attn_batched
+
+
+def flash_attn(
+    *,
+    q: NDArray[np.float32],
+    kv: NDArray[np.float32] | NDArray[np.float16],
+    page_table: NDArray[np.int32],
+    query: NDArray[np.int32],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> NDArray[np.float32]:
+    """As FLASH_ATTN_BATCHED; ``query`` names every slot at most once. Returns the shape of q."""
+    if len(set(query[:, 1].tolist())) != len(query):
+        raise AssertionError("a decode step holds one query a slot")
+    return flash_attn_batched(
+        q=q,
+        kv=kv,
+        page_table=page_table,
+        query=query,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+    )

@@ -1,0 +1,31 @@
+"""RMS_NORM: root-mean-square normalization, whole rows or per head."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.exact.sums import sum_axis
+
+ONE = np.float32(1.0)
+
+
+def rms_norm(
+    *,
+    x: NDArray[np.float32],
+    eps: float,
+    weight: NDArray[np.float32] | None = None,
+    groups: int = 1,
+) -> NDArray[np.float32]:
+    """r = 1 / sqrt(sum(x x) / width + eps); y = (x r) weight, in each of ``groups`` (rule R4).
+
+    ``x`` is [tokens, groups * width]; ``weight`` is [width] or absent. Returns the shape of x.
+    """
+    width = x.shape[-1] // groups
+    heads = x.reshape(len(x), groups, width)
+    mean = sum_axis(heads * heads) / np.float32(width)
+    r = ONE / np.sqrt(mean + np.float32(eps))
+    y = heads * r[..., None]
+    if weight is not None:
+        y = y * weight
+    return y.reshape(x.shape)

@@ -1,0 +1,43 @@
+"""RMS_NORM_FUSED_ROPE_KV_WRITE: per-head norms, rotation and the KV write of one packed qkv."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.ops.kv_write_batched import kv_write_batched
+from reference.ops.rms_norm import rms_norm
+from reference.ops.rope import rope
+
+
+def rms_norm_fused_rope_kv_write(
+    *,
+    qkv: NDArray[np.float32],
+    rope_table: NDArray[np.float32],
+    query: NDArray[np.int32],
+    page_table: NDArray[np.int32],
+    kv: NDArray[np.float32] | NDArray[np.float16],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    neox: int,
+    eps: float,
+    q_norm: NDArray[np.float32] | None = None,
+    k_norm: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Returns the rotated queries [tokens, heads * head_dim]; keys and values go to ``kv``.
+
+    ``qkv`` is [tokens, (heads + 2 kv_heads) * head_dim]. A norm that is absent is skipped.
+    """
+    q_width, kv_width = heads * head_dim, kv_heads * head_dim
+    q, k, v = np.split(qkv, [q_width, q_width + kv_width], axis=1)
+    if q_norm is not None:
+        q = rms_norm(x=q, weight=q_norm, eps=eps, groups=heads)
+    if k_norm is not None:
+        k = rms_norm(x=k, weight=k_norm, eps=eps, groups=kv_heads)
+    rotation = {"rope_table": rope_table, "query": query, "head_dim": head_dim, "neox": neox}
+    k = rope(x=k, heads=kv_heads, **rotation)
+    kv_write_batched(
+        k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=kv_heads, head_dim=head_dim
+    )
+    return rope(x=q, heads=heads, **rotation)

@@ -1,0 +1,88 @@
+"""SAMPLE: penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
+
+Left open by the rule and fixed here: the repetition penalty divides a positive and multiplies
+other logits; top-p keeps a token while the weight before it is below ``rint(top_p 2^16) / 2^16``
+of the total, min-p while its weight is at least ``rint(min_p 2^16) / 2^16`` of the largest; and
+the draw walks the kept tokens in order of id, which needs no sort.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import SAMPLE_WEIGHT_BITS
+from contract.records import SAMPLING
+from reference.exact.elementary import exp
+from reference.exact.philox import draw
+from reference.ops.argmax import NO_TOKEN
+
+Float32 = NDArray[np.float32]
+
+THRESHOLD_BITS = 16
+WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)
+
+
+def sample(
+    *, logits: Float32, sampling: NDArray[np.int32], recent: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """One token per row; NO_TOKEN where a logit is not finite or the largest overflows.
+
+    ``sampling`` is [rows, 16] words, each row one SAMPLING record; ``recent`` is [rows, n] token
+    ids the penalties look at, padded with -1.
+    """
+    records = np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]
+    token = np.full(len(logits), NO_TOKEN, np.int32)
+    for row, (values, record) in enumerate(zip(logits, records, strict=True)):
+        if np.isfinite(values).all():
+            token[row] = _sample_row(values, record, recent[row])
+    return token
+
+
+def _sample_row(values: Float32, record: np.void, recent: NDArray[np.int32]) -> int:
+    values = penalized(values, record, recent)
+    random = record["temperature"] > 0
+    if random:
+        values = values / record["temperature"]
+    if not np.isfinite(values.max()):
+        return NO_TOKEN
+    if not random:
+        return int(values.argmax())
+    order = np.argsort(-values, kind="stable")
+    if record["top_k"] > 0:
+        order = order[: record["top_k"]]
+    weights = np.rint(exp(values[order] - values[order[0]]) * WEIGHT_SCALE).astype(np.int64)
+    kept = order[keep(weights, float(record["top_p"]), float(record["min_p"]))]
+    by_id = np.argsort(kept)
+    ids, weights = kept[by_id], weights[: len(kept)][by_id]
+    seed = int(record["seed_high"]) << 32 | int(record["seed_low"])
+    cumulative = np.cumsum(weights)
+    target = draw(seed, int(record["position"])) * int(cumulative[-1]) >> 32
+    return int(ids[np.searchsorted(cumulative, target, side="right")])
+
+
+def penalized(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
+    """Logits after the repetition, presence and frequency penalties of the recent tokens."""
+    ids, counts = np.unique(recent[recent >= 0], return_counts=True)
+    if not len(ids):
+        return values
+    values = values.copy()
+    seen = values[ids]
+    penalty = record["repeat_penalty"]
+    seen = np.where(seen > 0, seen / penalty, seen * penalty)
+    seen = seen - counts.astype(np.float32) * record["frequency_penalty"]
+    values[ids] = seen - record["presence_penalty"]
+    return values
+
+
+def keep(weights: NDArray[np.int64], top_p: float, min_p: float) -> slice:
+    """How many of the descending ``weights`` top-p and min-p keep: a prefix, never empty."""
+    count = len(weights)
+    if top_p < 1.0:
+        threshold = round(top_p * (1 << THRESHOLD_BITS)) * int(weights.sum())
+        before = np.cumsum(weights) - weights
+        count = int(np.count_nonzero(before << THRESHOLD_BITS < threshold))
+    if min_p > 0.0:
+        threshold = round(min_p * (1 << THRESHOLD_BITS)) * int(weights[0])
+        count = min(count, int(np.count_nonzero(weights << THRESHOLD_BITS >= threshold)))
+    return slice(0, max(count, 1))

@@ -1,0 +1,12 @@
+"""VERIFY_K: how many drafted tokens the model agrees with."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def verify_k(*, draft: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Length of the common prefix of each row of ``draft`` and ``target`` ([rows, k])."""
+    agree = np.logical_and.accumulate(draft == target, axis=1)
+    return agree.sum(axis=1, dtype=np.int32)

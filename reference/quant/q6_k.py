@@ -1,0 +1,78 @@
+"""Q6_K: super-blocks of 256 in 210 bytes.
+
+ql[128] at 0, qh[64] at 128, int8 scales[16] at 192, d binary16 at 208.
+value = d*sc*(q - 32), one sc per 16 elements. Each half of 128 owns 64 bytes of ql and 32 of qh:
+for l = 0..31 the elements l, l+32, l+64, l+96 take their low bits from ql[l] & 15, ql[l+32] & 15,
+ql[l] >> 4, ql[l+32] >> 4 and bits 4-5 from the bit pairs 0, 2, 4, 6 of qh[l].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from contract.dtypes import Q6_K
+from reference.quant.bits import pack_nibbles, unpack_nibbles
+from reference.quant.formats import (
+    Bytes,
+    Float32,
+    Format,
+    SuperBlocks,
+    flatten,
+    in_row_chunks,
+    read_half,
+    reciprocal,
+    split_blocks,
+    to_half,
+    write_half,
+)
+from reference.quant.rounding import search_symmetric
+
+_PAIR_SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
+
+
+def unpack(blocks: Bytes) -> SuperBlocks:
+    """q in -32..31 and sub_scale in -128..127 per 16 elements; no minimum."""
+    parts = split_blocks(blocks, Q6_K.block_bytes)
+    low = unpack_nibbles(parts[..., :128].reshape(*parts.shape[:2], 2, 64))
+    low = low.reshape(*parts.shape[:2], 2, 4, 32)
+    high = parts[..., 128:192].reshape(*parts.shape[:2], 2, 1, 32) >> _PAIR_SHIFTS & 3
+    q = (low | high << 4).view(np.int8) - np.int8(32)
+    scales = np.ascontiguousarray(parts[..., 192:208]).view(np.int8)
+    return SuperBlocks(
+        q=flatten(q),
+        scale=read_half(parts, 208),
+        minimum=None,
+        sub_scale=flatten(scales.astype(np.int16)),
+        sub_minimum=None,
+        sub=16,
+    )
+
+
+def dequantize(blocks: Bytes) -> Float32:
+    """uint8[rows, row_bytes] -> f32[rows, K]."""
+    return unpack(blocks).values()
+
+
+@in_row_chunks(Q6_K)
+def quantize(values: Float32) -> Bytes:
+    """f32[rows, K] -> uint8[rows, row_bytes]; the largest sub-block scale becomes sc = -128."""
+    rows = len(values)
+    parts = values.reshape(rows, -1, 16, 16)
+    scale = search_symmetric(np.ascontiguousarray(parts.reshape(-1, 16).T), 32)
+    scale = scale.reshape(parts.shape[:3])
+    place = np.abs(scale).argmax(axis=-1, keepdims=True)
+    d = to_half(np.take_along_axis(scale, place, axis=-1)[..., 0] / np.float32(-128))
+    d32 = d.astype(np.float32)[..., None]
+    sc = np.clip(np.rint(scale * reciprocal(d32)), -128, 127)
+    q = np.clip(np.rint(parts * reciprocal(d32 * sc)[..., None]) + 32, 0, 63).astype(np.uint8)
+    q = q.reshape(*d.shape, 2, 4, 32)
+    out = np.empty((*d.shape, Q6_K.block_bytes), np.uint8)
+    out[..., :128] = pack_nibbles((q & 15).reshape(*d.shape, 2, 128)).reshape(*d.shape, 128)
+    high = np.bitwise_or.reduce((q >> 4) << _PAIR_SHIFTS, axis=-2)
+    out[..., 128:192] = high.reshape(*d.shape, 64)
+    out[..., 192:208] = sc.astype(np.int8).view(np.uint8)
+    write_half(out, 208, d)
+    return out.reshape(rows, -1)
+
+
+FORMAT = Format(Q6_K, dequantize, quantize, unpack, scale_offsets=(208,))

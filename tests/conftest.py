@@ -1,0 +1,63 @@
+"""Models shared by the tests: the default model, and synthetic ones written once a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import CatalogError
+from harness.catalog import DEFAULT_ID, resolve_model
+from harness.settings import SETTINGS
+from harness.synth import SynthSpec, sized_spec, write_synthetic
+from reference.model.open import Model, open_model
+
+SyntheticModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The default model, pulled if it is missing.
+
+    Skips only where the network cannot give it; under CI that is a failure.
+    """
+    named = os.environ.get(SETTINGS["cache_dir"].env)
+    cache_dir = Path(named) if named else SETTINGS["cache_dir"].default_value()
+    try:
+        return resolve_model(DEFAULT_ID, cache_dir)
+    except CatalogError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the default model cannot be had here: {error}")
+
+
+@pytest.fixture(scope="session")
+def default_model(default_model_path: Path) -> Model:
+    """The default model, open."""
+    return open_model(default_model_path)
+
+
+@pytest.fixture(scope="session")
+def synthetic_model(tmp_path_factory: pytest.TempPathFactory) -> SyntheticModel:
+    """``synthetic_model(size="tiny", **fields)`` -> path of that model, written on first use."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    written: dict[SynthSpec, Path] = {}
+
+    def write(size: str = "tiny", **fields: Any) -> Path:
+        spec = sized_spec(size, **fields)
+        if spec not in written:
+            path = folder / f"{spec.architecture}-{spec.quant}-{len(written)}.gguf"
+            write_synthetic(path, spec)
+            written[spec] = path
+        return written[spec]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(synthetic_model: SyntheticModel) -> Path:
+    """A two-layer Qwen 3 in Q4_K_M with a byte-level vocabulary of 320 tokens."""
+    return synthetic_model(architecture="qwen3", quant="q4_k_m")

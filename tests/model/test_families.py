@@ -1,0 +1,150 @@
+"""Configuration and tensors of the dense families: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.dtypes import F32, Q8_0
+from contract.errors import ModelFileError, UnsupportedModel
+from contract.opcodes import Opcode
+from reference.model.families import FAMILIES
+from reference.model.families.tensors import Limits
+from reference.model.gguf import open_gguf, write_gguf
+from reference.model.open import open_model
+from tests.conftest import SyntheticModel
+
+LIMITS = Limits(slots=2, context=64, pages=8)
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    metadata: Mapping[str, Any] | None = None,
+    drop: str = "",
+    tensors: Mapping[str, Any] | None = None,
+) -> Path:
+    """A copy of a model with keys changed (None removes), one tensor dropped, some replaced."""
+    with open_gguf(source) as file:
+        values = {
+            key: value.to_list() if hasattr(value, "to_list") else value
+            for key, value in file.metadata.items()
+        }
+        for key, value in (metadata or {}).items():
+            values.pop(key, None)
+            if value is not None:
+                values[key] = value
+        contents = {
+            name: (info.ggml_type, info.shape, file.tensor_bytes(name))
+            for name, info in file.tensors.items()
+            if name != drop
+        }
+        contents.update(tensors or {})
+        write_gguf(target, values, contents)
+    return target
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_every_family_builds_a_verified_graph(
+    synthetic_model: SyntheticModel, architecture: str
+) -> None:
+    """One attention and one KV write a layer, one sampled token a row; q/k norms only in qwen3."""
+    model = open_model(synthetic_model(architecture=architecture))
+    graph = model.graph(LIMITS)
+    count = [node.opcode for node in graph.nodes].count
+    assert count(Opcode.FLASH_ATTN_BATCHED) == count(Opcode.KV_WRITE_BATCHED) == model.config.layers
+    assert count(Opcode.SAMPLE) == count(Opcode.LM_HEAD) == 1
+    norms = 2 * model.config.layers + 1
+    expected = norms + (2 * model.config.layers if architecture == "qwen3" else 0)
+    assert count(Opcode.RMS_NORM) == expected
+    biases = 3 * model.config.layers if architecture == "qwen2" else 0
+    assert count(Opcode.BIAS_ADD) == biases
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("block_count", 0, "is 0, must be 1 to"),
+        ("block_count", 2**31, "must be 1 to"),
+        ("block_count", None, "llama.block_count"),
+        ("embedding_length", 0, "is 0, must be"),
+        ("attention.head_count", 0, "is 0, must be"),
+        ("attention.head_count", "four", "llama.attention.head_count"),
+        ("attention.head_count_kv", 3, "3 does not divide 4 heads"),
+        ("attention.head_count_kv", np.array([2], np.int32), "has 1 int32 entries for 2 layers"),
+        ("attention.head_count_kv", np.array([2, 0], np.int32), "has entries outside"),
+        ("attention.layer_norm_rms_epsilon", None, "layer_norm_rms_epsilon"),
+        ("attention.layer_norm_rms_epsilon", float("nan"), "is nan, must be a positive number"),
+        ("attention.layer_norm_rms_epsilon", -1.0, "is -1.0, must be a positive number"),
+        ("rope.freq_base", 0.0, "is 0.0, must be a positive number"),
+        ("rope.freq_base", float("inf"), "is inf, must be a positive number"),
+        ("rope.dimension_count", 7, "is 7, must be even"),
+        ("rope.dimension_count", 4096, "must be even and at most"),
+        ("rope.scaling.type", "su", "none, linear and yarn are supported"),
+        ("context_length", 0, "is 0, must be"),
+    ],
+)
+def test_bad_hyperparameters_name_their_key(
+    synthetic_model: SyntheticModel, tmp_path: Path, key: str, value: Any, says: str
+) -> None:
+    path = rewrite(
+        synthetic_model(architecture="llama"), tmp_path / "bad.gguf", {f"llama.{key}": value}
+    )
+    with pytest.raises(ModelFileError, match=re.escape(says)) as raised:
+        open_model(path)
+    assert key in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_an_unknown_architecture_lists_the_known_ones(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    source = synthetic_model(architecture="llama")
+    with open_gguf(source) as file:
+        renamed = {
+            key.replace("llama.", "mamba.", 1): value
+            for key, value in file.metadata.items()
+            if key.startswith("llama.")
+        }
+    path = rewrite(source, tmp_path / "m.gguf", {"general.architecture": "mamba", **renamed})
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, qwen2, qwen3"):
+        open_model(path).graph(LIMITS)
+
+
+def test_a_missing_tensor_is_named_with_its_shape(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    path = rewrite(
+        synthetic_model(architecture="llama"), tmp_path / "m.gguf", drop="blk.1.ffn_up.weight"
+    )
+    with pytest.raises(
+        ModelFileError, match=r"tensor blk\.1\.ffn_up\.weight: is missing; expected"
+    ):
+        open_model(path).graph(LIMITS)
+
+
+def test_a_wrong_shape_says_what_the_metadata_asks_for(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    replaced = {"output_norm.weight": (F32, (32,), np.ones(32, np.float32))}
+    path = rewrite(synthetic_model(architecture="llama"), tmp_path / "m.gguf", tensors=replaced)
+    with pytest.raises(ModelFileError, match=r"has shape \[32\]; the metadata asks for"):
+        open_model(path).graph(LIMITS)
+
+
+def test_a_tensor_nobody_reads_is_refused(synthetic_model: SyntheticModel, tmp_path: Path) -> None:
+    """A query norm in a llama file would silently be left out of the forward pass."""
+    surplus = {"blk.0.attn_q_norm.weight": (F32, (64,), np.ones(64, np.float32))}
+    path = rewrite(synthetic_model(architecture="llama"), tmp_path / "m.gguf", tensors=surplus)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q_norm\.weight.*not part of a llama"):
+        open_model(path).graph(LIMITS)
+
+
+def test_kv_pages_are_f32_or_f16() -> None:
+    with pytest.raises(ValueError, match="not q8_0"):
+        Limits(slots=1, context=16, pages=1, kv_dtype=Q8_0)

@@ -1,0 +1,168 @@
+"""Every storage format against the public gguf package, and its own round trip."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from contract.dtypes import BF16, F16, F32, I32, Q4_K, WEIGHT_DTYPES, DType
+from reference.quant import FORMATS, Blocks32, SuperBlocks, find_nonfinite_scale
+from tests.quant.samples import INTEGER_DTYPES, random_blocks
+
+LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254}
+"""Steps between the smallest and the largest value a 32-block can hold."""
+RELATIVE_ERROR = {"q4_k": 0.075, "q5_k": 0.038, "q6_k": 0.019}
+"""Root mean square error on gaussian values; a plain range quantizer is 10-20 % worse."""
+
+every_format = pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+every_integer_format = pytest.mark.parametrize("dtype", INTEGER_DTYPES, ids=str)
+
+
+def gaussian(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def test_every_weight_type_has_a_format() -> None:
+    """The registry covers the contract exactly, and an index type is no weight."""
+    assert tuple(FORMATS) == WEIGHT_DTYPES
+    assert I32 not in FORMATS
+
+
+@every_format
+def test_dequantize_agrees_with_gguf(dtype: DType) -> None:
+    """Random bytes dequantize to the same bits as the file format's own package."""
+    blocks = random_blocks(dtype, 16, 1024, seed=dtype.ggml_id)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(dtype.ggml_id))
+    values = FORMATS[dtype].dequantize(blocks)
+    assert values.dtype == np.float32
+    assert np.array_equal(values.view(np.uint32), expected.view(np.uint32))
+
+
+@every_integer_format
+def test_unpacked_integers_reproduce_the_values(dtype: DType) -> None:
+    """scale * q + minimum in binary64 is what dequantize rounds."""
+    blocks = random_blocks(dtype, 4, 512, seed=7)
+    planes = FORMATS[dtype].unpack(blocks)
+    assert planes.q.dtype == np.int8
+    q = planes.q.astype(np.float64)
+    if isinstance(planes, Blocks32):
+        scale = np.repeat(planes.scale, 32, axis=1).astype(np.float64)
+        offset = 0.0 if planes.minimum is None else np.repeat(planes.minimum, 32, axis=1)
+        exact = q * scale + offset
+    else:
+        assert isinstance(planes, SuperBlocks)
+        sub_scale = np.repeat(planes.sub_scale, planes.sub, axis=1)
+        exact = np.repeat(planes.scale, 256, axis=1) * sub_scale.astype(np.float64) * q
+        if planes.minimum is not None:
+            sub_minimum = np.repeat(planes.sub_minimum, planes.sub, axis=1).astype(np.float64)
+            exact = exact - np.repeat(planes.minimum, 256, axis=1) * sub_minimum
+    values = FORMATS[dtype].dequantize(blocks)
+    largest = np.abs(exact).max()
+    assert np.abs(values - exact).max() <= largest * 2.0**-22
+
+
+@pytest.mark.parametrize("dtype", [d for d in INTEGER_DTYPES if d.name in LEVELS], ids=str)
+def test_block_error_is_at_most_a_step(dtype: DType) -> None:
+    """No element of a 32-block is off by more than a step of its block's range."""
+    values = gaussian(64, 576)
+    restored = FORMATS[dtype].dequantize(FORMATS[dtype].quantize(values))
+    parts = values.reshape(64, -1, 32)
+    reach = 2 * np.abs(parts).max(axis=-1)
+    if dtype.name.endswith("_1"):
+        reach = parts.max(axis=-1) - parts.min(axis=-1)
+    step = reach / LEVELS[dtype.name]
+    error = np.abs(restored.reshape(parts.shape) - parts).max(axis=-1)
+    # Symmetric formats have one level more on the side of the extreme value: a whole step.
+    allowed = 1.1 if dtype.name in ("q4_0", "q5_0") else 0.55
+    assert (error <= step * allowed).all()
+
+
+@pytest.mark.parametrize("dtype", [d for d in INTEGER_DTYPES if d.name not in LEVELS], ids=str)
+def test_super_block_error_is_small(dtype: DType) -> None:
+    """The scale search beats a plain range quantizer on gaussian weights."""
+    values = gaussian(128, 1024)
+    restored = FORMATS[dtype].dequantize(FORMATS[dtype].quantize(values))
+    assert np.sqrt(np.mean((restored - values) ** 2)) < RELATIVE_ERROR[dtype.name]
+
+
+@every_integer_format
+def test_quantize_is_independent_of_the_matrix_around_a_row(dtype: DType) -> None:
+    """A row quantizes to the same bytes alone as in a matrix cut into many chunks."""
+    values = gaussian(700, 512)
+    whole = FORMATS[dtype].quantize(values)
+    assert whole.shape == (700, dtype.row_bytes(512))
+    for row in (0, 255, 256, 699):
+        assert np.array_equal(FORMATS[dtype].quantize(values[row : row + 1])[0], whole[row])
+
+
+@every_integer_format
+@pytest.mark.parametrize("fill", [0.0, -0.0, 1e-30, 3.0, -3.0, 1e30, -1e30])
+def test_degenerate_blocks_stay_finite(dtype: DType, fill: float) -> None:
+    """Constant, vanishing and enormous rows give finite scales and no warning."""
+    values = np.full((2, 256), fill, np.float32)
+    blocks = FORMATS[dtype].quantize(values)
+    assert find_nonfinite_scale(dtype, blocks) is None
+    restored = FORMATS[dtype].dequantize(blocks)
+    assert np.isfinite(restored).all()
+    if abs(fill) <= 3.0:
+        assert np.abs(restored - values).max() <= 0.02 * abs(fill) + 1e-12
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_float_formats_round_once(dtype: DType) -> None:
+    """Quantizing what was dequantized gives the same bytes, and values are the nearest."""
+    values = gaussian(8, 96)
+    blocks = FORMATS[dtype].quantize(values)
+    again = FORMATS[dtype].quantize(FORMATS[dtype].dequantize(blocks))
+    assert np.array_equal(again, blocks)
+    bits = {"f32": 24, "f16": 11, "bf16": 8}[dtype.name]
+    error = np.abs(FORMATS[dtype].dequantize(blocks) - values)
+    assert (error <= np.abs(values) * 2.0**-bits + 2.0**-25).all()
+
+
+def test_f16_saturates() -> None:
+    """Values beyond binary16 become its largest, not infinity (rule R1)."""
+    blocks = FORMATS[F16].quantize(np.array([[1e6, -1e6]], np.float32))
+    assert FORMATS[F16].dequantize(blocks).tolist() == [[65504.0, -65504.0]]
+
+
+@every_format
+@pytest.mark.parametrize("poison", [0x7C00, 0xFC00, 0x7E01])
+def test_nonfinite_scales_are_found(dtype: DType, poison: int) -> None:
+    """Each scale of a block is looked at, and the first bad block is named."""
+    bits = poison if dtype is not F32 and dtype is not BF16 else poison | 0x0380
+    offsets = FORMATS[dtype].scale_offsets or (dtype.block_bytes - 2,)
+    for offset in offsets:
+        blocks = random_blocks(dtype, 5, 1024, seed=11)
+        assert find_nonfinite_scale(dtype, blocks) is None
+        parts = blocks.reshape(5, -1, dtype.block_bytes)
+        for row, block in ((4, 0), (3, 2)):
+            parts[row, block, offset : offset + 2] = np.array([bits], "<u2").view(np.uint8)
+        assert find_nonfinite_scale(dtype, blocks) == (3, 2)
+
+
+def test_partial_blocks_are_refused() -> None:
+    """Neither direction accepts a row that is not whole blocks."""
+    with pytest.raises(ValueError, match="whole"):
+        FORMATS[Q4_K].unpack(np.zeros((1, 100), np.uint8))
+    with pytest.raises(ValueError, match="whole"):
+        FORMATS[Q4_K].quantize(np.zeros((1, 300), np.float32))
+
+
+@every_integer_format
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_nonfinite_values_are_not_quantized(dtype: DType, poison: float) -> None:
+    """No block can hold them, so they are refused instead of turned into something else."""
+    values = gaussian(3, 256)
+    values[1, 5] = poison
+    with pytest.raises(ValueError, match="finite"):
+        FORMATS[dtype].quantize(values)
+
+
+@every_integer_format
+def test_no_rows_is_no_blocks(dtype: DType) -> None:
+    """An empty matrix has an empty, well-shaped form."""
+    blocks = FORMATS[dtype].quantize(np.empty((0, 512), np.float32))
+    assert blocks.shape == (0, dtype.row_bytes(512))
+    assert FORMATS[dtype].dequantize(blocks).size == 0
