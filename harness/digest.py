@@ -1,0 +1,22 @@
+"""The digest by which logits are compared and stored."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def logits_digest(logits: NDArray[np.float32]) -> str:
+    """SHA-256, hex, over the values as little-endian binary32 with -0 written as +0 (rule R0).
+
+    Any shape, in row-major order. Raises ValueError for NaN, infinity (they are errors of a
+    sequence, not results) and for other dtypes.
+    """
+    if logits.dtype != np.float32:
+        raise ValueError(f"logits are {logits.dtype}, a digest is over float32")
+    if not np.isfinite(logits).all():
+        raise ValueError("logits hold a NaN or an infinity")
+    positive_zero = np.ascontiguousarray(logits + np.float32(0.0), "<f4")
+    return hashlib.sha256(positive_zero.tobytes()).hexdigest()

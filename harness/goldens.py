@@ -1,0 +1,355 @@
+"""``python -m harness.goldens check|update``: the stored truth about logits, position by position.
+
+``goldens/default_model.json`` holds texts continued greedily by the default model and scored in
+one pass; ``goldens/synthetic.json`` holds random-weight models: their specification and the digests
+of the file, the IR graph and the logits. Only the reference CPU tier writes them; any tier can
+be checked against them. Every position keeps its ten largest logits, so that a difference shows
+how large it is and not only that it exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import ConfigError, ZincError
+from contract.ir.codec import graph_digest
+from contract.tier import Tier
+from contract.types import Request
+from harness.catalog import DEFAULT_ID, resolve_model
+from harness.cli.progress import NullProgress, Progress, progress_on
+from harness.digest import logits_digest
+from harness.settings import add_flags, resolve
+from harness.synth import GENERATOR_VERSION, SynthSpec, write_synthetic
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.model.families.tensors import Limits
+from reference.model.open import Model, open_model
+from reference.runner import Capacity, ModelRunner
+
+FOLDER = Path(__file__).resolve().parents[1] / "goldens"
+DEFAULT_MODEL, SYNTHETIC = "default_model.json", "synthetic.json"
+
+POSITIONS = 32
+TOP = 10
+LIMITS = Limits(slots=1, context=2 * POSITIONS, pages=4)
+CAPACITY = Capacity(tokens=POSITIONS + 1, rows=POSITIONS)
+HASH_CHUNK_BYTES = 1 << 20
+
+PROMPTS = {
+    "fact": "The capital of France is",
+    "story": "Once upon a time, in a small village by the sea,",
+    "chat": "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+    "code": "def fibonacci(n):\n    if n <",
+    "arithmetic": "1 + 1 = 2\n2 + 2 = 4\n3 + 3 =",
+    "unicode": "Größe, café, 東京, \U0001f600:",
+}
+
+_SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
+    "llama": (
+        {"quant": "f32"},
+        {"quant": "q4_k_m", "tied": False, "rope_freqs": True},
+        {"quant": "q4_0", "attention_output_bias": True},
+        {"quant": "q4_1", "rope_scaling": "linear"},
+        {"quant": "q5_k", "head_dim": 32},
+    ),
+    "qwen2": (
+        {"quant": "f16"},
+        {"quant": "q5_0", "tied": False},
+        {"quant": "q5_1", "fused_qkv": True},
+        {"quant": "q4_k", "feed_forward": (512, 1280)},
+    ),
+    "qwen3": (
+        {"quant": "bf16", "rope_scaling": "yarn"},
+        {"quant": "q8_0", "head_dim": 48},
+        {"quant": "q6_k", "tied": False},
+        {"quant": "q4_k_m", "hidden": 1280, "heads": 8, "rope_base": 1e6},
+    ),
+}
+SYNTHETIC_SPECS = tuple(
+    SynthSpec(architecture=architecture, seed=number, **fields)
+    for architecture, variants in _SYNTHETIC_VARIANTS.items()
+    for number, fields in enumerate(variants)
+)
+
+
+def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """The stored form of the logits after every token of each sequence, scored in one pass."""
+    with ModelRunner(model, tier, LIMITS, CAPACITY) as runner:
+        for tokens in sequences:
+            logits = _all_logits(runner, tokens)
+            yield {
+                "digest": logits_digest(logits),
+                "positions": [
+                    {"digest": logits_digest(row), "top": _largest(row)} for row in logits
+                ],
+            }
+
+
+def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> NDArray[np.float32]:
+    parts: list[NDArray[np.float32]] = []
+    engine = Engine(runner)
+    engine.submit(Request(1, tuple(tokens), 0), lambda _, logits: parts.append(logits))
+    list(engine.run())
+    return np.concatenate(parts)
+
+
+def _largest(row: NDArray[np.float32]) -> list[list[Any]]:
+    """The TOP largest logits as [token, hexadecimal binary32], ties by the lower token."""
+    order = np.argsort(-row, kind="stable")[:TOP]
+    return [[int(token), _hexadecimal(float(row[token]))] for token in order]
+
+
+def _hexadecimal(value: float) -> str:
+    """``float.hex`` without the zeros that a binary32 always ends in."""
+    mantissa, exponent = value.hex().split("p")
+    return f"{mantissa.rstrip('0').rstrip('.')}p{exponent}"
+
+
+def default_model_golden(path: Path) -> dict[str, Any]:
+    """Every prompt continued greedily to POSITIONS tokens, then scored."""
+    model = open_model(path)
+    with CpuTier() as tier:
+        sequences = {}
+        with ModelRunner(model, tier, LIMITS, CAPACITY) as runner:
+            for name, text in PROMPTS.items():
+                prompt = tuple(model.tokenizer.encode(text, parse_special=True))
+                if len(prompt) >= POSITIONS:
+                    raise ConfigError(f"golden prompt {name!r} is {len(prompt)} tokens long")
+                engine = Engine(runner)
+                engine.submit(Request(1, prompt, POSITIONS - len(prompt), ignore_end=True))
+                generated = [event.token for event in engine.run()]
+                sequences[name] = (prompt, (*prompt, *generated))
+        scores = score(model, tier, [tokens for _, tokens in sequences.values()])
+        prompts = {
+            name: {
+                "text": PROMPTS[name],
+                "prompt_tokens": len(prompt),
+                "tokens": list(tokens),
+                **result,
+            }
+            for (name, (prompt, tokens)), result in zip(sequences.items(), scores, strict=True)
+        }
+    model.file.close()
+    return {"model": DEFAULT_ID, "file": _sha256(path), "prompts": prompts}
+
+
+def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
+    """Digests of one random-weight model: its file, its graph and its logits."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_synthetic(path, spec)
+        model = open_model(path)
+        tokens = synthetic_tokens(spec)
+        (result,) = score(model, tier, [tokens])
+        golden = {
+            "spec": asdict(spec),
+            "file": _sha256(path),
+            "graph": graph_digest(model.graph(LIMITS)),
+            "tokens": list(tokens),
+            **result,
+        }
+        model.file.close()
+    return golden
+
+
+def synthetic_tokens(spec: SynthSpec) -> tuple[int, ...]:
+    """POSITIONS tokens that reach over the whole vocabulary."""
+    return tuple((7 + 89 * position) % spec.vocab for position in range(POSITIONS))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def update_default_model(folder: Path, reason: str, model_path: Path) -> None:
+    """Write the golden of the default model anew, with the reason for it inside."""
+    _store(folder / DEFAULT_MODEL, {**_header(reason), **default_model_golden(model_path)})
+
+
+def update_synthetic(folder: Path, reason: str, progress: Progress | None = None) -> None:
+    """Write the goldens of the synthetic models anew, with the reason for it inside."""
+    header = _header(reason)
+    models = []
+    progress = progress or NullProgress()
+    progress.start("synthetic goldens", len(SYNTHETIC_SPECS), "model")
+    with CpuTier() as tier:
+        for spec in SYNTHETIC_SPECS:
+            models.append(synthetic_golden(spec, tier))
+            progress.advance(1)
+    progress.close()
+    _store(folder / SYNTHETIC, {**header, "models": models})
+
+
+def _header(reason: str) -> dict[str, Any]:
+    if not reason.strip():
+        raise ConfigError("goldens: an update needs --reason TEXT")
+    return {"reason": reason, "arithmetic": ARITHMETIC_VERSION, "generator": GENERATOR_VERSION}
+
+
+def _store(path: Path, golden: Mapping[str, Any]) -> None:
+    """JSON with one line for every position, so that a change reads well as a difference."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = _layout(golden, "") + "\n"
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _layout(value: Any, indent: str) -> str:
+    deeper = indent + "  "
+    if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
+        if "top" not in value:
+            items = [f"{deeper}{json.dumps(k)}: {_layout(v, deeper)}" for k, v in value.items()]
+            return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        items = [deeper + _layout(item, deeper) for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def check_default_model(
+    folder: Path, model_path: Path, tier: Tier | None = None
+) -> list[str]:
+    """One message for every prompt whose logits are not the stored ones; empty when all agree."""
+    golden, problems = _load(folder / DEFAULT_MODEL)
+    if _sha256(model_path) != golden["file"]:
+        return [f"{golden['model']}: {model_path} is not the file the goldens were written from"]
+    model = open_model(model_path)
+    prompts = golden["prompts"]
+    with tier or CpuTier() as used:
+        scores = score(model, used, [entry["tokens"] for entry in prompts.values()])
+        for (name, entry), result in zip(prompts.items(), scores, strict=True):
+            label = f"{golden['model']}, prompt {name!r}"
+            encoded = model.tokenizer.encode(entry["text"], parse_special=True)
+            if encoded != entry["tokens"][: entry["prompt_tokens"]]:
+                problems.append(f"{label}: the text is now encoded as {encoded}")
+            problems += _first_difference(label, entry, result)
+    model.file.close()
+    return problems
+
+
+def check_synthetic(
+    folder: Path, tier: Tier | None = None, progress: Progress | None = None
+) -> list[str]:
+    """One message for every synthetic model and thing that is not as stored."""
+    golden, problems = _load(folder / SYNTHETIC)
+    progress = progress or NullProgress()
+    progress.start("checking synthetic goldens", len(golden["models"]), "model")
+    with tier or CpuTier() as used:
+        for entry in golden["models"]:
+            widths = entry["spec"]["feed_forward"]
+            widths = tuple(widths) if isinstance(widths, list) else widths
+            spec = SynthSpec(**{**entry["spec"], "feed_forward": widths})
+            result = synthetic_golden(spec, used)
+            for part in ("file", "graph", "tokens"):
+                if result[part] != entry[part]:
+                    problems.append(
+                        f"{spec.name}: {part} is {result[part]}, stored is {entry[part]}"
+                    )
+            problems += _first_difference(spec.name, entry, result)
+            progress.advance(1)
+    progress.close()
+    return problems
+
+
+def _load(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """A golden file, and what of its header does not fit this build."""
+    try:
+        golden = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    current = {"arithmetic": ARITHMETIC_VERSION, "generator": GENERATOR_VERSION}
+    problems = [
+        f"{path.name}: written with {name} version {golden[name]}, this is version {version}"
+        for name, version in current.items()
+        if golden[name] != version
+    ]
+    return golden, problems
+
+
+def _first_difference(
+    label: str, stored: Mapping[str, Any], computed: Mapping[str, Any]
+) -> list[str]:
+    if len(stored["positions"]) != len(computed["positions"]):
+        return [f"{label}: {len(stored['positions'])} positions are stored"]
+    pairs = zip(stored["positions"], computed["positions"], strict=True)
+    for position, (old, new) in enumerate(pairs):
+        if old != new:
+            differing = sum(
+                a["digest"] != b["digest"]
+                for a, b in zip(stored["positions"], computed["positions"], strict=True)
+            )
+            return [
+                f"{label}: position {position} is the first of {differing} that differ\n"
+                f"  stored   {old['digest'][:16]}  {_readable(old['top'])}\n"
+                f"  computed {new['digest'][:16]}  {_readable(new['top'])}"
+            ]
+    if stored["digest"] != computed["digest"]:
+        return [f"{label}: the overall digest is {computed['digest']}, stored {stored['digest']}"]
+    return []
+
+
+def _readable(top: Sequence[Sequence[Any]]) -> str:
+    return " ".join(f"{token}:{float.fromhex(value):.9g}" for token, value in top)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check (1 when something differs) or update; 2 with one line for a wrong call."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.goldens", description="Check or rewrite the stored logits."
+    )
+    parser.add_argument("action", choices=("check", "update"))
+    parser.add_argument("--reason", default="", help="why the truth changes; needed by update")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--only", choices=("default", "synthetic"), help="leave the others out")
+    add_flags(parser, ["cache_dir"])
+    args = parser.parse_args(argv)
+    progress = progress_on()
+    try:
+        problems = _run(args, progress)
+    except ZincError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if args.action == "update":
+        return 0
+    for problem in problems:
+        print(problem)
+    print(f"goldens: {len(problems)} differences" if problems else "goldens: all bits as stored")
+    return 1 if problems else 0
+
+
+def _run(args: argparse.Namespace, progress: Progress) -> list[str]:
+    model_path = None
+    if args.only != "synthetic":
+        cache_dir = resolve(args, ["cache_dir"])["cache_dir"]
+        model_path = resolve_model(DEFAULT_ID, cache_dir, progress)
+    problems = []
+    if model_path is not None and args.action == "update":
+        update_default_model(args.folder, args.reason, model_path)
+    elif model_path is not None:
+        problems += check_default_model(args.folder, model_path)
+    if args.only != "default" and args.action == "update":
+        update_synthetic(args.folder, args.reason, progress)
+    elif args.only != "default":
+        problems += check_synthetic(args.folder, progress=progress)
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

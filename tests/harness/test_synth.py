@@ -1,0 +1,279 @@
+"""Synthetic model files: exact bytes, every variant loads and computes, recipes as documented."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.dtypes import F32
+from contract.errors import ConfigError
+from contract.types import Request
+from harness.digest import logits_digest
+from harness.synth import ARCHITECTURES, QUANTS, SynthSpec, sized_spec, write_synthetic
+from harness.synth.__main__ import main
+from harness.synth.draw import BLOCK_SHAPES, draw_matrix
+from harness.synth.tensors import more_bits, plan_tensors
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.model.families.tensors import Limits
+from reference.model.gguf import open_gguf
+from reference.model.open import open_model
+from reference.model.tokenizer import load_tokenizer
+from reference.quant import FORMATS
+from reference.runner import Capacity, ModelRunner
+from tests.paths import ROOT, VOCAB
+
+NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
+VARIANTS = {
+    "untied": {"tied": False},
+    "fused": {"fused_qkv": True},
+    "fused with bias": {"fused_qkv": True, "qkv_bias": True},
+    "biases": {"qkv_bias": True, "attention_output_bias": True},
+    "rope_freqs": {"rope_freqs": True},
+    "linear rope scaling": {"rope_scaling": "linear"},
+    "yarn": {"rope_scaling": "yarn"},
+    "wide heads": {"head_dim": 128},
+    "narrow heads": {"head_dim": 32, "kv_heads": 4},
+    "feed-forward per layer": {"feed_forward": (256, 512)},
+}
+
+
+def written(path: Path, spec: SynthSpec) -> bytes:
+    write_synthetic(path, spec)
+    return path.read_bytes()
+
+
+def logits_of(path: Path, tokens: tuple[int, ...] = (72, 101, 108, 108, 111)) -> np.ndarray:
+    """float32[positions, vocab] of a prompt."""
+    model = open_model(path)
+    parts: list[np.ndarray] = []
+    limits = Limits(slots=1, context=64, pages=8)
+    with CpuTier() as tier, ModelRunner(model, tier, limits, Capacity(17, 16)) as runner:
+        engine = Engine(runner)
+        engine.submit(Request(1, tokens, 0), lambda first, logits: parts.append(logits))
+        list(engine.run())
+    return np.concatenate(parts)
+
+
+def test_bytes_of_a_specification_never_change(tmp_path: Path) -> None:
+    """Every format's file has the digest it had when generator version 1 was defined."""
+    digest = hashlib.sha256()
+    for quant in QUANTS:
+        digest.update(written(tmp_path / "m.gguf", sized_spec("tiny", quant=quant, seed=5)))
+    assert digest.hexdigest() == (
+        "7d6278d3b5dfbf9c2516c060b1ed4b1526d8e9f8c0a9aad8df704e580f28dd5a"
+    )
+
+
+def test_seed_and_tensor_name_decide_the_weights(tmp_path: Path) -> None:
+    spec = sized_spec("tiny")
+    same = written(tmp_path / "a.gguf", spec)
+    assert same == written(tmp_path / "b.gguf", spec)
+    assert same != written(tmp_path / "b.gguf", replace(spec, seed=1))
+    write_synthetic(tmp_path / "c.gguf", replace(spec, layers=3, tied=False))
+    with open_gguf(tmp_path / "a.gguf") as two, open_gguf(tmp_path / "c.gguf") as three:
+        for name in set(two.tensors) - {"output.weight"}:
+            assert two.tensor_bytes(name).tobytes() == three.tensor_bytes(name).tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", BLOCK_SHAPES, ids=str)
+def test_drawn_blocks_have_the_spread_that_was_asked_for(dtype) -> None:
+    """Blocks are drawn, not quantized: their values still have mean 0 and the given deviation."""
+    parts = list(draw_matrix(1, "w", dtype, 512, 1024, 0.05))
+    values = FORMATS[dtype].dequantize(np.concatenate(parts)).astype(np.float64)
+    assert np.isfinite(values).all()
+    assert 0.045 < values.std() < 0.058
+    assert abs(values.mean()) < 0.002
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_and_type_computes(
+    tmp_path: Path, architecture: str, quant: str
+) -> None:
+    """Logits are finite and differ from position to position and from token to token."""
+    spec = sized_spec("tiny", architecture=architecture, quant=quant)
+    write_synthetic(tmp_path / "m.gguf", spec)
+    logits = logits_of(tmp_path / "m.gguf")
+    assert logits.shape == (5, spec.vocab)
+    assert 0.3 < logits.std() < 5
+    assert len({logits_digest(row) for row in logits}) == 5
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_structural_variant_computes(tmp_path: Path, architecture: str, name: str) -> None:
+    fields = VARIANTS[name]
+    write_synthetic(
+        tmp_path / "m.gguf", sized_spec("tiny", architecture=architecture, quant="q8_0", **fields)
+    )
+    assert 0.3 < logits_of(tmp_path / "m.gguf").std() < 5
+
+
+def test_fused_projection_holds_the_separate_ones(tmp_path: Path) -> None:
+    """Fusing q, k and v changes the file, not a bit of the logits."""
+    spec = sized_spec("tiny", architecture="qwen2", quant="q5_k")
+    write_synthetic(tmp_path / "a.gguf", spec)
+    write_synthetic(tmp_path / "b.gguf", replace(spec, fused_qkv=True))
+    assert (logits_of(tmp_path / "a.gguf") == logits_of(tmp_path / "b.gguf")).all()
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_expanded_twin_holds_the_same_weights(tmp_path: Path, quant: str) -> None:
+    spec = sized_spec("tiny", architecture="qwen3", quant=quant, tied=False)
+    write_synthetic(tmp_path / "a.gguf", spec)
+    write_synthetic(tmp_path / "b.gguf", replace(spec, expand_to_f32=True))
+    with open_gguf(tmp_path / "a.gguf") as stored, open_gguf(tmp_path / "b.gguf") as twin:
+        assert set(stored.tensors) == set(twin.tensors)
+        for name, info in stored.tensors.items():
+            assert twin.tensors[name].dtype is F32
+            values = FORMATS[info.dtype].dequantize(stored.tensor_bytes(name))
+            assert (twin.tensor_array(name).reshape(values.shape) == values).all(), name
+
+
+def test_mixture_of_q4_k_m() -> None:
+    """Types per tensor as llama.cpp's quantizer chooses them for a dense model."""
+    spec = sized_spec("0.6b", architecture="qwen3", quant="q4_k_m")
+    types = {tensor.name: tensor.dtype.name for tensor in plan_tensors(spec)}
+    assert types["token_embd.weight"] == "q6_k"
+    sensitive = {i for i in range(28) if types[f"blk.{i}.ffn_down.weight"] == "q6_k"}
+    assert sensitive == {0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27}
+    for layer in range(28):
+        assert (types[f"blk.{layer}.attn_v.weight"] == "q6_k") == (layer in sensitive)
+        assert more_bits(layer, 28) == (layer in sensitive)
+        for name in ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up"):
+            assert types[f"blk.{layer}.{name}.weight"] == "q4_k"
+        assert types[f"blk.{layer}.attn_q_norm.weight"] == "f32"
+    untied = plan_tensors(replace(spec, tied=False))
+    types = {tensor.name: tensor.dtype.name for tensor in untied}
+    assert types["token_embd.weight"] == "q4_k"
+    assert types["output.weight"] == "q6_k"
+
+
+@pytest.mark.parametrize(
+    ("quant", "columns", "expected"),
+    [
+        ("q4_k", 96, "q5_0"),
+        ("q5_k", 96, "q5_1"),
+        ("q6_k", 96, "q8_0"),
+        ("q4_k_m", 96, "q8_0"),
+        ("q4_0", 96, "q4_0"),
+        ("q4_k", 72, "f16"),
+        ("q8_0", 72, "f16"),
+        ("bf16", 72, "bf16"),
+    ],
+)
+def test_rows_that_are_not_whole_blocks_fall_back(
+    quant: str, columns: int, expected: str
+) -> None:
+    spec = sized_spec("tiny", quant=quant, feed_forward=columns)
+    types = {tensor.name: tensor.dtype.name for tensor in plan_tensors(spec)}
+    assert types["blk.1.ffn_down.weight"] == expected
+
+
+def test_narrow_model_of_a_few_kilobytes_computes(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "m.gguf", sized_spec("tiny", quant="q4_k_m", **NARROW))
+    assert np.isfinite(logits_of(tmp_path / "m.gguf")).all()
+
+
+def test_own_tokenizer_encodes_every_byte(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "m.gguf", sized_spec("tiny"))
+    tokenizer = open_model(tmp_path / "m.gguf").tokenizer
+    text = "the cat is on it\t\n" + "".join(map(chr, range(0x20, 0x500))) + "\U0001f600"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode_bytes(ids).decode() == text
+    assert len(ids) < len(text.encode())
+    prompt = tokenizer.encode("<|im_start|>a<|im_end|>", parse_special=True)
+    assert prompt == [257, ord("a"), 258]
+    assert tokenizer.eog_ids >= {258}
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
+    """Keys are copied as they are; a longer vocabulary is padded with unused tokens."""
+    source = next(iter(sorted(VOCAB.glob("*.gguf"))), None)
+    if source is None:
+        pytest.skip("no vocabulary files here")
+    with open_gguf(source) as file:
+        count = len(file.metadata["tokenizer.ggml.tokens"])
+    spec = sized_spec("tiny", **NARROW | {"vocab": count + extra})
+    out = write_synthetic(tmp_path / "m.gguf", spec, tokenizer_from=source)
+    assert out.vocab == count + extra
+    text = "Some words, 123 numbers; naïve."
+    with open_gguf(source) as file:
+        expected = load_tokenizer(file.metadata, str(source)).encode(text)
+    model = open_model(tmp_path / "m.gguf")
+    assert model.tokenizer.vocab_size == count + extra
+    assert model.tokenizer.encode(text) == expected
+    assert np.isfinite(logits_of(tmp_path / "m.gguf", tuple(expected))).all()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architecture": "gpt5"},
+        {"quant": "q2_k"},
+        {"heads": 3},
+        {"kv_heads": 3},
+        {"kv_heads": 0},
+        {"head_dim": 15},
+        {"vocab": 256},
+        {"feed_forward": (256,)},
+        {"feed_forward": (256, 0)},
+        {"seed": -1},
+        {"layers": 0},
+        {"rope_scaling": "longrope"},
+        {"colour": "red"},
+    ],
+)
+def test_bad_specifications_are_refused_by_name(fields: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))) as caught:
+        sized_spec("tiny", **fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_command_writes_what_the_function_writes(tmp_path: Path) -> None:
+    out = tmp_path / "cli.gguf"
+    flags = "--arch qwen2 --quant q5_1 --seed 9 --layers 3 --feed-forward 256,288,320 --no-tied"
+    command = [sys.executable, "-m", "harness.synth", *flags.split(), "--out", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=60)
+    spec = sized_spec(
+        "tiny",
+        architecture="qwen2",
+        quant="q5_1",
+        seed=9,
+        layers=3,
+        feed_forward=(256, 288, 320),
+        tied=False,
+    )
+    assert out.read_bytes() == written(tmp_path / "api.gguf", spec)
+
+
+def test_command_reports_errors_in_one_line(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "m.gguf"
+    assert main(["--arch", "llama", "--out", str(out), "--vocab", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "error: synthetic model: vocab is 3, must be at least 300\n"
+    )
+    assert main(["--arch", "llama", "--out", str(tmp_path / "no" / "m.gguf")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_digest_ignores_the_sign_of_zero_only() -> None:
+    values = np.array([0.0, -1.5, 2.5], np.float32)
+    negative_zero = np.array([-0.0, -1.5, 2.5], np.float32)
+    one_bit_off = np.nextafter(values, np.float32(9))
+    assert logits_digest(values) == logits_digest(negative_zero)
+    assert logits_digest(values) != logits_digest(one_bit_off)
+    assert logits_digest(values) == hashlib.sha256(values.tobytes()).hexdigest()
+    with pytest.raises(ValueError, match="NaN"):
+        logits_digest(np.array([np.nan], np.float32))
+    with pytest.raises(ValueError, match="float64"):
+        logits_digest(np.zeros(1))

@@ -1,0 +1,241 @@
+"""Running the same requests under different schedules, and what must not change.
+
+A proof is a function that takes a bench and raises AssertionError when some bit depends on the
+schedule. It compares a bench only with itself, so a deliberately broken bench must fail it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from hypothesis import strategies as st
+
+from contract.dtypes import F32, DType
+from contract.types import Request, SamplingParams
+from harness.digest import logits_digest
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.model.families.tensors import Limits
+from reference.model.open import open_model
+from reference.runner import Capacity, ModelRunner, StepInput, StepOutput
+
+SLOTS = 4
+CONTEXT = 176
+PAGES = 26
+"""Fewer than four full slots need, so that requests also wait for pages."""
+STEP_TOKENS = 72
+
+
+@dataclass(slots=True)
+class ObservedRunner:
+    """A runner that keeps what every step was: (query tokens, sequences)."""
+
+    inner: Any
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    def step(self, inputs: StepInput) -> StepOutput:
+        """Record and forward."""
+        self.steps.append((len(inputs.query), len(np.unique(inputs.query["slot"]))))
+        return self.inner.step(inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def batch_sizes(self) -> set[int]:
+        """Every number of query tokens a step had."""
+        return {tokens for tokens, _ in self.steps}
+
+    @property
+    def sequence_counts(self) -> set[int]:
+        """Every number of sequences a step had."""
+        return {sequences for _, sequences in self.steps}
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one request produced: tokens, and the digest of the logits of each position."""
+
+    tokens: list[int] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    logits: dict[int, np.ndarray] = field(default_factory=dict)
+    cancelled: bool = False
+
+    def sink(self, first: int, logits: np.ndarray) -> None:
+        """Receives the logits of consecutive positions from the engine."""
+        for position, row in enumerate(logits, first):
+            assert position not in self.logits, f"position {position} was computed twice"
+            self.logits[position] = row
+            self.digests[position] = logits_digest(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How requests are run. ``joins`` and ``cancels``: request id -> step before which it happens.
+
+    ``slot_order`` is the order in which free slots are handed out, ``page_order`` that of pages.
+    """
+
+    chunk_tokens: int = 64
+    slot_order: tuple[int, ...] | None = None
+    page_order: tuple[int, ...] | None = None
+    joins: Mapping[int, int] = field(default_factory=dict)
+    cancels: Mapping[int, int] = field(default_factory=dict)
+
+
+class Bench:
+    """A model on a tier with its runner observed. ``wrap`` may put something broken in between."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tier: CpuTier | None = None,
+        kv_dtype: DType = F32,
+        slots: int = SLOTS,
+        context: int = CONTEXT,
+        pages: int = PAGES,
+        step_tokens: int = STEP_TOKENS,
+        wrap: Callable[[ModelRunner], Any] = lambda runner: runner,
+    ) -> None:
+        self._stack = ExitStack()
+        self.tier = self._stack.enter_context(tier or CpuTier())
+        self.model = open_model(path)
+        self._stack.callback(self.model.file.close)
+        limits = Limits(slots, context, pages, kv_dtype)
+        runner = ModelRunner(self.model, self.tier, limits, Capacity(step_tokens, step_tokens))
+        self._stack.enter_context(runner)
+        self.runner = ObservedRunner(wrap(runner))
+        self._alone: dict[Request, Trace] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.runner.inner = None
+        self._stack.close()
+
+    def alone(self, request: Request) -> Trace:
+        """The request with the engine to itself; computed once."""
+        if request not in self._alone:
+            self._alone[request] = self.execute([request], Schedule())[request.id]
+        return self._alone[request]
+
+    def execute(self, requests: Sequence[Request], schedule: Schedule) -> dict[int, Trace]:
+        """Run the requests as ``schedule`` says, to the end of all that are not cancelled."""
+        engine = Engine(
+            self.runner, chunk_tokens=schedule.chunk_tokens, page_order=schedule.page_order
+        )
+        if schedule.slot_order is not None:
+            permute_slots(engine, schedule.slot_order)
+        traces = {request.id: Trace() for request in requests}
+        unfinished = set(traces)
+        last_join = max((schedule.joins.get(id_, 0) for id_ in traces), default=0)
+        step = 0
+        while step <= last_join or not engine.idle:
+            for request in requests:
+                if schedule.joins.get(request.id, 0) == step:
+                    engine.submit(request, traces[request.id].sink)
+            for id_, at in schedule.cancels.items():
+                if at == step and id_ in unfinished:
+                    engine.cancel(id_)
+                    traces[id_].cancelled = True
+            if not engine.idle:
+                for event in engine.step():
+                    if event.token >= 0:
+                        traces[event.request_id].tokens.append(event.token)
+                    if event.finish_reason is not None:
+                        unfinished.discard(event.request_id)
+            step += 1
+        assert engine.pool.free == self.runner.limits.pages, "a page was not given back"
+        return traces
+
+
+def permute_slots(engine: Engine, order: Sequence[int]) -> None:
+    """Occupy every slot and give them back in ``order``, which is how they are reused."""
+    blocker = 1 << 40
+    for slot in range(len(order)):
+        engine.submit(Request(blocker + slot, (0, 1), 1))
+    engine.step()
+    for slot in order:
+        engine.cancel(blocker + slot)
+    assert engine.idle
+
+
+def assert_schedule_invariant(
+    bench: Bench, requests: Sequence[Request], schedule: Schedule
+) -> None:
+    """Proof: every request gives the logits and tokens it gives alone."""
+    for request, trace in zip(requests, bench.execute(requests, schedule).values(), strict=True):
+        alone = bench.alone(request)
+        for position, digest in trace.digests.items():
+            assert digest == alone.digests[position], f"request {request.id} position {position}"
+        assert trace.tokens == alone.tokens[: len(trace.tokens)], f"request {request.id}"
+        if not trace.cancelled:
+            assert trace.digests.keys() == alone.digests.keys()
+            assert len(trace.tokens) == len(alone.tokens)
+
+
+def assert_prefill_equals_decode(bench: Bench, request: Request, chunk_tokens: int) -> None:
+    """Proof: scoring a finished sequence gives the logits it was generated from, every one."""
+    generated = bench.alone(request)
+    tokens = (*request.prompt, *generated.tokens[:-1])
+    scored = bench.execute([Request(1, tokens, 0)], Schedule(chunk_tokens=chunk_tokens))[1]
+    assert scored.logits.keys() == generated.logits.keys() == set(range(len(tokens)))
+    for position, logits in generated.logits.items():
+        same = scored.logits[position] == logits
+        assert same.all(), f"position {position}: {np.count_nonzero(~same)} logits differ"
+
+
+def request_pool(vocab: int, count: int = 10, longest: int = 96) -> tuple[Request, ...]:
+    """Requests of many lengths, greedy and seeded, with and without penalties."""
+    random = np.random.Generator(np.random.Philox(key=vocab))
+    samplings = (
+        SamplingParams(),
+        SamplingParams(temperature=0.9, seed=2**63 + 11),
+        SamplingParams(temperature=1.4, top_k=40, top_p=0.9, min_p=0.01, seed=3),
+        SamplingParams(repeat_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1),
+    )
+    lengths = np.unique(np.geomspace(1, longest, count).astype(int))
+    lengths = np.concatenate([lengths, random.integers(2, longest, count - len(lengths))])
+    return tuple(
+        Request(
+            id=number,
+            prompt=tuple(int(token) for token in random.integers(0, vocab, length)),
+            max_tokens=int(random.integers(2, 9)),
+            sampling=samplings[number % len(samplings)],
+        )
+        for number, length in enumerate(lengths, 1)
+    )
+
+
+@st.composite
+def loads(
+    draw: st.DrawFn, pool: Sequence[Request], most: int = 6
+) -> tuple[list[Request], Schedule]:
+    """Some requests of the pool and a schedule for them."""
+    requests = draw(
+        st.lists(st.sampled_from(pool), min_size=1, max_size=most, unique_by=lambda r: r.id)
+    )
+    ids = [request.id for request in requests]
+    steps = st.integers(0, 12)
+    page_seed = draw(st.integers(0, 2**32 - 1))
+    pages = np.random.Generator(np.random.Philox(key=page_seed)).permutation(PAGES)
+    return requests, Schedule(
+        chunk_tokens=draw(st.integers(1, 64)),
+        slot_order=tuple(draw(st.permutations(range(SLOTS)))),
+        page_order=tuple(int(page) for page in pages),
+        joins=draw(st.fixed_dictionaries(dict.fromkeys(ids, steps))),
+        cancels=draw(st.dictionaries(st.sampled_from(ids), st.integers(1, 16), max_size=2)),
+    )

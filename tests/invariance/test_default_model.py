@@ -1,0 +1,74 @@
+"""The invariances on real weights: a bounded run of the default model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.types import Request, SamplingParams
+from tests.invariance import controls
+from tests.invariance.engines import (
+    Bench,
+    Schedule,
+    assert_prefill_equals_decode,
+    assert_schedule_invariant,
+)
+
+TEXTS = {
+    "The capital of France is Paris, and": SamplingParams(),
+    "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n": SamplingParams(
+        temperature=0.8, top_p=0.95, seed=42
+    ),
+    "Water boils at": SamplingParams(repeat_penalty=1.2),
+}
+
+
+@pytest.fixture(scope="module")
+def bench(default_model_path: Path) -> Iterator[Bench]:
+    with Bench(default_model_path, context=64, pages=10, step_tokens=28) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def requests_(bench: Bench) -> list[Request]:
+    encode = bench.model.tokenizer.encode
+    return [
+        Request(number, tuple(encode(text, parse_special=True)), 4, sampling)
+        for number, (text, sampling) in enumerate(TEXTS.items(), 1)
+    ]
+
+
+SCHEDULES = {
+    "together, small chunks": Schedule(chunk_tokens=5),
+    "joining, leaving, permuted slots and pages": Schedule(
+        chunk_tokens=9,
+        slot_order=(2, 0, 3, 1),
+        page_order=(7, 2, 9, 0, 4, 1, 8, 3, 6, 5),
+        joins={1: 2, 2: 0, 3: 3},
+        cancels={2: 6},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_schedule_changes_a_bit(bench: Bench, requests_: list[Request], name: str) -> None:
+    assert_schedule_invariant(bench, requests_, SCHEDULES[name])
+    assert max(bench.runner.sequence_counts) > 1
+    assert len(bench.runner.batch_sizes) > 2
+
+
+def test_prefill_logits_are_decode_logits(bench: Bench, requests_: list[Request]) -> None:
+    assert_prefill_equals_decode(bench, requests_[0], 24)
+
+
+def test_control_leaked_page(default_model_path: Path, requests_: list[Request]) -> None:
+    """Negative control: on real weights too a shared page changes logits."""
+    with (
+        Bench(
+            default_model_path, context=64, pages=10, step_tokens=28, wrap=controls.LeakedPage
+        ) as bench,
+        pytest.raises(AssertionError, match="request"),
+    ):
+        assert_schedule_invariant(bench, requests_[::2], Schedule())

@@ -1,0 +1,132 @@
+"""The same load at many widths, on many threads and by definition: always the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.dtypes import F16
+from contract.types import Request, SamplingParams
+from reference.cpu.tier import CpuTier
+from tests.invariance import controls
+from tests.invariance.engines import Bench, Schedule, Trace, request_pool
+
+SyntheticModel = Callable[..., Path]
+
+VOCAB = 300
+WIDTHS = (1, 8, 16, 32, 44)
+CLIENTS = 44
+AT_ONCE = 256
+"""Prefill tokens of a step that let every slot start together; ``TRICKLE`` staggers them."""
+TRICKLE = 24
+MODELS = ("q4_k_m", "q8_0", "f32")
+
+
+def crowd(vocab: int) -> list[Request]:
+    """44 short requests, every other one sampled."""
+    random = np.random.Generator(np.random.Philox(key=CLIENTS))
+    return [
+        Request(
+            id=number,
+            prompt=tuple(int(token) for token in random.integers(0, vocab, 2 + number % 7)),
+            max_tokens=3,
+            sampling=SamplingParams(temperature=float(number % 2), seed=number),
+        )
+        for number in range(1, CLIENTS + 1)
+    ]
+
+
+def crowd_bench(path: Path, slots: int, tier: CpuTier | None = None) -> Bench:
+    """A bench where ``slots`` of the crowd run at a time."""
+    return Bench(
+        path,
+        tier=tier,
+        kv_dtype=F16,
+        slots=slots,
+        context=32,
+        pages=2 * slots,
+        step_tokens=slots + AT_ONCE,
+    )
+
+
+def same(traces: dict[int, Trace], expected: dict[int, Trace], what: str) -> None:
+    """Every request has the same tokens and the same logits at every position."""
+    assert traces.keys() == expected.keys()
+    for id_, trace in traces.items():
+        assert trace.tokens == expected[id_].tokens, f"{what}: tokens of request {id_}"
+        assert trace.digests == expected[id_].digests, f"{what}: logits of request {id_}"
+
+
+def prove_width_invariance(
+    path: Path, widths: tuple[int, ...], tier: Callable[[], CpuTier] = CpuTier
+) -> None:
+    """Proof: the crowd's bits depend neither on how many run at once nor on repetition."""
+    with crowd_bench(path, widths[0], tier()) as bench:
+        expected = bench.execute(crowd(VOCAB), Schedule(AT_ONCE))
+        assert bench.runner.sequence_counts == {widths[0]}
+    for width in widths[1:]:
+        with crowd_bench(path, width, tier()) as bench:
+            for chunk_tokens in (AT_ONCE, TRICKLE, AT_ONCE):
+                traces = bench.execute(crowd(VOCAB), Schedule(chunk_tokens))
+                same(traces, expected, f"{width} at a time, {chunk_tokens} tokens a step")
+            assert max(bench.runner.sequence_counts) == width
+
+
+@pytest.mark.parametrize("quant", MODELS)
+def test_crowd_at_every_width(synthetic_model: SyntheticModel, quant: str) -> None:
+    path = synthetic_model(architecture="qwen3", quant=quant, vocab=VOCAB)
+    prove_width_invariance(path, WIDTHS)
+
+
+def test_control_kernel_that_falls_back_above_eight_rows(
+    synthetic_model: SyntheticModel,
+) -> None:
+    """Negative control: another kernel for larger batches is noticed, at 16 and not at 8."""
+    path = synthetic_model(architecture="qwen3", quant="f32", vocab=VOCAB)
+    with pytest.raises(AssertionError, match="logits of request"):
+        prove_width_invariance(path, (1, 16), controls.fallback_tier)
+
+
+IMPLEMENTATIONS = {
+    "one thread": lambda: CpuTier(threads=1),
+    "two threads": lambda: CpuTier(threads=2),
+    "five threads": lambda: CpuTier(threads=5),
+    "definitions": lambda: CpuTier(definitions_only=True),
+}
+
+
+@pytest.fixture(scope="module", params=("llama q4_k_m", "qwen2 q4_1", "qwen3 bf16"))
+def reference_run(
+    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
+) -> Iterator[tuple[Path, list[Request], dict[int, Trace]]]:
+    architecture, quant = request.param.split()
+    path = synthetic_model(
+        architecture=architecture, quant=quant, vocab=VOCAB, feed_forward=(512, 1280)
+    )
+    requests = list(request_pool(VOCAB, count=6, longest=72))
+    with Bench(path) as bench:
+        yield path, requests, bench.execute(requests, Schedule(chunk_tokens=40))
+
+
+def prove_implementation(
+    run: tuple[Path, list[Request], dict[int, Trace]], make_tier: Callable[[], CpuTier]
+) -> None:
+    """Proof: this tier gives the bits of the default one under the same schedule."""
+    path, requests, expected = run
+    with Bench(path, tier=make_tier()) as bench:
+        same(bench.execute(requests, Schedule(chunk_tokens=40)), expected, "implementation")
+        assert len(bench.runner.batch_sizes) > 3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_threads_and_definitions_agree(reference_run: tuple, implementation: str) -> None:
+    prove_implementation(reference_run, IMPLEMENTATIONS[implementation])
+
+
+def test_control_of_implementations(reference_run: tuple) -> None:
+    """Negative control: a tier that contracts the rotary embedding is noticed."""
+    with pytest.raises(AssertionError, match="implementation"):
+        prove_implementation(reference_run, controls.contracted_tier)

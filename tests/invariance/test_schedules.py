@@ -1,0 +1,134 @@
+"""Logits and tokens of a request depend on nothing but the request.
+
+Chunks, neighbours that join, leave and are cancelled, slots, pages and the waiting they cause
+are drawn at random; every position of every request is compared with the request run alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from contract.dtypes import F16, F32
+from tests.invariance import controls
+from tests.invariance.engines import (
+    SLOTS,
+    Bench,
+    assert_prefill_equals_decode,
+    assert_schedule_invariant,
+    loads,
+    request_pool,
+)
+
+VOCAB = 300
+SHAPE = {"vocab": VOCAB, "feed_forward": (512, 1280), "context": 256}
+"""1280 columns are five segments in two spans."""
+
+MODELS = {
+    "llama f32": ({"architecture": "llama", "quant": "f32"}, F32),
+    "llama q4_k_m, f16 cache": ({"architecture": "llama", "quant": "q4_k_m"}, F16),
+    "llama q4_1": ({"architecture": "llama", "quant": "q4_1", "tied": False}, F32),
+    "qwen2 q5_1, f16 cache": ({"architecture": "qwen2", "quant": "q5_1"}, F16),
+    "qwen2 bf16": ({"architecture": "qwen2", "quant": "bf16"}, F32),
+    "qwen3 q6_k": ({"architecture": "qwen3", "quant": "q6_k", "fused_qkv": True}, F32),
+    "qwen3 q8_0, f16 cache": ({"architecture": "qwen3", "quant": "q8_0"}, F16),
+    "qwen3 f16, f16 cache": ({"architecture": "qwen3", "quant": "f16", "head_dim": 48}, F16),
+}
+POOL = request_pool(VOCAB)
+PROOF = settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+CONTROL = settings(
+    PROOF,
+    max_examples=40,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -> Iterator[Bench]:
+    fields, kv_dtype = MODELS[request.param]
+    with Bench(synthetic_model(**SHAPE, **fields), kv_dtype=kv_dtype) as bench:
+        yield bench
+
+
+def prove_schedules(bench: Bench, how: settings) -> None:
+    @how
+    @given(loads(POOL))
+    def proof(load: tuple) -> None:
+        assert_schedule_invariant(bench, *load)
+
+    proof()
+
+
+def prove_prefill(bench: Bench, how: settings) -> None:
+    @how
+    @given(st.sampled_from(POOL), st.integers(1, 64))
+    def proof(request: Any, chunk_tokens: int) -> None:
+        assert_prefill_equals_decode(bench, request, chunk_tokens)
+
+    proof()
+
+
+def test_no_schedule_changes_a_bit(bench: Bench) -> None:
+    prove_schedules(bench, PROOF)
+    assert {1, 2} <= bench.runner.sequence_counts <= set(range(1, SLOTS + 1))
+    assert len(bench.runner.batch_sizes) >= 8, "the batch size hardly varied"
+
+
+def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
+    prove_prefill(bench, PROOF)
+    assert 1 in bench.runner.batch_sizes
+    assert max(bench.runner.batch_sizes) > 16
+
+
+def test_every_token_alone_equals_one_chunk(bench: Bench) -> None:
+    """The two extremes of chunking, on the longest prompt of the pool."""
+    longest = max(POOL, key=lambda request: len(request.prompt))
+    for chunk_tokens in (1, 64):
+        assert_prefill_equals_decode(bench, longest, chunk_tokens)
+
+
+def test_the_pool_reaches_every_boundary() -> None:
+    """Prompts cross pages of 16 and tiles of 64, some tokens are drawn and some are greedy."""
+    lengths = {len(request.prompt) for request in POOL}
+    assert min(lengths) == 1
+    assert max(lengths) > 64
+    assert {request.sampling.temperature > 0 for request in POOL} == {True, False}
+    assert {request.sampling.penalizes for request in POOL} == {True, False}
+
+
+BROKEN = {
+    "summation order by batch": lambda path: Bench(path, tier=controls.split_k_tier()),
+    "library sum in norms": lambda path: Bench(path, tier=controls.library_sum_tier()),
+    "contracted multiply-add": lambda path: Bench(path, tier=controls.contracted_tier()),
+    "leaked page": lambda path: Bench(path, wrap=controls.LeakedPage),
+    "stale page table": lambda path: Bench(path, wrap=controls.StalePageTable),
+    "sampler keyed by row": lambda path: Bench(path, wrap=controls.SharedSampler),
+}
+ARITHMETIC_FAULTS = tuple(BROKEN)[:3]
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_control_schedules(fault: str, synthetic_model: Callable[..., Any]) -> None:
+    """Negative control: the proof fails on an engine with this fault."""
+    path = synthetic_model(architecture="llama", quant="f32", **SHAPE)
+    with BROKEN[fault](path) as bench, pytest.raises(AssertionError, match="request"):
+        prove_schedules(bench, CONTROL)
+
+
+@pytest.mark.parametrize("fault", ARITHMETIC_FAULTS)
+def test_control_prefill(fault: str, synthetic_model: Callable[..., Any]) -> None:
+    """Negative control: the proof fails on an engine with this fault."""
+    path = synthetic_model(architecture="llama", quant="f32", **SHAPE)
+    with BROKEN[fault](path) as bench, pytest.raises(AssertionError, match="logits differ"):
+        prove_prefill(bench, CONTROL)
