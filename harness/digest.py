@@ -7,6 +7,9 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+CHUNK_ELEMENTS = 1 << 20
+"""Elements copied at a time: a long context's logits are large."""
+
 
 def logits_digest(logits: NDArray[np.float32]) -> str:
     """SHA-256, hex, over the values as little-endian binary32 with -0 written as +0 (rule R0).
@@ -18,5 +21,9 @@ def logits_digest(logits: NDArray[np.float32]) -> str:
         raise ValueError(f"logits are {logits.dtype}, a digest is over float32")
     if not np.isfinite(logits).all():
         raise ValueError("logits hold a NaN or an infinity")
-    positive_zero = np.ascontiguousarray(logits + np.float32(0.0), "<f4")
-    return hashlib.sha256(positive_zero.tobytes()).hexdigest()
+    digest = hashlib.sha256()
+    flat = logits.reshape(-1)
+    for start in range(0, flat.size, CHUNK_ELEMENTS):
+        part = flat[start : start + CHUNK_ELEMENTS] + np.float32(0.0)
+        digest.update(np.ascontiguousarray(part, "<f4").data)
+    return digest.hexdigest()

@@ -134,7 +134,7 @@ class Engine:
             )
         if pages_for(self._reach(request)) > limits.pages:
             raise RequestError("max_tokens", "needs more KV pages than the pool has")
-        if request.sampling.repeat_last_n > limits.recent_tokens:
+        if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
             raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
 
     def _reach(self, request: Request) -> int:

@@ -29,6 +29,12 @@ def _field_exists(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str 
     return None
 
 
+def _ring_has_room(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    if dims["ring_events"] in (0, 1):
+        return f"ring_events is {dims['ring_events']}, entry 0 is the header: at least 2 are needed"
+    return None
+
+
 STEP = (
     OpSpec(
         Opcode.EMBED,
@@ -103,6 +109,7 @@ STEP = (
             "ring": lambda work: 8 * (work["rows"] + 1),
         },
         stored=("ring",),
+        constraint=_ring_has_room,
     ),
     OpSpec(
         Opcode.LOAD_REQUEST_STATE,

@@ -1,21 +1,28 @@
 """Opcodes for which the CPU tier has a faster function than the definition, of the same bits.
 
-A kernel is a function of the bound operands and the parameters that returns the call to make
-each step: whatever can be prepared once is prepared when the graph is lowered.
+A kernel is a function of the bound operands of one or more nodes and of their parameters, and
+returns the call to make each step: whatever can be prepared once is prepared when the graph is
+lowered. More than one node is given only for neighbouring products of the same activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from contract.dtypes import DType
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
-from reference.cpu.matmul import PreparedWeight, prepare_weight, prepared_matmul
+from reference.cpu.matmul import (
+    PreparedActivation,
+    PreparedWeight,
+    prepare_weight,
+    prepared_matmul,
+)
 from reference.matrix import Matrix
 
-Kernel = Callable[[Mapping[str, Any], Mapping[str, int | float]], Callable[[], None]]
+Operands = Mapping[str, Any]
+Kernel = Callable[[Sequence[Operands], Mapping[str, int | float]], Callable[[], None]]
 
 
 class PreparedMatrices:
@@ -50,17 +57,24 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
 
     def product(x: str, weight: str, y: str) -> Kernel:
         def kernel(
-            bound: Mapping[str, Any], params: Mapping[str, int | float]
+            nodes: Sequence[Operands], params: Mapping[str, int | float]
         ) -> Callable[[], None]:
-            prepared = matrices.prepare(bound[weight])
-            source, target = bound[x], bound[y]
-            return lambda: prepared_matmul(prepared, source, target, threads)
+            source = nodes[0][x]
+            products = [(matrices.prepare(bound[weight]), bound[y]) for bound in nodes]
+
+            def call() -> None:
+                activation = PreparedActivation(source)
+                for prepared, target in products:
+                    prepared_matmul(prepared, activation, target, threads)
+
+            return call
 
         return kernel
 
     def attention(
-        bound: Mapping[str, Any], params: Mapping[str, int | float]
+        nodes: Sequence[Operands], params: Mapping[str, int | float]
     ) -> Callable[[], None]:
+        (bound,) = nodes
         shape = AttentionShape(
             heads=int(params["heads"]),
             kv_heads=int(params["kv_heads"]),

@@ -7,8 +7,9 @@ The oracle. Every opcode runs its definition from ``reference.ops``, except wher
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 from typing import Any, Self
 
@@ -114,9 +115,7 @@ class CpuTier:
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CpuBuffer:
         """Zeroed host memory. Raises OutOfMemory naming the buffer."""
-        memory = psutil.virtual_memory()
-        if nbytes > memory.available:
-            raise OutOfMemory(decl.name, nbytes, memory.used, memory.available)
+        _check_fits(decl.name, nbytes)
         return self._keep(CpuBuffer(decl.name, nbytes, heap, np.zeros(nbytes, np.uint8)))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CpuBuffer:
@@ -147,12 +146,14 @@ class CpuTier:
         return CpuKernel(header, opcode)
 
     def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
-        """Bind every node's operands to arrays. Raises UnsupportedOp for a missing opcode."""
+        """Bind every node's operands to arrays. Raises UnsupportedOp for a missing opcode and
+        OutOfMemory when its scratch buffers do not fit."""
         missing = sorted(o.name for o in graph.opcodes if o not in DEFINITIONS)
         if missing:
             raise UnsupportedOp("cpu", missing)
         plan = plan_scratch(graph, key)
         if self._arena.nbytes < plan.nbytes:
+            _check_fits("scratch", plan.nbytes)
             self._arena = np.empty(plan.nbytes, np.uint8)
         arrays: dict[str, Bound] = {}
         for decl in graph.buffers.values():
@@ -166,9 +167,7 @@ class CpuTier:
             {name: _operand(node, name, view, arrays) for name, view in node.operands.items()}
             for node in graph.nodes
         )
-        calls = tuple(
-            self._call(node, bound) for node, bound in zip(graph.nodes, operands, strict=True)
-        )
+        calls = tuple(self._calls(graph.nodes, operands))
         return CpuBatch(key, calls, graph.nodes, operands, self._arena)
 
     def submit(self, batch: CpuBatch) -> CpuFence:
@@ -200,9 +199,27 @@ class CpuTier:
         self._buffers[id(buffer)] = buffer
         return buffer
 
-    def _call(self, node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
-        fast = self._fast.get(node.opcode)
-        return fast(bound, node.params) if fast else define(node, bound)
+    def _calls(
+        self, nodes: Sequence[Node], operands: Sequence[Mapping[str, Bound]]
+    ) -> Iterator[Callable[[], None]]:
+        for (opcode, _), run in groupby(zip(nodes, operands, strict=True), _shared_input):
+            pairs = list(run)
+            if opcode in self._fast:
+                yield self._fast[opcode]([bound for _, bound in pairs], pairs[0][0].params)
+            else:
+                yield from (define(node, bound) for node, bound in pairs)
+
+
+def _shared_input(pair: tuple[Node, Mapping[str, Bound]]) -> tuple[Opcode, object]:
+    """Equal for neighbouring products of the same activations, which one call computes."""
+    node, _ = pair
+    return node.opcode, node.operands["x"] if node.opcode is Opcode.MATMUL else node.name
+
+
+def _check_fits(what: str, nbytes: int) -> None:
+    memory = psutil.virtual_memory()
+    if nbytes > memory.available:
+        raise OutOfMemory(what, nbytes, memory.used, memory.available)
 
 
 def define(node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:

@@ -205,3 +205,5 @@ def _satisfy(
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
     if "slot_words" in sizes:
         fix("slot_words", 8)
+    if "ring_events" in sizes:
+        fix("ring_events", draw(st.integers(2, 6)))

@@ -70,7 +70,9 @@ def test_threshold_of_silence() -> None:
     assert got.scale[:, 0].tolist() == [2.0**-74, 0.0]
 
 
-@pytest.mark.parametrize(("halves", "expected"), [(1, 0), (3, 2), (5, 2), (7, 4), (-1, 0), (-3, -2)])
+@pytest.mark.parametrize(
+    ("halves", "expected"), [(1, 0), (3, 2), (5, 2), (7, 4), (-1, 0), (-3, -2)]
+)
 def test_ties_go_to_even(halves: int, expected: int) -> None:
     """Half quanta beside a largest element of 1."""
     x = np.array([[1.0, halves * 2.0**-11]], np.float32)

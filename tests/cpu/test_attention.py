@@ -1,0 +1,86 @@
+"""The CPU tier's attention kernel has the bits of the definition, broken values included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from reference.cpu.attention import AttentionShape
+from tests.cpu.steps import Step, make_step, steps
+
+ONE_HEAD = AttentionShape(heads=1, kv_heads=1, head_dim=16, scale=0.25)
+
+
+def stored(step: Step, slot: int, position: int) -> NDArray[Any]:
+    """The key and value rows of one position, [2, width], to be changed in place."""
+    page = step.page_table[slot, position // PAGE_TOKENS]
+    return step.kv[page, :, position % PAGE_TOKENS]
+
+
+def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """== everywhere, NaN meeting NaN."""
+    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
+@given(step=steps())
+@settings(max_examples=120, deadline=None)
+def test_kernel_equals_definition(step: Step) -> None:
+    """Any step, one thread and two; no garbage page is ever seen."""
+    expected = step.by_definition()
+    assert np.isfinite(expected).all()
+    assert (step.by_kernel(threads=1) == expected).all()
+    assert (step.by_kernel(threads=2) == expected).all()
+
+
+@given(step=steps())
+@settings(max_examples=40, deadline=None)
+def test_tokens_do_not_see_each_other(step: Step) -> None:
+    """Batch and chunk invariance: every token alone gives the row it gets in the step."""
+    together = step.by_kernel()
+    for row in range(len(step.query)):
+        at = slice(row, row + 1)
+        alone = Step(step.q[at], step.kv, step.page_table, step.query[at], step.shape)
+        assert (alone.by_kernel() == together[at]).all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1], ids=["key", "value"])
+def test_later_position_does_not_reach_earlier_queries(poison: float, place: int) -> None:
+    """A masked position's value is not read (rule R6), not even to multiply it by zero."""
+    step = make_step(1, [(0, 60), (0, 61), (0, 62), (0, 63), (0, 64)], ONE_HEAD)
+    stored(step, 0, 63)[place] = poison
+    got = step.by_kernel()
+    assert np.isfinite(got[:3]).all()
+    assert not np.isfinite(got[3:]).all()
+    assert same(got, step.by_definition())
+
+
+def test_position_that_left_the_window_is_not_read() -> None:
+    """A broken value before the window changes nothing."""
+    windowed = AttentionShape(heads=1, kv_heads=1, head_dim=16, scale=0.25, window=4)
+    step = make_step(2, [(0, 70), (0, 71)], windowed)
+    before = step.by_kernel()
+    stored(step, 0, 66)[:] = np.nan
+    stored(step, 0, 3)[:] = np.inf
+    assert (step.by_kernel() == before).all()
+
+
+def test_tile_whose_scores_are_all_minus_infinity() -> None:
+    """Its maximum is minus infinity and not a missing tile: the output is NaN, as defined."""
+    step = make_step(3, [(0, KV_TILE)], ONE_HEAD)
+    step.q[:] = -1.0
+    stored(step, 0, KV_TILE)[0] = np.inf
+    assert np.isnan(step.by_definition()).all()
+    assert np.isnan(step.by_kernel()).all()
+
+
+def test_no_tokens() -> None:
+    """An empty step is not an error."""
+    step = make_step(4, [(0, 3)], ONE_HEAD)
+    none = Step(step.q[:0], step.kv, step.page_table, step.query[:0], ONE_HEAD)
+    assert none.by_kernel().shape == (0, 16)

@@ -1,0 +1,43 @@
+"""Opening tiers by name: what this build has, what it lacks, and how it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.errors import TierUnavailable
+from contract.tier import TIER_NAMES
+from harness.tiers import AUTO, TIERS, available_tiers, open_tier, probe
+
+
+@pytest.mark.parametrize("name", [AUTO, "cpu"])
+def test_cpu_always_opens(name: str) -> None:
+    """By name and as the best there is on a machine without a device."""
+    with open_tier(name, threads=1) as tier:
+        assert tier.info.name in TIERS
+
+
+@pytest.mark.parametrize("name", sorted(set(TIER_NAMES) - set(TIERS)))
+def test_tier_this_build_lacks(name: str) -> None:
+    """The message says that the build has no such tier, not that something must be installed."""
+    with pytest.raises(TierUnavailable, match="this build has no such tier") as caught:
+        open_tier(name)
+    assert "install" not in str(caught.value)
+    assert caught.value.tier == name
+
+
+def test_unknown_name() -> None:
+    """A misspelt tier lists the names there are."""
+    with pytest.raises(TierUnavailable, match="choose one of auto, cpu"):
+        open_tier("gpu")
+
+
+def test_probe_reports_every_tier_of_the_design() -> None:
+    """One status each, in order; an unavailable one says why and what to do."""
+    statuses = probe()
+    assert tuple(status.name for status in statuses) == TIER_NAMES
+    for status in statuses:
+        assert status.available == bool(status.device)
+        assert status.available != bool(status.reason and status.remedy)
+    opened = {status.name for status in statuses if status.available}
+    assert opened == set(available_tiers())
+    assert "cpu" in opened

@@ -1,0 +1,136 @@
+"""What a careless kernel does instead of each rule."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.exact import elementary
+from reference.exact.activation import Activation, quantize_activation
+from reference.exact.sums import sum_axis
+
+Float32 = NDArray[np.float32]
+ONE = np.float32(1.0)
+
+
+def numpy_exp(x: Float32) -> Float32:
+    """A library's exp."""
+    return np.exp(x)
+
+
+def left_fold(products: Float32) -> Float32:
+    """One running sum over the whole axis."""
+    total = np.zeros(products.shape[:-1], np.float32)
+    for column in range(products.shape[-1]):
+        total = total + products[..., column]
+    return total
+
+
+def one_tree(products: Float32) -> Float32:
+    """A tree over the whole axis, as a reduction on a GPU does it."""
+    length = products.shape[-1]
+    size = 1 << max(0, length - 1).bit_length()
+    values = np.zeros((*products.shape[:-1], size), np.float32)
+    values[..., :length] = products
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return values[..., 0]
+
+
+def unchunked_dot(q: Float32, keys: Float32) -> Float32:
+    """q.k as one left fold."""
+    return left_fold(q * keys)
+
+
+def contracted(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a b + c with the product unrounded: binary64 holds it exactly, as a fused unit does."""
+    return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
+
+
+def contracted_dot(q: Float32, keys: Float32) -> Float32:
+    """q.k by the rule's folds, with contraction."""
+    total = np.zeros(len(keys), np.float32)
+    for start in range(0, len(q), 16):
+        chunk = np.zeros(len(keys), np.float32)
+        for column in range(start, min(start + 16, len(q))):
+            chunk = contracted(keys[:, column], q[column], chunk)
+        total = total + chunk
+    return total
+
+
+def contracted_rope(
+    *,
+    x: Float32,
+    rope_table: Float32,
+    query: NDArray[np.int32],
+    heads: int,
+    head_dim: int,
+    neox: int,
+) -> Float32:
+    """The rotation with the first product of each line contracted into the sum."""
+    y = x.reshape(len(x), heads, head_dim).copy()
+    pairs = rope_table.shape[-1]
+    low = slice(0, pairs) if neox else slice(0, 2 * pairs, 2)
+    high = slice(pairs, 2 * pairs) if neox else slice(1, 2 * pairs, 2)
+    cosine, sine = np.moveaxis(rope_table[query[:, 2]], 1, 0)[:, :, None, :]
+    a, b = y[..., low].copy(), y[..., high].copy()
+    y[..., low] = contracted(a, cosine, -(b * sine))
+    y[..., high] = contracted(a, sine, b * cosine)
+    return y.reshape(x.shape)
+
+
+def reciprocal_silu(x: Float32) -> Float32:
+    """x / (1 + exp(-x)) as x times a reciprocal."""
+    return x * (ONE / (ONE + elementary.exp(-x)))
+
+
+def reciprocal_soft_cap(*, x: Float32, cap: float) -> Float32:
+    """x / cap as x times a reciprocal."""
+    bound = np.float32(cap)
+    return bound * elementary.tanh(x * (ONE / bound))
+
+
+def reciprocal_root_norm(
+    *, x: Float32, eps: float, weight: Float32 | None = None, groups: int = 1
+) -> Float32:
+    """1 / sqrt in one rounding instead of two, as a hardware rsqrt gives it at best."""
+    width = x.shape[-1] // groups
+    heads = x.reshape(len(x), groups, width)
+    mean = sum_axis(heads * heads) / np.float32(width)
+    r = (1.0 / np.sqrt((mean + np.float32(eps)).astype(np.float64))).astype(np.float32)
+    y = heads * r[..., None]
+    return (y if weight is None else y * weight).reshape(x.shape)
+
+
+def eight_bit_activation(x: Float32) -> Activation:
+    """127 steps instead of 2,047."""
+    right = quantize_activation(x)
+    return Activation(np.rint(right.m / 16).astype(np.int32), right.scale * np.float32(16))
+
+
+def truncated_activation(x: Float32) -> Activation:
+    """Towards zero instead of to the nearest integer."""
+    right = quantize_activation(x)
+    with np.errstate(all="ignore"):
+        exact = x / np.repeat(right.scale, 256, axis=1)[:, : x.shape[1]]
+    exact = np.nan_to_num(exact, posinf=0.0, neginf=0.0)
+    return Activation(np.clip(exact, -2047, 2047).astype(np.int32), right.scale)
+
+
+def unsaturated(x: Float32, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """binary16 that overflows to infinity."""
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def no_penalties(
+    values: Float32, record: np.void, recent: NDArray[np.int32]
+) -> Float32:
+    """Recent tokens forgotten."""
+    return values
+
+
+def last_argmax(*, logits: Float32) -> NDArray[np.int32]:
+    """Ties broken by the higher id."""
+    return (logits.shape[1] - 1 - logits[:, ::-1].argmax(axis=1)).astype(np.int32)

@@ -1,0 +1,123 @@
+"""FLASH_ATTN_BATCHED against rule R6 in scalar arithmetic and against binary64 softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reference.ops.flash_attn_batched import flash_attn_batched
+from tests.ops.paged import (
+    Sequence,
+    pool_of,
+    random_sequence,
+    scalar_attention,
+    softmax_attention,
+)
+
+ABSOLUTE = 2e-6
+"""Against binary64 for values of order one: 1e-6 of the weights, a fold of 64 and the merges."""
+
+
+def attend(
+    sequences: list[Sequence],
+    tokens: list[tuple[int, int]],
+    q: NDArray[np.float32],
+    heads: int,
+    **params: Any,
+) -> NDArray[np.float32]:
+    """The definition's output as [tokens, heads, head_dim]."""
+    kv, page_table = pool_of(sequences)
+    _, kv_heads, head_dim = sequences[0].keys.shape
+    query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
+    out = flash_attn_batched(
+        q=q.reshape(len(tokens), -1),
+        kv=kv,
+        page_table=page_table,
+        query=query,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        **params,
+    )
+    return out.reshape(len(tokens), heads, head_dim)
+
+
+def queries(seed: int, tokens: int, heads: int, head_dim: int) -> NDArray[np.float32]:
+    """Gaussian queries."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((tokens, heads, head_dim), dtype=np.float32)
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 17, 40])
+@pytest.mark.parametrize("window", [0, 1, 63, 64, 65])
+def test_scalar_rule(head_dim: int, window: int) -> None:
+    """Every bit at positions around the tile cuts."""
+    sequence = random_sequence(head_dim, 130, 1, head_dim)
+    positions = [0, 62, 63, 64, 127, 128, 129]
+    q = queries(window, len(positions), 1, head_dim)
+    got = attend([sequence], [(0, p) for p in positions], q, 1, scale=0.3, window=window)
+    for row, position in enumerate(positions):
+        first = max(0, position + 1 - window) if window else 0
+        keys, values = sequence.keys[: position + 1, 0], sequence.values[: position + 1, 0]
+        assert got[row, 0].tolist() == scalar_attention(q[row, 0], keys, values, first, 0.3)
+
+
+@pytest.mark.parametrize("element", [np.float32, np.float16])
+@pytest.mark.parametrize("soft_cap", [0.0, 5.0])
+@pytest.mark.parametrize("window", [0, 70])
+def test_close_to_binary64_softmax(
+    element: type[np.floating], soft_cap: float, window: int
+) -> None:
+    """Several slots, grouped heads, windows, soft caps: another formula, so a bound."""
+    heads, kv_heads, head_dim = 6, 2, 64
+    sequences = [
+        random_sequence(seed, length, kv_heads, head_dim, element)
+        for seed, length in enumerate((1, 65, 200))
+    ]
+    tokens = [(0, 0), (2, 198), (1, 64), (2, 199), (1, 30)]
+    q = queries(3, len(tokens), heads, head_dim)
+    got = attend(sequences, tokens, q, heads, scale=0.125, window=window, soft_cap=soft_cap)
+    for row, (slot, position) in enumerate(tokens):
+        first = max(0, position + 1 - window) if window else 0
+        for head in range(heads):
+            kv_head = head // (heads // kv_heads)
+            visible = slice(first, position + 1)
+            exact = softmax_attention(
+                q[row, head],
+                sequences[slot].keys[visible, kv_head],
+                sequences[slot].values[visible, kv_head],
+                0.125,
+                soft_cap,
+            )
+            assert np.abs(got[row, head] - exact).max() < ABSOLUTE
+
+
+def test_window_of_one_returns_the_value_itself() -> None:
+    """A single weight is exp(0) = 1 and its sum 1."""
+    sequence = random_sequence(8, 80, 1, 16)
+    got = attend([sequence], [(0, 79)], queries(1, 1, 1, 16), 1, scale=0.25, window=1)
+    assert (got[0, 0] == sequence.values[79, 0]).all()
+
+
+def test_equal_scores_average_the_values() -> None:
+    """A zero query weighs 128 positions alike; small integers make the mean exact."""
+    rng = np.random.default_rng(2)
+    values = rng.integers(-8, 8, (128, 1, 16)).astype(np.float32)
+    sequence = Sequence(rng.standard_normal((128, 1, 16), dtype=np.float32), values)
+    got = attend([sequence], [(0, 127)], np.zeros((1, 1, 16), np.float32), 1, scale=1.0)
+    assert (got[0, 0] == values[:, 0].mean(axis=0)).all()
+
+
+def test_page_order_and_neighbours_change_nothing() -> None:
+    """The same token in another pool, beside other tokens, has the same bits."""
+    sequences = [random_sequence(seed, 100, 2, 40) for seed in range(3)]
+    q = queries(4, 3, 4, 40)
+    together = attend(sequences, [(0, 99), (1, 64), (2, 63)], q, 4, scale=0.2)
+    for slot, position in ((0, 99), (1, 64), (2, 63)):
+        alone = attend(
+            [sequences[slot]], [(0, position)], q[slot : slot + 1], 4, scale=0.2
+        )
+        assert (alone[0] == together[slot]).all()

@@ -1,0 +1,95 @@
+"""KV_WRITE_BATCHED: where a token's key and value go, and how binary16 stores them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.ops.kv_write_batched import kv_write_batched
+
+PAGE = 16
+HALF_MAX = Fraction(65504)
+
+
+def nearest_half(x: Fraction) -> Fraction:
+    """Round an exact value to binary16, ties to even, saturating (rule R1)."""
+    magnitude = abs(x)
+    if not magnitude:
+        return magnitude
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if Fraction(2) ** exponent > magnitude:
+        exponent -= 1
+    quantum = Fraction(2) ** max(exponent - 10, -24)
+    rounded = min(round(magnitude / quantum) * quantum, HALF_MAX)
+    return rounded if x > 0 else -rounded
+
+
+def write_one(value: float, dtype: type[np.floating]) -> np.floating:
+    """What a page holds after a key of ``value`` was written."""
+    kv = np.zeros((1, 2, PAGE, 1), dtype)
+    x = np.array([[value]], np.float32)
+    kv_write_batched(
+        k=x,
+        v=x,
+        query=np.array([[0, 0, 3, 0]], np.int32),
+        page_table=np.zeros((1, 1), np.int32),
+        kv=kv,
+        kv_heads=1,
+        head_dim=1,
+    )
+    np.testing.assert_array_equal(kv[0, 0], kv[0, 1])
+    return kv[0, 0, 3, 0]
+
+
+@given(value=st.floats(-65504.0, 65504.0, width=16) | st.floats(-(2.0**20), 2.0**20, width=32))
+def test_half_is_nearest_even_and_saturates(value: float) -> None:
+    """Against exact rational rounding."""
+    assert Fraction(float(write_one(value, np.float16))) == nearest_half(Fraction(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (65504.0, 65504.0),
+        (65519.0, 65504.0),
+        (65520.0, 65504.0),
+        (-1e30, -65504.0),
+        (np.inf, 65504.0),
+        (2.0**-24, 2.0**-24),
+        (2.0**-25, 0.0),
+        (1.0 + 2.0**-11, 1.0),
+        (1.0 + 3 * 2.0**-11, 1.0 + 2.0**-9),
+    ],
+)
+def test_half_special_points(value: float, expected: float) -> None:
+    """Saturation, the smallest subnormal, ties."""
+    assert write_one(value, np.float16) == expected
+
+
+def test_nan_is_not_saturated_away() -> None:
+    """A broken key stays visibly broken."""
+    assert np.isnan(write_one(np.nan, np.float16))
+    assert np.isnan(write_one(np.nan, np.float32))
+
+
+def test_pages_and_offsets() -> None:
+    """Every token lands in its own page and offset; nothing else is touched."""
+    rng = np.random.default_rng(6)
+    tokens = [(1, 0), (1, 15), (1, 16), (0, 33), (2, 47), (0, 5)]
+    page_table = rng.permutation(12)[:9].reshape(3, 3).astype(np.int32)
+    kv = np.full((12, 2, PAGE, 6), -7.0, np.float32)
+    expected = kv.copy()
+    k, v = rng.standard_normal((2, len(tokens), 6), dtype=np.float32)
+    for index, (slot, position) in enumerate(tokens):
+        page = page_table[slot, position // PAGE]
+        expected[page, 0, position % PAGE] = k[index]
+        expected[page, 1, position % PAGE] = v[index]
+    query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
+    kv_write_batched(
+        k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=2, head_dim=3
+    )
+    assert (kv == expected).all()

@@ -1,0 +1,117 @@
+"""Every rule broken on purpose: the parity comparison must notice each.
+
+A control replaces one ingredient of a definition by a mistake, runs the parity suite's own cases
+through it and asks that at least one comparison fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.opcodes import Opcode
+from reference.ops import DEFINITIONS
+from tests.ops import mistakes
+from tests.parity.cases import generate
+from tests.parity.execute import by_definition, difference
+from tests.parity.operands import fill
+
+KINDS = ("normal", "huge", "zeros")
+"""Kinds of values whose results are finite by the rules."""
+MOST_CASES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """``wrong`` takes the place of ``target``, or of the opcode's whole definition."""
+
+    label: str
+    opcode: Opcode
+    wrong: Any
+    target: str = ""
+
+
+NORM = "reference.ops.rms_norm"
+ATTENTION = "reference.ops.flash_attn_batched"
+SWIGLU = "reference.ops.swiglu"
+SAMPLE = "reference.ops.sample"
+DOT = "reference.quant.dot"
+SUMS = "reference.exact.sums"
+CONTROLS = (
+    Control("R0 rsqrt", Opcode.RMS_NORM, mistakes.reciprocal_root_norm),
+    Control("R0 contracted rope", Opcode.ROPE, mistakes.contracted_rope),
+    Control("R0 contracted q.k", Opcode.FLASH_ATTN, mistakes.contracted_dot, f"{ATTENTION}._dot"),
+    Control("R0 reciprocal in silu", Opcode.SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
+    Control("R0 reciprocal in cap", Opcode.SOFT_CAP, mistakes.reciprocal_soft_cap),
+    Control(
+        "R1 no saturation",
+        Opcode.KV_WRITE_BATCHED,
+        mistakes.unsaturated,
+        "reference.ops.kv_write_batched.stored",
+    ),
+    Control("R2 library exp", Opcode.FLASH_ATTN, mistakes.numpy_exp, f"{ATTENTION}.exp"),
+    Control(
+        "R2 library exp in silu",
+        Opcode.SWIGLU,
+        mistakes.numpy_exp,
+        "reference.exact.elementary.exp",
+    ),
+    Control("R2 library tanh", Opcode.SOFT_CAP, np.tanh, "reference.ops.soft_cap.tanh"),
+    Control("R3 no spans", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_axis"),
+    Control("R3 one tree", Opcode.RMS_NORM, mistakes.one_tree, f"{NORM}.sum_axis"),
+    Control("R3 no spans in a product", Opcode.MATMUL, mistakes.left_fold, f"{DOT}.fold_axis"),
+    Control("R4 left fold", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_segment"),
+    Control("R4 numpy sum", Opcode.MATMUL_WMMA_F16, mistakes.one_tree, f"{DOT}.sum_axis"),
+    Control(
+        "R5 eight bits",
+        Opcode.MATMUL_WMMA_Q4K,
+        mistakes.eight_bit_activation,
+        f"{DOT}.quantize_activation",
+    ),
+    Control(
+        "R5 truncation",
+        Opcode.MATMUL_WMMA_Q4K,
+        mistakes.truncated_activation,
+        f"{DOT}.quantize_activation",
+    ),
+    Control("R6 no chunks", Opcode.FLASH_ATTN, mistakes.unchunked_dot, f"{ATTENTION}._dot"),
+    Control("R6 tiles of 32", Opcode.FLASH_ATTN, 32, f"{ATTENTION}.KV_TILE"),
+    Control("R6 tiles of 128", Opcode.FLASH_ATTN, 128, f"{ATTENTION}.KV_TILE"),
+    Control("R6 left fold", Opcode.FLASH_ATTN, mistakes.left_fold, f"{ATTENTION}.fold_segment"),
+    Control("R9 coarse weights", Opcode.SAMPLE, np.float32(1 << 6), f"{SAMPLE}.WEIGHT_SCALE"),
+    Control("R9 no penalties", Opcode.SAMPLE, mistakes.no_penalties, f"{SAMPLE}.penalized"),
+    Control("R9 ties to the higher id", Opcode.ARGMAX, mistakes.last_argmax),
+)
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.label)
+def test_mistake_is_noticed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least one generated case of the opcode compares unequal."""
+    cases = [case for case in generate(control.opcode) if case.kind in KINDS]
+    cases = cases[:: max(1, len(cases) // MOST_CASES)]
+    operands = [fill(case) for case in cases]
+    right = [by_definition(case, held) for case, held in zip(cases, operands, strict=True)]
+    if control.target:
+        monkeypatch.setattr(control.target, control.wrong)
+    else:
+        monkeypatch.setitem(DEFINITIONS, control.opcode, control.wrong)
+    noticed = 0
+    for case, held, expected in zip(cases, operands, right, strict=True):
+        got = by_definition(case, held)
+        noticed += any(
+            difference(expected[name], got[name], may_break=False) for name in expected
+        )
+    assert noticed
+
+
+@pytest.mark.parametrize("opcode", sorted({control.opcode for control in CONTROLS}))
+def test_nothing_is_noticed_without_a_mistake(opcode: Opcode) -> None:
+    """The same comparison is silent when nothing was replaced."""
+    for case in list(generate(opcode))[::7]:
+        operands = fill(case)
+        first, second = by_definition(case, operands), by_definition(case, operands)
+        for name in first:
+            assert not difference(first[name], second[name], may_break=True)

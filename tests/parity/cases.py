@@ -1,0 +1,87 @@
+"""Generated parity cases: opcode x format x shape x kind of values, each with its own seed."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from contract import dtypes
+from contract.dtypes import DType
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.spec import ACTIVATION, Access, OpSpec, Scalar
+from reference.ops import DEFINITIONS
+from tests.parity.shapes import STRATEGIES, Shape
+from tests.parity.values import KINDS
+
+REPEATS = int(os.environ.get("ZINC_RT_PARITY_REPEATS", "1"))
+"""Seeds of every point; nights and releases ask for more."""
+INTEGER_REPEATS = 6
+"""Seeds of every shape of an opcode that reads no activation, and so has no kinds of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison. ``dtype`` is the swept storage type, None where the opcode has one type."""
+
+    opcode: Opcode
+    dtype: DType | None
+    shape: Shape
+    kind: str
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """The case in words, without its seed."""
+        form = f"-{self.dtype}" if self.dtype else ""
+        return f"{TABLE[self.opcode].name}{form}-{self.shape.label}-{self.kind}"
+
+    @property
+    def seed(self) -> int:
+        """Seed of every random number of the case: a function of its name and repetition."""
+        return zlib.crc32(f"{self.name}-{self.repeat}".encode())
+
+    @property
+    def params(self) -> dict[str, Scalar]:
+        """The opcode's parameters, defaults filled in."""
+        defaults = {p.name: p.default for p in TABLE[self.opcode].params if p.default is not None}
+        return defaults | dict(self.shape.params)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Every dimension name of the opcode's table row, as a number."""
+        integers = {k: v for k, v in self.params.items() if isinstance(v, int)}
+        return integers | self.shape.sizes()
+
+    def __str__(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+
+def swept_dtypes(spec: OpSpec) -> tuple[DType | None, ...]:
+    """Every type the opcode's many-typed operands accept."""
+    for operand in spec.operands:
+        if len(operand.dtypes) > 1:
+            return operand.dtypes
+    fixed = [o.dtypes[0] for o in spec.operands if o.dtypes[0] not in (dtypes.F32, dtypes.I32)]
+    return (fixed[0] if fixed else None,)
+
+
+def generate(opcode: Opcode) -> Iterator[Case]:
+    """All cases of one opcode."""
+    spec = TABLE[opcode]
+    floats = any(o.dtypes == ACTIVATION and o.access is Access.READ for o in spec.operands)
+    repeats = REPEATS if floats else REPEATS * INTEGER_REPEATS
+    for dtype in swept_dtypes(spec):
+        for shape in STRATEGIES[opcode](dtype):
+            for kind in KINDS if floats else ("integers",):
+                for repeat in range(repeats):
+                    yield Case(opcode, dtype, shape, kind, repeat)
+
+
+def all_cases() -> list[Case]:
+    """The cases of every opcode that has both operands and a definition."""
+    return [
+        case for opcode in STRATEGIES if opcode in DEFINITIONS for case in generate(opcode)
+    ]

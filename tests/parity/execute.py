@@ -1,0 +1,155 @@
+"""Running one case: on a tier through a one-node graph, and by the opcode's definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import F16, F32, I32, DType
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, View
+from contract.ir.scratch import buffer_bytes
+from contract.ops import TABLE
+from contract.shape_key import SYMBOLS, ShapeKey
+from contract.spec import Access, Operand, shape_of
+from contract.tier import Buffer, Heap, Tier
+from reference.matrix import Matrix
+from reference.ops import DEFINITIONS
+from tests.parity.cases import Case
+from tests.parity.operands import operand_dtype
+
+ELEMENT = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), I32: np.dtype("<i4")}
+MARGIN = 3
+"""Columns of garbage on both sides of an activation that is handed over as a slice."""
+ROUND = 256
+"""A tier may be asked for no bytes at all; buffers are made at least this large."""
+
+Results = dict[str, NDArray[Any]]
+
+
+def by_definition(case: Case, operands: Mapping[str, Any]) -> Results:
+    """Every written and updated operand, as the numpy definition leaves it."""
+    spec = TABLE[case.opcode]
+    arguments = deepcopy(dict(operands))
+    with np.errstate(all="ignore"):
+        returned = DEFINITIONS[case.opcode](**arguments, **case.params)
+    written = [o.name for o in spec.outputs if o.access is Access.WRITE]
+    results = {o.name: arguments[o.name] for o in spec.outputs if o.access is Access.UPDATE}
+    values = (returned,) if len(written) == 1 else returned or ()
+    return results | dict(zip(written, values, strict=True))
+
+
+def is_sliced(case: Case, operand: Operand) -> bool:
+    """Half of the cases pass activations as columns of a wider buffer."""
+    return (
+        bool(case.seed & 1)
+        and operand.access is Access.READ
+        and operand.dtypes == (F32,)
+        and operand.dims[0] in SYMBOLS
+    )
+
+
+def build_graph(case: Case) -> Graph:
+    """The opcode alone, its operands in buffers of their own names."""
+    spec = TABLE[case.opcode]
+    builder = GraphBuilder(str(case), spec.stages)
+    views: dict[str, View] = {}
+    for operand in spec.operands:
+        if operand.name in case.shape.absent:
+            continue
+        shape = list(shape_of(operand, {**case.sizes, **{name: name for name in SYMBOLS}}))
+        columns = shape[-1]
+        sliced = is_sliced(case, operand)
+        if sliced:
+            shape[-1] = int(columns) + 2 * MARGIN
+        dtype = operand_dtype(case, operand)
+        view = builder.buffer(operand.name, _kind(operand), dtype, shape)
+        views[operand.name] = view[MARGIN : MARGIN + int(columns)] if sliced else view
+    builder.emit(case.opcode, "", **views, **case.params)
+    return builder.build()
+
+
+def _kind(operand: Operand) -> BufferKind:
+    if operand.access is Access.WRITE:
+        return BufferKind.OUTPUT
+    if operand.access is Access.UPDATE or operand.name in ("kv", "slot_table"):
+        return BufferKind.STATE
+    if operand.dims[0] in SYMBOLS or operand.dtypes == (I32,):
+        return BufferKind.REQUEST
+    return BufferKind.CONSTANT if operand.name == "rope_table" else BufferKind.WEIGHT
+
+
+def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
+    """Every written and updated operand, as the tier leaves it."""
+    graph = build_graph(case)
+    sizes = case.sizes
+    key = ShapeKey(sizes.get("tokens", 0), sizes.get("rows", 0))
+    buffers: dict[str, Buffer] = {}
+    try:
+        for operand in TABLE[case.opcode].operands:
+            if operand.name in graph.buffers:
+                decl = graph.buffers[operand.name]
+                content = operands.get(operand.name)
+                if is_sliced(case, operand):
+                    content = np.pad(
+                        content, ((0, 0), (MARGIN, MARGIN)), constant_values=np.float32(np.nan)
+                    )
+                buffers[decl.name] = _provide(tier, decl, content, key)
+        batch = tier.lower(graph, buffers, key)
+        tier.wait(tier.submit(batch))
+        return {
+            decl.name: _read(tier, buffers[decl.name], decl.dtype, _shape(decl, key))
+            for decl in (graph.buffers[o.name] for o in TABLE[case.opcode].outputs)
+        }
+    finally:
+        for buffer in buffers.values():
+            tier.free(buffer)
+
+
+def _shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
+    sizes = key.sizes()
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
+
+
+def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Buffer:
+    if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
+        return tier.upload(decl, _rows(content))
+    buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)), Heap.HOST_VISIBLE)
+    if content is None:
+        tier.map(buffer)[...] = 0xFF
+    else:
+        data = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        tier.map(buffer)[: data.nbytes] = data
+    return buffer
+
+
+def _rows(content: Matrix | NDArray[Any]) -> NDArray[np.uint8]:
+    if isinstance(content, Matrix):
+        return content.blocks
+    return content.reshape(-1, content.shape[-1]).view(np.uint8)
+
+
+def _read(tier: Tier, buffer: Buffer, dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+    element = ELEMENT[dtype]
+    count = int(np.prod(shape))
+    return tier.map(buffer)[: count * element.itemsize].view(element).reshape(shape).copy()
+
+
+def difference(expected: NDArray[Any], got: NDArray[Any], *, may_break: bool) -> str:
+    """What breaks rule R0's equality, or an empty string: == everywhere, -0 equal to +0.
+
+    NaN equals NaN only where ``may_break`` says that a NaN can be a right answer.
+    """
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}"
+    same = got == expected
+    if may_break and got.dtype.kind == "f":
+        same |= np.isnan(got) & np.isnan(expected)
+    if same.all():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(~same)[0])
+    wrong = int((~same).sum())
+    return f"{wrong} of {same.size} differ, first {place}: {got[place]!r} not {expected[place]!r}"

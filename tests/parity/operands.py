@@ -1,0 +1,186 @@
+"""The contents of a case's operands, drawn from the case's seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import F16, F32, I32, DType
+from contract.ops import TABLE
+from contract.records import SAMPLING
+from contract.spec import Access, Operand, shape_of
+from reference.exact.rotary import rotary_table
+from reference.matrix import Matrix
+from reference.quant import FORMATS
+from tests.parity.cases import Case
+from tests.parity.shapes import Run
+from tests.parity.values import KINDS
+
+Generator = np.random.Generator
+ROPE_BASE = 10000.0
+UNUSED = -1
+"""What a page table and a recent-token window hold where there is nothing."""
+
+
+def operand_dtype(case: Case, operand: Operand) -> DType:
+    """The storage type of one operand; the last of several weights gets a neighbouring format."""
+    if len(operand.dtypes) == 1:
+        return operand.dtypes[0]
+    assert case.dtype is not None
+    many = [o.name for o in TABLE[case.opcode].operands if len(o.dtypes) > 1]
+    if len(many) < 2 or operand.name != many[-1]:
+        return case.dtype
+    alike = [d for d in operand.dtypes if d.block_elements == case.dtype.block_elements]
+    return alike[(alike.index(case.dtype) + 1) % len(alike)]
+
+
+def fill(case: Case) -> dict[str, Any]:
+    """Every operand the node reads or updates: arrays, and Matrix for stored weights."""
+    rng = np.random.default_rng(case.seed)
+    sizes = case.sizes
+    page_table = make_page_table(rng, sizes) if "slot_pages" in sizes else None
+    filled: dict[str, Any] = {}
+    for operand in TABLE[case.opcode].operands:
+        if operand.access is Access.WRITE or operand.name in case.shape.absent:
+            continue
+        shape = tuple(int(dim) for dim in shape_of(operand, sizes))
+        dtype = operand_dtype(case, operand)
+        if operand.name == "kv":
+            filled["kv"] = make_kv(rng, case, shape, dtype, page_table)
+        elif operand.name == "page_table":
+            filled["page_table"] = page_table
+        elif operand.name == "rope_table":
+            filled["rope_table"] = rotary_table(shape[0], ROPE_BASE, 2 * shape[2])
+        elif dtype is I32:
+            filled[operand.name] = INDEX_FILLS[operand.name](rng, case, shape)
+        elif dtype is F32 and operand.dtypes == (F32,):
+            kind = case.kind if operand.dims[0] in ("tokens", "rows") else "normal"
+            filled[operand.name] = KINDS[kind](rng, shape)
+        else:
+            filled[operand.name] = make_matrix(rng, dtype, shape)
+    return filled
+
+
+def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
+    """Random stored bits under moderate scales: every integer a format can hold occurs."""
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+    form = FORMATS[dtype]
+    if not form.scale_offsets:
+        values = rng.standard_normal((rows, columns), dtype=np.float32)
+        return Matrix(dtype, shape, form.quantize(values))
+    blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), dtype=np.uint8)
+    parts = blocks.reshape(rows, -1, dtype.block_bytes)
+    for offset in form.scale_offsets:
+        scale = rng.standard_normal(parts.shape[:2]).astype("<f2")
+        parts[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+    return Matrix(dtype, shape, blocks)
+
+
+def make_page_table(rng: Generator, sizes: Mapping[str, int]) -> NDArray[np.int32]:
+    """Pages of all slots in random order among the spare ones."""
+    slots, slot_pages = sizes["slots"], sizes["slot_pages"]
+    pages = rng.permutation(sizes["pages"])[: slots * slot_pages]
+    return pages.reshape(slots, slot_pages).astype(np.int32)
+
+
+def make_kv(
+    rng: Generator,
+    case: Case,
+    shape: tuple[int, ...],
+    dtype: DType,
+    page_table: NDArray[np.int32] | None,
+) -> NDArray[Any]:
+    """NaN everywhere but at the positions the step may read, up to each slot's last query."""
+    element = np.dtype("<f2") if dtype is F16 else np.dtype("<f4")
+    pages = np.full(shape, np.nan, element)
+    assert page_table is not None
+    assert case.shape.runs is not None
+    lengths: dict[int, int] = {}
+    for slot, first, count in case.shape.runs:
+        lengths[slot] = max(lengths.get(slot, 0), first + count)
+    for slot, length in lengths.items():
+        kind = KINDS[case.kind]
+        values = kind(rng, (2, length, shape[-1])).clip(-65504, 65504).astype(element)
+        for position in range(length):
+            page = page_table[slot, position // PAGE_TOKENS]
+            pages[page, :, position % PAGE_TOKENS] = values[:, position]
+    return pages
+
+
+def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    runs: tuple[Run, ...] = case.shape.runs or ()
+    vocabulary = case.sizes.get("vocab", 1)
+    records = [
+        (int(rng.integers(vocabulary)), slot, first + index, 0)
+        for slot, first, count in runs
+        for index in range(count)
+    ]
+    return np.array(records, np.int32).reshape(shape)
+
+
+def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    return rng.choice(case.sizes["tokens"], shape, replace=False).astype(np.int32)
+
+
+def _slot_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    return rng.choice(case.sizes["slots"], shape, replace=False).astype(np.int32)
+
+
+def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def _few(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Two values only, so that drafts agree for a while."""
+    return (rng.random(shape) < 0.2).astype(np.int32)
+
+
+def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    ids = rng.integers(0, case.sizes["vocab"], shape)
+    return np.where(rng.random(shape) < 0.3, UNUSED, ids).astype(np.int32)
+
+
+def _ring(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """A ring somewhere in its life, the wrap of its 32-bit counter included."""
+    ring = _words(rng, case, shape)
+    ring[0, 0] = rng.choice([0, 3, 1000, -1, -3])
+    return ring
+
+
+def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    records = np.zeros(shape[0], SAMPLING)
+    choices = {
+        "temperature": (0.0, 0.3, 0.8, 1.0, 2.5),
+        "top_p": (1.0, 0.95, 0.5, 0.01, 0.0),
+        "min_p": (0.0, 0.05, 1.0),
+        "repeat_penalty": (1.0, 1.3, 0.8),
+        "top_k": (0, 1, 5, 40, 5000),
+        "presence_penalty": (0.0, 0.7, -0.2),
+        "frequency_penalty": (0.0, 0.4),
+    }
+    for name, values in choices.items():
+        records[name] = rng.choice(values, shape[0])
+    records["seed_low"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
+    records["seed_high"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
+    records["position"] = rng.integers(0, 2**20, shape[0])
+    return records.view(np.int32).reshape(shape)
+
+
+IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
+INDEX_FILLS: Mapping[str, IndexFill] = {
+    "query": _query,
+    "output_rows": _output_rows,
+    "slot_ids": _slot_ids,
+    "slot_table": _words,
+    "value": _words,
+    "token": _words,
+    "draft": _few,
+    "target": _few,
+    "recent": _recent,
+    "ring": _ring,
+    "sampling": _sampling,
+}

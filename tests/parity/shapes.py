@@ -1,0 +1,287 @@
+"""Sizes and parameters each opcode is tried with: one entry of STRATEGIES per opcode.
+
+A shape names every dimension of the opcode's table row that its parameters do not. ``runs`` says
+which tokens the step holds, as (slot, first position, count); tokens, slots and page-table sizes
+follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import DType, StorageClass
+from contract.opcodes import Opcode
+from contract.spec import Scalar
+
+Run = tuple[int, int, int]
+SPARE_PAGES = 3
+"""Pages no slot owns, filled with garbage."""
+
+EMPTY: tuple[Run, ...] = ()
+DECODE_ONE: tuple[Run, ...] = ((0, 63, 1),)
+DECODE_MANY: tuple[Run, ...] = ((2, 64, 1), (0, 15, 1), (3, 127, 1), (1, 0, 1), (4, 128, 1))
+CHUNK_TWO: tuple[Run, ...] = ((0, 63, 2),)
+CHUNK_LONG: tuple[Run, ...] = ((1, 64, 65),)
+MIXED: tuple[Run, ...] = ((0, 60, 9), (2, 5, 1), (1, 125, 6), (2, 6, 1))
+SHORT: tuple[Run, ...] = ((0, 0, 17),)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One point of an opcode's shape space. ``absent`` operands are left out."""
+
+    label: str
+    dims: Mapping[str, int] = field(default_factory=dict)
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    runs: tuple[Run, ...] | None = None
+    absent: frozenset[str] = frozenset()
+
+    def sizes(self) -> dict[str, int]:
+        """Every dimension by name, those of the step included."""
+        sizes = dict(self.dims)
+        if self.runs is not None:
+            slots = 1 + max((slot for slot, _, _ in self.runs), default=0)
+            context = max((first + count for _, first, count in self.runs), default=1)
+            slot_pages = -(-context // PAGE_TOKENS)
+            sizes |= {
+                "tokens": sum(count for _, _, count in self.runs),
+                "slots": slots,
+                "slot_pages": slot_pages,
+                "pages": slots * slot_pages + SPARE_PAGES,
+                "context": context,
+            }
+        return sizes
+
+
+Strategy = Callable[[DType | None], tuple[Shape, ...]]
+
+
+def _always(*shapes: Shape) -> Strategy:
+    return lambda dtype: shapes
+
+
+def _grid(*dims: dict[str, int], **params: Scalar) -> Strategy:
+    return _always(*(Shape("x".join(map(str, d.values())), d, params) for d in dims))
+
+
+def _inner(dtype: DType | None) -> tuple[int, int, int]:
+    """Inner lengths a format allows: short, past a segment, a second span of two segments."""
+    if dtype is None or dtype.storage is StorageClass.FLOAT:
+        return 40, 257, 1300
+    if dtype.storage is StorageClass.INTEGER32:
+        return 32, 288, 1312
+    return 256, 512, 1536
+
+
+def _product(tokens: str, inner: str, outputs: str) -> Strategy:
+    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+        sizes = zip((1, 3, 17, 0), (*_inner(dtype), _inner(dtype)[0]), (7, 33, 2, 5), strict=True)
+        return tuple(
+            Shape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes
+        )
+
+    return strategy
+
+
+def _fused_product(*outputs: str) -> Strategy:
+    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+        widths = ((9, 5), (16, 8), (33, 3))
+        return tuple(
+            Shape(
+                f"{t}x{k}",
+                {"tokens": t, "hidden": k} | dict(zip(outputs, width, strict=False)),
+                {"eps": 1e-5},
+            )
+            for t, k, width in zip((2, 17, 1), _inner(dtype), widths, strict=True)
+        )
+
+    return strategy
+
+
+def _embed(dtype: DType | None) -> tuple[Shape, ...]:
+    short, middle, long = _inner(dtype)
+    return (
+        Shape(f"chunk-{short}", {"vocab": 11, "hidden": short}, runs=CHUNK_TWO),
+        Shape(f"mixed-{middle}", {"vocab": 50, "hidden": middle}, runs=MIXED),
+        Shape(f"long-{long}", {"vocab": 3, "hidden": long}, runs=SHORT),
+        Shape("empty", {"vocab": 3, "hidden": short}, runs=EMPTY),
+    )
+
+
+def _heads(
+    label: str,
+    runs: tuple[Run, ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    absent: frozenset[str] = frozenset(),
+    **params: Scalar,
+) -> Shape:
+    given = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, **params}
+    return Shape(f"{label}-{heads}x{kv_heads}x{head_dim}", {}, given, runs, absent)
+
+
+def _attention(*shapes: Shape) -> Strategy:
+    return _always(*shapes)
+
+
+def _rope(label: str, runs: tuple[Run, ...], heads: int, head_dim: int, pairs: int) -> Shape:
+    return Shape(
+        label,
+        {"rotary_pairs": pairs},
+        {"heads": heads, "head_dim": head_dim, "neox": int("neox" in label)},
+        runs,
+    )
+
+
+def _kv_write(label: str, runs: tuple[Run, ...], kv_heads: int, head_dim: int) -> Shape:
+    return Shape(label, {}, {"kv_heads": kv_heads, "head_dim": head_dim}, runs)
+
+
+def _fused_rope(
+    label: str,
+    runs: tuple[Run, ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    pairs: int,
+    *absent: str,
+) -> Shape:
+    return Shape(
+        label,
+        {"rotary_pairs": pairs, "qkv_width": (heads + 2 * kv_heads) * head_dim},
+        {
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "neox": int("neox" in label),
+            "eps": 1e-6,
+        },
+        runs,
+        frozenset(absent),
+    )
+
+
+def _norm(label: str, tokens: int, groups: int, width: int, *absent: str) -> Shape:
+    dims = {"tokens": tokens, "width": width}
+    return Shape(label, dims, {"eps": 1e-5, "groups": groups}, absent=frozenset(absent))
+
+
+def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> Shape:
+    return Shape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
+
+
+WIDE = (
+    {"tokens": 1, "width": 1},
+    {"tokens": 3, "width": 257},
+    {"tokens": 17, "width": 40},
+    {"tokens": 65, "width": 16},
+    {"tokens": 0, "width": 8},
+)
+ROWS = ({"rows": 1, "vocab": 1}, {"rows": 3, "vocab": 257}, {"rows": 17, "vocab": 1000})
+NO_ROWS = {"rows": 0, "vocab": 7}
+
+STRATEGIES: Mapping[Opcode, Strategy] = {
+    Opcode.EMBED: _embed,
+    Opcode.SELECT_ROWS: _grid(
+        {"tokens": 1, "hidden": 1, "rows": 1},
+        {"tokens": 17, "hidden": 257, "rows": 3},
+        {"tokens": 65, "hidden": 40, "rows": 65},
+        {"tokens": 5, "hidden": 8, "rows": 0},
+    ),
+    Opcode.LM_HEAD: _product("rows", "hidden", "vocab"),
+    Opcode.ARGMAX: _grid(*ROWS, NO_ROWS),
+    Opcode.SAMPLE: _grid(
+        *(dims | {"recent_tokens": recent} for dims, recent in zip(ROWS, (1, 8, 64), strict=True)),
+        NO_ROWS | {"recent_tokens": 4},
+    ),
+    Opcode.STREAM_OUT: _always(
+        _stream_out(1, 2, DECODE_ONE),
+        _stream_out(5, 9, DECODE_MANY),
+        _stream_out(9, 5, MIXED),
+        _stream_out(0, 4, MIXED),
+    ),
+    Opcode.LOAD_REQUEST_STATE: _grid(
+        {"rows": 1, "slots": 1, "slot_words": 8}, {"rows": 5, "slots": 9, "slot_words": 8}, field=6
+    ),
+    Opcode.STORE_REQUEST_STATE: _grid(
+        {"rows": 1, "slots": 1, "slot_words": 8}, {"rows": 5, "slots": 9, "slot_words": 8}, field=5
+    ),
+    Opcode.VERIFY_K: _grid(
+        {"rows": 1, "draft_tokens": 1},
+        {"rows": 17, "draft_tokens": 4},
+        {"rows": 65, "draft_tokens": 16},
+        {"rows": 0, "draft_tokens": 3},
+    ),
+    Opcode.RMS_NORM: _always(
+        _norm("whole", 3, 1, 257),
+        _norm("span", 2, 1, 1300),
+        _norm("heads", 17, 4, 40),
+        _norm("bare", 2, 3, 80, "weight"),
+        _norm("single", 1, 1, 1),
+        _norm("empty", 0, 2, 16),
+    ),
+    Opcode.RESIDUAL_RMS_NORM: _grid(
+        {"tokens": 1, "hidden": 1},
+        {"tokens": 3, "hidden": 257},
+        {"tokens": 17, "hidden": 1300},
+        {"tokens": 0, "hidden": 40},
+        eps=1e-6,
+    ),
+    Opcode.MATMUL: _product("tokens", "inner", "outputs"),
+    Opcode.MATMUL_WMMA_F16: _product("tokens", "inner", "outputs"),
+    Opcode.MATMUL_WMMA_Q4K: _product("tokens", "inner", "outputs"),
+    Opcode.RMS_NORM_FUSED_QKV: _fused_product("q_width", "kv_width"),
+    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _fused_product("width"),
+    Opcode.ROPE: _always(
+        _rope("interleaved", MIXED, 2, 16, 8),
+        _rope("neox", MIXED, 3, 40, 20),
+        _rope("interleaved-partial", CHUNK_LONG, 2, 80, 16),
+        _rope("neox-partial", DECODE_MANY, 1, 256, 32),
+        _rope("neox-empty", EMPTY, 2, 16, 8),
+    ),
+    Opcode.KV_WRITE_BATCHED: _always(
+        _kv_write("mixed", MIXED, 2, 16),
+        _kv_write("decode", DECODE_MANY, 1, 80),
+        _kv_write("chunk", CHUNK_LONG, 3, 40),
+        _kv_write("empty", EMPTY, 1, 16),
+    ),
+    Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _always(
+        _fused_rope("neox", MIXED, 4, 2, 16, 8),
+        _fused_rope("interleaved-bare", DECODE_MANY, 2, 1, 40, 20, "q_norm", "k_norm"),
+        _fused_rope("neox-partial", CHUNK_LONG, 2, 2, 64, 16, "q_norm"),
+        _fused_rope("interleaved-empty", EMPTY, 2, 1, 16, 8),
+    ),
+    Opcode.FLASH_ATTN: _attention(
+        _heads("one", DECODE_ONE, 1, 1, 16, scale=0.25),
+        _heads("many", DECODE_MANY, 4, 2, 40, scale=0.158),
+        _heads("window", DECODE_MANY, 3, 1, 64, scale=0.125, window=65),
+        _heads("window-one", DECODE_MANY, 2, 2, 80, scale=0.1, window=1),
+        _heads("soft-cap", DECODE_MANY, 2, 1, 128, scale=0.09, soft_cap=5.0),
+        _heads("wide", DECODE_MANY, 2, 1, 256, scale=0.0625, window=64, soft_cap=30.0),
+        _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
+    ),
+    Opcode.FLASH_ATTN_BATCHED: _attention(
+        _heads("two", CHUNK_TWO, 2, 1, 16, scale=0.25),
+        _heads("mixed", MIXED, 4, 2, 40, scale=0.158),
+        _heads("mixed-window", MIXED, 2, 1, 64, scale=0.125, window=63),
+        _heads("long", CHUNK_LONG, 2, 1, 16, scale=0.25),
+        _heads("long-window", CHUNK_LONG, 1, 1, 80, scale=0.1, window=17),
+        _heads("start", SHORT, 2, 2, 24, scale=0.2, soft_cap=20.0),
+        _heads("soft-cap", MIXED, 2, 1, 128, scale=0.09, soft_cap=5.0, window=64),
+        _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
+    ),
+    Opcode.ADD: _grid(*WIDE),
+    Opcode.MUL: _grid(*WIDE),
+    Opcode.SCALE: _grid(*WIDE, factor=0.1),
+    Opcode.SOFT_CAP: _grid(
+        *({"rows": dims["tokens"], "width": dims["width"]} for dims in WIDE), cap=30.0
+    ),
+    Opcode.BIAS_ADD: _grid(*WIDE),
+    Opcode.SWIGLU: lambda dtype: _grid(*WIDE, gelu=0)(dtype)
+    + tuple(
+        Shape(f"gelu-{shape.label}", shape.dims, {"gelu": 1}) for shape in _grid(*WIDE)(dtype)
+    ),
+}

@@ -1,0 +1,95 @@
+"""Every opcode on every tier that runs here, against its numpy definition, all bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from contract.ir.graph import GraphBuilder
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from contract.spec import Access
+from contract.tier import Tier
+from harness.tiers import available_tiers, open_tier
+from reference.ops import DEFINITIONS
+from tests.parity.cases import Case, all_cases, swept_dtypes
+from tests.parity.execute import by_definition, difference, on_tier
+from tests.parity.operands import fill
+from tests.parity.shapes import STRATEGIES
+from tests.parity.values import NONFINITE
+
+pytestmark = pytest.mark.parity
+
+WITHOUT_DEFINITION = frozenset(
+    {
+        Opcode.MOE_GATE_TOPK,
+        Opcode.MOE_GATE_UP,
+        Opcode.MOE_SWIGLU,
+        Opcode.MOE_DOWN_ACC,
+        Opcode.SHARED_EXPERT,
+        Opcode.SSM_CONV1D,
+        Opcode.SSM_DELTA_NET,
+        Opcode.SSM_GATED_NORM,
+    }
+)
+"""The mixture-of-experts and recurrent opcodes: their definitions come with their families."""
+FEWEST_CASES = 2000
+THREADS = 2
+CASES = all_cases()
+
+
+@pytest.fixture(scope="module", params=available_tiers())
+def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+    """One tier, kept open over all its cases: what one case leaves behind must not matter."""
+    with open_tier(request.param, threads=THREADS) as opened:
+        yield opened
+
+
+def test_only_the_known_opcodes_lack_a_definition() -> None:
+    """A new opcode without a numpy definition, or a stale exception, fails here."""
+    assert set(TABLE) - set(DEFINITIONS) == WITHOUT_DEFINITION
+
+
+def test_every_definition_has_a_shape_strategy() -> None:
+    """BARRIER has no operands; everything else that is defined is compared."""
+    assert set(STRATEGIES) == set(DEFINITIONS) - {Opcode.BARRIER}
+
+
+def test_every_format_of_every_weight_is_swept() -> None:
+    """Each storage type the table accepts for an operand occurs in a generated case."""
+    for opcode in STRATEGIES:
+        swept = {case.dtype for case in CASES if case.opcode is opcode}
+        assert swept == set(swept_dtypes(TABLE[opcode]))
+
+
+def test_enough_cases_and_no_two_alike() -> None:
+    """The commit suite's share of property 1."""
+    assert len(CASES) >= FEWEST_CASES
+    assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def test_tier_has_every_defined_opcode(tier: Tier) -> None:
+    """A tier that lacks an opcode cannot run a model that needs it."""
+    assert tier.info.opcodes >= set(DEFINITIONS)
+
+
+def test_barrier_is_executable(tier: Tier) -> None:
+    """The one opcode without operands lowers and runs."""
+    builder = GraphBuilder("barrier")
+    builder.barrier()
+    tier.wait(tier.submit(tier.lower(builder.build(), {}, ShapeKey(1, 1))))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(tier: Tier, case: Case) -> None:
+    """Every element of every output and updated operand equals the definition's."""
+    operands = fill(case)
+    expected = by_definition(case, operands)
+    got = on_tier(tier, case, operands)
+    assert got.keys() == expected.keys()
+    for operand in TABLE[case.opcode].outputs:
+        may_break = case.kind in NONFINITE or operand.access is Access.UPDATE
+        problem = difference(expected[operand.name], got[operand.name], may_break=may_break)
+        assert not problem, f"{operand.name}: {problem}"

@@ -1,0 +1,54 @@
+"""Activation values that find mistakes: ordinary, extreme and broken ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Generator = np.random.Generator
+
+TINY = np.float32(2.0**-62)
+"""Straddles the threshold 2^-64 below which rule R5 rounds a segment to zero."""
+HUGE = np.float32(2.0**40)
+"""Its cube, summed over thousands of elements, is still finite."""
+SUBNORMAL = np.float32(2.0**-130)
+
+
+def _normal(rng: Generator, shape: tuple[int, ...]) -> Float32:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def _negative_zero(rng: Generator, shape: tuple[int, ...]) -> Float32:
+    return np.where(rng.random(shape) < 0.5, np.float32(-0.0), _normal(rng, shape))
+
+
+def _denormal(rng: Generator, shape: tuple[int, ...]) -> Float32:
+    x = _normal(rng, shape)
+    return np.where(rng.random(shape) < 0.7, x * SUBNORMAL, x)
+
+
+def _poisoned(poison: float) -> Callable[[Generator, tuple[int, ...]], Float32]:
+    def fill(rng: Generator, shape: tuple[int, ...]) -> Float32:
+        x = _normal(rng, shape)
+        if x.size:
+            x[tuple(rng.integers(0, shape))] = poison * (1.0 if rng.random() < 0.5 else -1.0)
+        return x
+
+    return fill
+
+
+KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Float32]] = {
+    "normal": _normal,
+    "tiny": lambda rng, shape: _normal(rng, shape) * TINY,
+    "huge": lambda rng, shape: _normal(rng, shape) * HUGE,
+    "negative_zero": _negative_zero,
+    "denormal": _denormal,
+    "zeros": lambda rng, shape: np.zeros(shape, np.float32),
+    "nan": _poisoned(np.nan),
+    "inf": _poisoned(np.inf),
+}
+NONFINITE = frozenset({"nan", "inf"})
+"""Kinds after which a result may be NaN or infinite; after any other it must be finite."""
