@@ -1,0 +1,109 @@
+"""Showing one generation: the text on standard output, what it took on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.types import FinishReason
+
+if TYPE_CHECKING:
+    from harness.generate import Generation, Session
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def follow(generation: Generation, show: Callable[[str], None]) -> bool:
+    """Pass every piece of text to ``show`` as it comes; True when Ctrl-C ended it."""
+    try:
+        for piece in generation:
+            if piece.text:
+                show(piece.text)
+    except KeyboardInterrupt:
+        generation.cancel()
+        return True
+    return False
+
+
+def show_answer(generation: Generation) -> bool:
+    """Stream the answer to standard output and end its line; True when Ctrl-C ended it."""
+
+    def show(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    interrupted = follow(generation, show)
+    if not generation.text.endswith("\n"):
+        show("\n")
+    return interrupted
+
+
+def closing_line(generation: Generation, session: Session) -> str:
+    """Tokens, rates, tier and arithmetic, and why a text was cut."""
+    stats, info = generation.stats, session.tier.info
+    parts = [
+        f"{stats.prompt_tokens} prompt tokens {stats.prompt_rate:.1f} tok/s",
+        f"{len(generation.tokens)} tokens {stats.decode_rate:.1f} tok/s",
+        info.name,
+        info.arithmetic,
+        *_cut(generation, session),
+    ]
+    return f"[{' · '.join(parts)}]"
+
+
+def record(generation: Generation, session: Session, seed: int) -> dict[str, Any]:
+    """Everything about an answer as JSON shows it; times in seconds, rates in tokens a second."""
+    stats, info, config = generation.stats, session.tier.info, session.model.config
+    finish = generation.finish_reason
+    completion = len(generation.tokens)
+    return {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish_reason": finish.value if finish else None,
+        "stop_string": generation.stop_string,
+        "usage": {
+            "prompt_tokens": stats.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": stats.prompt_tokens + completion,
+        },
+        "timings": {
+            "load_seconds": session.load_seconds,
+            "prefill_seconds": stats.prefill_seconds,
+            "decode_seconds": stats.decode_seconds,
+            "prompt_tokens_per_second": stats.prompt_rate,
+            "decode_tokens_per_second": stats.decode_rate,
+        },
+        "seed": seed,
+        "context": session.context,
+        "tier": info.name,
+        "device": info.device,
+        "arithmetic": info.arithmetic,
+        "model": {
+            "name": config.name,
+            "architecture": config.architecture,
+            "files": [
+                {"path": str(shard.path), "sha256": file_digest(Path(shard.path))}
+                for shard in session.model.file.shards
+            ],
+        },
+    }
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a whole file, hex."""
+    import hashlib
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cut(generation: Generation, session: Session) -> list[str]:
+    if generation.finish_reason is FinishReason.CANCELLED:
+        return ["interrupted"]
+    if generation.finish_reason is not FinishReason.LENGTH:
+        return []
+    used = generation.stats.prompt_tokens + len(generation.tokens)
+    return ["context is full" if used >= session.context else "cut at --max-tokens"]

@@ -1,0 +1,161 @@
+"""A conversation: every turn sends the whole history again, and Ctrl-C stops only the answer."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from contract.errors import RequestError, TemplateError
+from harness.cli.answer import INTERRUPTED, closing_line, show_answer
+from harness.cli.console import note
+from harness.cli.progress import progress_on
+from harness.cli.prompt import (
+    MAX_PROMPT_BYTES,
+    decoded,
+    encode_messages,
+    opening,
+    read_prompt,
+    user,
+)
+from harness.cli.serving import open_session, sampling_of
+from harness.generate import Session
+from harness.settings import Settings
+
+ASK = ">>> "
+HELP = """\
+/system TEXT  start again with this system prompt (without TEXT: with the model's own)
+/reset        start again
+/help         this list
+/exit         leave; so does Ctrl-D
+Ctrl-C stops an answer. A turn that starts with / and is no command begins with //."""
+
+
+def converse(args: argparse.Namespace, settings: Settings) -> int:
+    """Take turns until the input ends."""
+    given = args.prompt is not None or args.file is not None
+    first = read_prompt(args.prompt, args.file) if given else None
+    interactive = sys.stdin.isatty()
+    with open_session(settings) as session:
+        if session.template is None:
+            raise TemplateError(
+                f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"
+            )
+        chat = Chat(session, settings, tuple(args.stop))
+        if interactive:
+            note(f"{session.model.config.name}, {session.context} tokens of context; /help helps")
+        if first is not None and chat.take_turn(first) and not interactive:
+            return INTERRUPTED
+        for line in _asked_lines() if interactive else _piped_lines():
+            if line.startswith("/") and not line.startswith("//"):
+                if not chat.command(line):
+                    break
+                continue
+            turn = line.removeprefix("/") if line.startswith("//") else line
+            try:
+                interrupted = chat.take_turn(turn)
+            except RequestError as error:
+                if not interactive:
+                    raise
+                note(f"error: {error}; /reset forgets the conversation")
+                continue
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                note("interrupted; the turn is forgotten")
+                continue
+            if interrupted and not interactive:
+                return INTERRUPTED
+    return 0
+
+
+class Chat:
+    """The history of a conversation, and what moves it on."""
+
+    def __init__(self, session: Session, settings: Settings, stop: tuple[str, ...]) -> None:
+        self._session = session
+        self._settings = settings
+        self._stop = stop
+        self.messages = opening(settings["system"])
+
+    def take_turn(self, text: str) -> bool:
+        """Answer ``text`` on standard output and remember both; True when Ctrl-C cut the answer.
+
+        A turn that fails is not remembered.
+        """
+        session, settings = self._session, self._settings
+        asked = [*self.messages, user(text)]
+        generation = session.generate(
+            encode_messages(session, asked, settings["thinking"]),
+            sampling_of(settings, session),
+            settings["max_tokens"],
+            self._stop,
+            progress_on(transient=True),
+        )
+        interrupted = show_answer(generation)
+        note(closing_line(generation, session))
+        self.messages = [*asked, {"role": "assistant", "content": generation.text}]
+        return interrupted
+
+    def command(self, line: str) -> bool:
+        """Carry out a line that starts with a slash; False when it ends the conversation."""
+        name, _, argument = line.partition(" ")
+        match name:
+            case "/exit":
+                return False
+            case "/help":
+                print(HELP, file=sys.stderr)
+            case "/reset":
+                self.messages = [message for message in self.messages if _is_system(message)]
+                note("the conversation starts again")
+            case "/system":
+                self.messages = opening(argument.strip() or None)
+                note("the conversation starts again with this system prompt")
+            case _:
+                note(f"no command {name}; /help lists them, // starts a turn with a slash")
+        return True
+
+
+def _is_system(message: dict[str, object]) -> bool:
+    return message["role"] == "system"
+
+
+def _asked_lines() -> Iterator[str]:
+    """Lines typed at a terminal, with editing and history where readline exists."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    while True:
+        try:
+            line = _ask()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+            continue
+        if line.strip():
+            yield line
+
+
+def _ask() -> str:
+    """One line; the question stays off a standard output that is no terminal."""
+    if sys.stdout.isatty():
+        return input(ASK)
+    print(ASK, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _piped_lines() -> Iterator[str]:
+    """Lines of a standard input that is no terminal, empty ones left out."""
+    start = 0
+    while raw := sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1):
+        if len(raw) > MAX_PROMPT_BYTES:
+            raise RequestError("prompt", f"a line is longer than {MAX_PROMPT_BYTES:,} bytes")
+        line = decoded(raw, f"standard input, line at byte {start}").rstrip("\r\n")
+        start += len(raw)
+        if line.strip():
+            yield line

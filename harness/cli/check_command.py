@@ -1,0 +1,80 @@
+"""``zinc-rt check``: READY, or what is wrong with this machine and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from contract.errors import ConfigError
+from harness.cli.console import printable
+from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, SAMPLING_SETTINGS
+from harness.settings import add_flags, resolve
+
+NAMES = (
+    *MODEL_SETTINGS,
+    *ENGINE_SETTINGS,
+    *SAMPLING_SETTINGS,
+    "max_tokens",
+    "system",
+    "thinking",
+)
+NOT_READY = 1
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``check`` command; its parser sets ``func(args) -> exit code``."""
+    text = "say READY, or what is wrong here and how to mend it"
+    parser = subparsers.add_parser(
+        "check",
+        help=text,
+        description=text,
+        epilog="Exits with 0 when READY, else with 1.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, NAMES)
+    parser.set_defaults(func=check)
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print every finding and the verdict."""
+    settings = resolve(args, NAMES)
+    try:
+        from harness.cli.findings import all_findings
+    except ImportError as error:
+        raise ConfigError(f"{error}; install it with: pip install zinc-rt") from error
+    findings = list(all_findings(settings))
+    ready = all(finding.ok for finding in findings)
+    if args.json:
+        document = {
+            "ready": ready,
+            "findings": [
+                {
+                    "subject": finding.subject,
+                    "ok": finding.ok,
+                    "detail": finding.detail,
+                    "remedy": finding.remedy,
+                }
+                for finding in findings
+            ],
+            "settings": {
+                name: {"value": _plain(value), "source": settings.sources[name]}
+                for name, value in settings.items()
+            },
+        }
+        print(json.dumps(document, indent=2))
+        return 0 if ready else NOT_READY
+    for finding in findings:
+        print(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.subject}: ", end="")
+        print(printable(finding.detail))
+        if not finding.ok:
+            print(f"       {printable(finding.remedy)}")
+    for name, value in settings.items():
+        if settings.sources[name] != "default":
+            print(f"set    {name} = {printable(str(value))} ({settings.sources[name]})")
+    print("READY" if ready else "NOT READY")
+    return 0 if ready else NOT_READY
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else str(value)

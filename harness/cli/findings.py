@@ -1,0 +1,177 @@
+"""What ``zinc-rt check`` looks at. Nothing here changes the machine for longer than a moment."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import threadpoolctl
+
+from contract.errors import CatalogError, ZincError
+from harness import catalog
+from harness.catalog import CatalogEntry, WheelMember
+from harness.cli.answer import file_digest
+from harness.cli.exactness import broken_rules
+from harness.cli.progress import format_bytes
+from harness.cli.serving import asked_context, model_file
+from harness.settings import Settings
+from harness.tiers import AUTO, probe
+
+PROGRAM_BYTES = 256 << 20
+"""Memory of the interpreter, its libraries and what the cpu tier keeps for a small model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at; ``remedy`` is empty when it is ``ok``."""
+
+    subject: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def all_findings(settings: Settings) -> Iterator[Finding]:
+    """Everything a run with these settings needs, in the order in which it is needed."""
+    yield python_finding()
+    yield numpy_finding()
+    yield exactness_finding()
+    yield tier_finding(settings["tier"])
+    yield cache_finding(settings["cache_dir"])
+    yield from model_findings(settings)
+
+
+def python_finding() -> Finding:
+    """The interpreter; one that is too old cannot even load this module."""
+    return Finding("python", True, f"{platform.python_version()} at {sys.executable}")
+
+
+def numpy_finding() -> Finding:
+    """numpy and the BLAS it multiplies with."""
+    np.ones((2, 2), np.float32) @ np.ones((2, 2), np.float32)
+    libraries = [
+        f"{library['internal_api']} {library['version']}, {library['num_threads']} threads"
+        for library in threadpoolctl.threadpool_info()
+        if library["user_api"] == "blas"
+    ]
+    detail = f"{np.__version__}, BLAS: {'; '.join(libraries) or 'built in'}"
+    return Finding("numpy", True, detail)
+
+
+def exactness_finding() -> Finding:
+    """Whether numpy computes the bits the arithmetic rules ask for."""
+    broken = list(broken_rules())
+    if broken:
+        remedy = "install numpy from its wheel on PyPI, and unset variables that tune BLAS"
+        return Finding("arithmetic", False, "; ".join(broken), remedy)
+    return Finding("arithmetic", True, "division, exp, folds and integer BLAS give exact bits")
+
+
+def tier_finding(asked: str) -> Finding:
+    """The tiers that run here, and whether the one asked for is among them."""
+    statuses = probe()
+    here = [f"{status.name} on {status.device}" for status in statuses if status.available]
+    for status in statuses:
+        if status.name == asked and not status.available:
+            return Finding("tier", False, f"{asked}: {status.reason}", status.remedy)
+    if not here:
+        return Finding("tier", False, "none runs here", "see zinc-rt devices")
+    return Finding("tier", True, f"{asked}; {', '.join(here)}" if asked == AUTO else here[0])
+
+
+def cache_finding(folder: Path) -> Finding:
+    """Whether pulled models can be kept."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
+    except OSError as error:
+        remedy = "make the folder writable, or set --cache-dir or ZINC_RT_CACHE_DIR"
+        return Finding("cache", False, f"{folder}: cannot write: {error.strerror}", remedy)
+    return Finding("cache", True, f"{folder}, {format_bytes(free)} of disk free")
+
+
+def model_findings(settings: Settings) -> Iterator[Finding]:
+    """The model: is it there, whole and supported, and does it fit."""
+    try:
+        entry = _entry(settings)
+        path = model_file(settings, pull_missing=False)
+    except CatalogError as error:
+        yield _absent(settings, str(error))
+        return
+    if entry is not None and file_digest(path) != entry.sha256:
+        remedy = f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}"
+        yield Finding("model", False, f"{path}: its SHA-256 is not {entry.sha256}", remedy)
+        return
+    try:
+        need = _memory_need(path, settings)
+    except ZincError as error:
+        yield Finding("model", False, str(error), "choose another file with --model")
+        return
+    verified = f", sha256 {entry.sha256[:16]}... verified" if entry is not None else ""
+    yield Finding("model", True, f"{path}{verified}")
+    yield _memory_finding(need)
+
+
+def _entry(settings: Settings) -> CatalogEntry | None:
+    """The catalog entry the settings name, None for a file."""
+    spec = settings["model"]
+    if spec is None:
+        return catalog.find(catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID)
+    return None if Path(spec).expanduser().is_file() else catalog.find(spec)
+
+
+def _absent(settings: Settings, problem: str) -> Finding:
+    try:
+        entry = _entry(settings)
+    except CatalogError:
+        entry = None
+    if entry is None:
+        return Finding("model", False, problem, "name another model with --model")
+    need = entry.size * (2 if isinstance(entry.source, WheelMember) else 1)
+    folder = settings["cache_dir"]
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    detail = f"{entry.id} ({format_bytes(entry.size)}) is not pulled yet"
+    if free < need:
+        remedy = f"free {format_bytes(need - free)} of disk, then zinc-rt model pull {entry.id}"
+    else:
+        remedy = f"zinc-rt model pull {entry.id}; zinc-rt run pulls it by itself"
+    return Finding("model", False, detail, remedy)
+
+
+def _memory_need(path: Path, settings: Settings) -> int:
+    from harness.cli.model_facts import run_facts
+    from reference.model.gguf import open_gguf
+    from reference.model.tokenizer import load_tokenizer
+
+    with open_gguf(path) as file:
+        load_tokenizer(file.metadata, str(path))
+        facts = run_facts(
+            file,
+            context=asked_context(settings),
+            kv_dtype=settings["kv_dtype"],
+            chunk=settings["chunk"],
+        )
+    if "problem" in facts:
+        raise ZincError(facts["problem"])
+    total: int = facts["memory"]["total"]
+    return total + PROGRAM_BYTES
+
+
+def _memory_finding(need: int) -> Finding:
+    available = psutil.virtual_memory().available
+    detail = f"{format_bytes(need)} needed, {format_bytes(available)} available"
+    if available < need:
+        remedy = "close other programs, lower --context, or choose a smaller model"
+        return Finding("memory", False, detail, remedy)
+    return Finding("memory", True, detail)

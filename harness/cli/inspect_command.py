@@ -1,0 +1,180 @@
+"""``zinc-rt inspect``: what a model file holds and what it takes to run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from contract.errors import RequestError
+from harness.cli.console import printable, table
+from harness.cli.serving import MODEL_SETTINGS, asked_context, model_file
+from harness.settings import add_flags, resolve
+
+ENGINE_NAMES = ("context", "kv_dtype", "chunk")
+EXAMPLES = """\
+examples:
+  zinc-rt inspect model.gguf
+  zinc-rt inspect model.gguf --context 32K --kv-dtype f32
+  zinc-rt inspect model.gguf --metadata tokenizer.chat_template
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``inspect`` command; its parser sets ``func(args) -> exit code``."""
+    text = "show what a model file holds, whether it can run here and what memory it takes"
+    parser = subparsers.add_parser("inspect", help=text, description=text, epilog=EXAMPLES)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="GGUF file or catalog id [env ZINC_RT_MODEL]"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--metadata", metavar="KEY", help="print this value whole, nothing else")
+    add_flags(parser, ("cache_dir", *ENGINE_NAMES))
+    parser.set_defaults(func=inspect)
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Print the facts; 0 also for a model that this build cannot run."""
+    settings = resolve(args, (*MODEL_SETTINGS, *ENGINE_NAMES))
+    path = model_file(settings, pull_missing=False)
+    from harness.cli.model_facts import file_facts, json_value, run_facts, vocabulary_facts
+    from reference.model.gguf import open_gguf
+
+    with open_gguf(path) as file:
+        if args.metadata is not None:
+            if args.metadata not in file.metadata:
+                raise RequestError("metadata", f"{path} has no key {args.metadata!r}")
+            value = json_value(file.metadata[args.metadata])
+            print(value if isinstance(value, str) and not args.json else json.dumps(value))
+            return 0
+        facts = file_facts(file)
+        facts["vocabulary"] = vocabulary_facts(file)
+        facts["run"] = run_facts(
+            file,
+            context=asked_context(settings),
+            kv_dtype=settings["kv_dtype"],
+            chunk=settings["chunk"],
+        )
+    if not args.json:
+        print(_text(facts, args.tensors))
+        return 0
+    if not args.tensors:
+        facts["tensors"] = len(facts["tensors"])
+    print(json.dumps(facts, indent=2, allow_nan=False))
+    return 0
+
+
+def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
+    sections = [_overview(facts), _types(facts["types"]), _metadata(facts["metadata"])]
+    sections.append(_vocabulary(facts["vocabulary"]))
+    if "problem" in facts["run"]:
+        sections.append(f"THIS BUILD CANNOT RUN IT\n{_shown(facts['run']['problem'])}")
+    else:
+        sections += [_memory(facts["run"]["memory"]), _graph(facts["run"]["graph"])]
+    if with_tensors:
+        sections.append(_tensors(facts["tensors"]))
+    return "\n\n".join(sections)
+
+
+def _overview(facts: Mapping[str, Any]) -> str:
+    from harness.cli.progress import format_bytes
+
+    run = facts["run"]
+    rows = [
+        ("file", _shown(facts["path"])),
+        ("size", f"{format_bytes(facts['bytes'])} in {_count(facts['shards'], 'file')}"),
+        ("format", f"GGUF {facts['gguf_version']}, {_count(len(facts['tensors']), 'tensor')}"),
+        ("name", _shown(facts["name"])),
+        ("architecture", _shown(facts["architecture"])),
+        ("parameters", f"{facts['parameters']:,}"),
+    ]
+    if "problem" not in run:
+        rows.append(
+            (
+                "layers",
+                f"{run['layers']} of width {run['hidden']}, heads {run['heads']} "
+                f"({run['kv_heads']} for keys and values) of {run['head_dim']}, "
+                f"feed-forward {run['feed_forward']}",
+            )
+        )
+        rows.append(("context", f"{run['longest_context']:,} tokens"))
+    return table(rows)
+
+
+def _types(types: Mapping[str, Mapping[str, int]]) -> str:
+    rows = [("TYPE", "TENSORS", "ELEMENTS", "BYTES")]
+    for name, row in types.items():
+        rows.append((name, str(row["tensors"]), f"{row['elements']:,}", f"{row['bytes']:,}"))
+    return table(rows, right=(1, 2, 3))
+
+
+def _metadata(metadata: Mapping[str, Any]) -> str:
+    rows = [("KEY", "VALUE")]
+    for key, value in metadata.items():
+        if isinstance(value, dict):
+            first = ", ".join(_shown(item) for item in value["first"])
+            more = ", ..." if value["length"] > len(value["first"]) else ""
+            value = f"{value['length']:,} x {value['array']}: {first}{more}"
+        rows.append((_shown(key), _shown(value)))
+    return table(rows)
+
+
+def _vocabulary(facts: Mapping[str, Any]) -> str:
+    if "problem" in facts:
+        return f"VOCABULARY CANNOT BE USED\n{_shown(facts['problem'])}"
+    ends = ", ".join(_token(token) for token in facts["end_of_generation"])
+    rows = [
+        ("vocabulary", f"{facts['tokens']:,} tokens, {_shown(facts['model'])}"),
+        ("pre-tokenizer", _shown(facts["pre_tokenizer"])),
+        ("bos", f"{_token(facts['bos'])}{' before every prompt' if facts['adds_bos'] else ''}"),
+        ("ends at", ends or "-"),
+        ("chat template", "yes" if facts["chat_template"] else "no"),
+    ]
+    return table(rows)
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    from harness.cli.progress import format_bytes
+
+    context, chunk = f"{memory['context']:,}", f"{memory['chunk']:,}"
+    per_token = f"{memory['kv_per_token']:,} bytes a token"
+    rows = [
+        ("MEMORY", "", ""),
+        ("weights", format_bytes(memory["weights"]), "mapped from the file"),
+        ("keys and values", format_bytes(memory["kv"]), f"{context} tokens, {per_token}"),
+        ("scratch", format_bytes(memory["scratch"]), f"a step of {chunk} tokens"),
+        ("step data", format_bytes(memory["step_data"]), "tables, inputs and logits"),
+        ("total", format_bytes(memory["total"]), "and what the tier keeps for speed"),
+    ]
+    return table(rows, right=(1,))
+
+
+def _graph(graph: Mapping[str, Any]) -> str:
+    work = f"{graph['bytes_per_token']:,} bytes, {graph['flops_per_token']:,} FLOP"
+    opcodes = ", ".join(f"{count} {name}" for name, count in graph["opcodes"].items())
+    return table(
+        [("nodes", f"{graph['nodes']}: {opcodes}"), ("a decode token", f"{work} at full context")]
+    )
+
+
+def _tensors(tensors: list[Mapping[str, Any]]) -> str:
+    rows = [("TENSOR", "TYPE", "SHAPE", "BYTES", "OFFSET")]
+    for tensor in tensors:
+        shape = " x ".join(str(extent) for extent in tensor["shape"])
+        size, offset = f"{tensor['bytes']:,}", str(tensor["offset"])
+        rows.append((_shown(tensor["name"]), tensor["type"], shape, size, offset))
+    return table(rows, right=(3, 4))
+
+
+def _token(token: Mapping[str, Any] | None) -> str:
+    return "-" if token is None else f"{_shown(token['text'])} ({token['id']})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else printable(str(value))

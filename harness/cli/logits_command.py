@@ -1,0 +1,161 @@
+"""``zinc-rt logits``: what a model says of every position of a text, to the bit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError, NonFiniteLogits, RequestError
+from harness.cli.console import printable, table
+from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
+from harness.settings import add_flags, resolve
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from harness.generate import Session
+
+NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
+MAX_TOP = 1000
+MAX_ID_DIGITS = 10
+EXAMPLES = """\
+examples:
+  zinc-rt logits --prompt "The capital of France is"
+  zinc-rt logits --tokens 1,2,3 --json
+  zinc-rt logits --prompt "Hello" --chunk 1 --out logits.npy     the same digest as any --chunk
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``logits`` command; its parser sets ``func(args) -> exit code``."""
+    text = "compute the logits of every position of a text, their digest and likeliest tokens"
+    parser = subparsers.add_parser("logits", help=text, description=text, epilog=EXAMPLES)
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--tokens", metavar="1,2,3", help="token ids")
+    given.add_argument("--prompt", metavar="TEXT", help="text, without a chat template")
+    parser.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
+    parser.add_argument(
+        "--top", type=int, default=5, metavar="K", help="likeliest tokens to show [default: 5]"
+    )
+    parser.add_argument(
+        "--every", action="store_true", help="show every position, not only the last"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, NAMES)
+    parser.set_defaults(func=logits)
+
+
+def logits(args: argparse.Namespace) -> int:
+    """Print digest and likeliest tokens; the digest depends on model and tokens only."""
+    settings = resolve(args, NAMES)
+    if not 0 <= args.top <= MAX_TOP:
+        raise ConfigError(f"flag --top: {args.top} is not from 0 to {MAX_TOP}")
+    ids = None if args.tokens is None else _token_ids(args.tokens)
+    with open_session(settings, all_logits=True) as session:
+        tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
+        values = _computed(session, tokens, args.out)
+        document = _document(session, tokens, values, args.top)
+        if args.json:
+            print(json.dumps(document))
+        else:
+            print(_text(session, document, args.every))
+    return 0
+
+
+def _token_ids(text: str) -> list[int]:
+    words = text.split(",")
+    for word in words:
+        if not word.strip().isdecimal() or len(word.strip()) > MAX_ID_DIGITS:
+            raise RequestError("tokens", f"{word!r} is not a token id; give numbers like 1,2,3")
+    return [int(word) for word in words]
+
+
+def _computed(session: Session, tokens: list[int], out: str | None) -> NDArray[np.float32]:
+    """Logits of every position, in the file ``out`` itself if there is one."""
+    import numpy as np
+
+    shape = (len(tokens), session.model.config.vocab)
+    if not tokens:
+        raise RequestError("prompt", "is empty; give at least one token")
+    if len(tokens) > session.context:
+        raise RequestError(
+            "prompt",
+            f"is {len(tokens)} tokens, the context is {session.context}; raise --context",
+        )
+    try:
+        if out is None:
+            values = np.empty(shape, np.float32)
+        else:
+            values = np.lib.format.open_memmap(out, "w+", np.float32, shape)
+    except OSError as error:
+        raise ConfigError(f"flag --out: {out}: cannot write: {error.strerror}") from None
+    except MemoryError:
+        raise RequestError(
+            "prompt", f"needs {shape[0] * shape[1] * 4:,} bytes of memory; use --out FILE"
+        ) from None
+    session.logits(tokens, values)
+    broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(broken):
+        raise NonFiniteLogits(f"the logits at position {broken[0]} hold NaN or infinity")
+    return values
+
+
+def _document(
+    session: Session, tokens: list[int], values: NDArray[np.float32], top: int
+) -> dict[str, Any]:
+    from harness.digest import logits_digest
+
+    config, info = session.model.config, session.tier.info
+    return {
+        "model": {"name": config.name, "path": str(session.model.file.path)},
+        "tier": info.name,
+        "device": info.device,
+        "arithmetic": info.arithmetic,
+        "kv_dtype": session.runner.limits.kv_dtype.name,
+        "tokens": tokens,
+        "shape": list(values.shape),
+        "digest": logits_digest(values),
+        "positions": [
+            {"position": position, "token": tokens[position], "top": _top(row, top)}
+            for position, row in enumerate(values)
+        ],
+    }
+
+
+def _top(row: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
+    """The largest logits, ties by the lower id, with their bits."""
+    import numpy as np
+
+    order = np.argsort(-row, kind="stable")[:count]
+    bits = row.view(np.uint32)
+    return [
+        {"token": int(token), "logit": float(row[token]), "bits": f"{int(bits[token]):08x}"}
+        for token in order
+    ]
+
+
+def _text(session: Session, document: dict[str, Any], every: bool) -> str:
+    tokenizer = session.model.tokenizer
+    positions, width = document["shape"]
+    lines = [
+        f"digest {document['digest']}",
+        f"{positions} positions x {width} logits, {document['tier']}, {document['arithmetic']}, "
+        f"KV {document['kv_dtype']}",
+    ]
+    for entry in document["positions"] if every else document["positions"][-1:]:
+        text = printable(repr(tokenizer.token_text(entry["token"])))
+        lines.append(f"after position {entry['position']}, {text} ({entry['token']}):")
+        rows = [
+            (
+                f"  {found['logit']:.6f}",
+                found["bits"],
+                str(found["token"]),
+                printable(repr(tokenizer.token_text(found["token"]))),
+            )
+            for found in entry["top"]
+        ]
+        if rows:
+            lines.append(table(rows, right=(0, 2)))
+    return "\n".join(lines)

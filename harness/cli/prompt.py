@@ -1,0 +1,117 @@
+"""Where a prompt comes from, and how it becomes tokens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from contract.errors import RequestError
+from harness.cli.console import note
+
+if TYPE_CHECKING:
+    from harness.generate import Session
+
+MAX_PROMPT_BYTES = 8 << 20
+"""Longest prompt read, whatever the context: more would only be refused after a long wait."""
+STANDARD_INPUT = "-"
+THINKING = {"auto": None, "on": True, "off": False}
+
+Messages = Sequence[Mapping[str, object]]
+
+
+def read_prompt(argument: str | None, file: str | None) -> str:
+    """The prompt given as an argument, in ``file`` (``-`` is standard input), or piped in.
+
+    One line feed at the end of a file is not part of the prompt. Raises RequestError when there
+    is no prompt, more than one, or one that is not UTF-8.
+    """
+    if argument is not None and file is not None:
+        raise RequestError("prompt", "is given as an argument and with -f; give one of them")
+    if argument is not None:
+        prompt = decoded(os.fsencode(argument), "argument")
+    elif file is not None and file != STANDARD_INPUT:
+        prompt = _from_file(file)
+    elif file is not None or not sys.stdin.isatty():
+        prompt = _without_line_end(decoded(_bounded(sys.stdin.buffer), "standard input"))
+    else:
+        raise RequestError("prompt", "is missing; give PROMPT or -f FILE, or use zinc-rt chat")
+    if not prompt:
+        raise RequestError("prompt", "is empty; give at least one character")
+    return prompt
+
+
+def decoded(raw: bytes, source: str) -> str:
+    """``raw`` as text; RequestError naming the byte that is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            "prompt", f"{source}: byte {error.start} is not UTF-8 ({error.reason})"
+        ) from None
+
+
+def encode_prompt(session: Session, prompt: str) -> list[int]:
+    """Token ids of a text to continue. Text that looks like a control token is just text."""
+    return session.model.tokenizer.encode(prompt)
+
+
+def encode_messages(session: Session, messages: Messages, thinking: str) -> list[int]:
+    """Token ids of a conversation and the start of the answer.
+
+    ``thinking`` is auto, on or off. The model must have a chat template. Raises RequestError for
+    a template that cannot switch thinking on, and TemplateError.
+    """
+    from reference.model.chat_template import encode_chat
+
+    template = session.template
+    assert template is not None
+    if thinking == "on" and not template.has_thinking_toggle:
+        raise RequestError("thinking", f"{session.model.config.name} has no switch for it")
+    return encode_chat(
+        session.model.tokenizer, template, messages, enable_thinking=THINKING[thinking]
+    )
+
+
+def encode_turn(
+    session: Session, prompt: str, *, system: str | None, thinking: str, raw: bool
+) -> list[int]:
+    """Token ids of a single prompt, as a user's turn unless ``raw`` or without a template."""
+    if not raw and session.template is None:
+        note(f"{session.model.config.name} has no chat template: continuing the text as it is")
+    if raw or session.template is None:
+        return encode_prompt(session, prompt)
+    return encode_messages(session, [*opening(system), user(prompt)], thinking)
+
+
+def opening(system: str | None) -> list[dict[str, object]]:
+    """The messages before the first turn."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def user(text: str) -> dict[str, object]:
+    """A message of the user."""
+    return {"role": "user", "content": text}
+
+
+def _from_file(path: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            raw = _bounded(stream)
+    except OSError as error:
+        raise RequestError("prompt", f"{path}: cannot read: {error.strerror}") from None
+    except ValueError:
+        raise RequestError("prompt", f"{path!r} is not a path") from None
+    return _without_line_end(decoded(raw, path))
+
+
+def _bounded(stream) -> bytes:  # type: ignore[no-untyped-def]
+    raw: bytes = stream.read(MAX_PROMPT_BYTES + 1)
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise RequestError("prompt", f"is longer than {MAX_PROMPT_BYTES:,} bytes")
+    return raw
+
+
+def _without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,74 @@
+"""From settings to an open session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.settings import Settings
+
+if TYPE_CHECKING:
+    from contract.types import SamplingParams
+    from harness.generate import Session
+
+MODEL_SETTINGS = ("model", "cache_dir")
+ENGINE_SETTINGS = ("tier", "threads", "context", "kv_dtype", "chunk")
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "seed",
+)
+
+
+def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
+    """The file of the model the settings name, pulled if need be. Raises CatalogError."""
+    from harness import catalog
+    from harness.cli.progress import progress_on
+
+    return catalog.resolve_model(
+        settings["model"], settings["cache_dir"], progress_on(), pull_missing=pull_missing
+    )
+
+
+def asked_context(settings: Settings) -> int | None:
+    """The context somebody asked for, None when it is the default."""
+    return None if settings.sources["context"] == "default" else settings["context"]
+
+
+def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
+    """The session the settings describe, with progress on standard error.
+
+    Settings that are not among ``settings`` do not matter to the command.
+    """
+    from harness.cli.progress import progress_on
+    from harness.generate import Session, SessionOptions
+
+    options = SessionOptions(
+        tier=settings["tier"],
+        threads=settings["threads"],
+        context=asked_context(settings),
+        kv_dtype=settings["kv_dtype"],
+        chunk=settings["chunk"],
+        repeat_last_n=settings.get("repeat_last_n", 1),
+        all_logits=all_logits,
+    )
+    return Session.open(model_file(settings), options, progress_on(transient=True))
+
+
+def sampling_of(settings: Settings, session: Session) -> SamplingParams:
+    """How tokens are chosen. Penalties cannot look back further than the context."""
+    from contract.types import SamplingParams
+
+    return SamplingParams(
+        temperature=settings["temperature"],
+        top_k=settings["top_k"],
+        top_p=settings["top_p"],
+        min_p=settings["min_p"],
+        repeat_penalty=settings["repeat_penalty"],
+        repeat_last_n=min(settings["repeat_last_n"], session.context),
+        seed=settings["seed"],
+    )

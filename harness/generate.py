@@ -1,0 +1,334 @@
+"""One conversation partner: a model on a tier that turns prompts into streamed text.
+
+A ``Session`` owns everything a single user needs; sharing an engine between users is the
+scheduler's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import BY_NAME
+from contract.errors import NonFiniteLogits, RequestError
+from contract.tier import Tier
+from contract.types import FinishReason, Request, SamplingParams
+from harness.cli.progress import NullProgress, Progress
+from harness.settings import SETTINGS
+from harness.tiers import open_tier
+from reference.engine import Engine
+from reference.memory.pages import pages_for
+from reference.model.chat_template import ChatTemplate, load_chat_template
+from reference.model.families.tensors import Limits
+from reference.model.open import Model, open_model
+from reference.model.text_stream import TextStream
+from reference.runner import Capacity, ModelRunner
+
+DEFAULT_CONTEXT: int = SETTINGS["context"].default
+"""Positions of a session that was not asked for more or fewer."""
+SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a session is built.
+
+    ``context`` None is the model's own, at most 4,096; ``chunk`` is the most prompt tokens of a
+    step; ``repeat_last_n`` is the longest reach a request's penalties may have. Logits of every
+    position, as ``Session.logits`` gives them, need ``all_logits``.
+    """
+
+    tier: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    kv_dtype: str = "f16"
+    chunk: int = 256
+    repeat_last_n: int = 64
+    all_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """The text that became certain with ``token``; the token is None for what comes at the end."""
+
+    token: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What a generation took, in tokens and seconds.
+
+    ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
+    ``decode_steps`` counts the tokens computed in that second part, one that ended the text
+    included.
+    """
+
+    prompt_tokens: int
+    prefill_seconds: float
+    decode_steps: int
+    decode_seconds: float
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens per second."""
+        return _rate(self.prompt_tokens, self.prefill_seconds)
+
+    @property
+    def decode_rate(self) -> float:
+        """Generated tokens per second, the first one apart."""
+        return _rate(self.decode_steps, self.decode_seconds)
+
+
+class Generation(Iterator[TextPiece]):
+    """An answer in the making: iterate for its pieces, read the rest at any time.
+
+    ``finish_reason`` is None while it runs. A KeyboardInterrupt, or whatever else stops the
+    iteration, is followed by ``cancel``.
+    """
+
+    def __init__(self, session: Session, request: Request, progress: Progress = SILENT) -> None:
+        """Submits ``request``; raises RequestError when it cannot be served."""
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._session = session
+        self._engine = session.engine
+        self._request = request
+        self._progress = progress
+        self._text: list[str] = []
+        self._stream = TextStream(request.stop)
+        self._steps = 0
+        self._engine.submit(request)
+        self._started = self._first = self._latest = time.perf_counter()
+        self._pieces = self._run()
+
+    def __next__(self) -> TextPiece:
+        piece = next(self._pieces)
+        self._text.append(piece.text)
+        return piece
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._text)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stream.stop_string
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counts and times so far."""
+        return GenerationStats(
+            prompt_tokens=len(self._request.prompt),
+            prefill_seconds=self._first - self._started,
+            decode_steps=max(0, self._steps - 1),
+            decode_seconds=self._latest - self._first,
+        )
+
+    def cancel(self) -> None:
+        """Stop for good; harmless when finished."""
+        if self.finish_reason is None:
+            self.finish_reason = FinishReason.CANCELLED
+            self._progress.close()
+            if self._session.engine is self._engine:
+                self._session.renew_engine()
+
+    def _run(self) -> Iterator[TextPiece]:
+        self._prefill()
+        engine, tokenizer = self._engine, self._session.model.tokenizer
+        while self.finish_reason is None:
+            for event in engine.step():
+                self._count_step()
+                if event.finish_reason is FinishReason.ERROR:
+                    self.finish_reason = event.finish_reason
+                    raise NonFiniteLogits(
+                        f"the logits at position {event.position} hold NaN or infinity; "
+                        "the model file is damaged or overflows binary32"
+                    )
+                finish = event.finish_reason
+                if finish is not FinishReason.STOP:
+                    self.tokens.append(event.token)
+                    piece = self._stream.feed(tokenizer.token_bytes(event.token))
+                    if self._stream.stopped:
+                        engine.cancel(self._request.id)
+                        finish = FinishReason.STOP
+                    self.finish_reason = finish
+                    yield TextPiece(event.token, piece)
+                self.finish_reason = finish
+        rest = self._stream.finish()
+        if rest:
+            yield TextPiece(None, rest)
+
+    def _prefill(self) -> None:
+        """Compute all whole chunks of the prompt but the last, which gives the first token."""
+        engine, count = self._engine, len(self._request.prompt)
+        whole_chunks = (count - 1) // engine.chunk_tokens
+        if whole_chunks == 0:
+            return
+        self._progress.start("reading the prompt", count, "token")
+        try:
+            for _ in range(whole_chunks):
+                engine.step()
+                self._progress.advance(engine.chunk_tokens)
+        finally:
+            self._progress.close()
+
+    def _count_step(self) -> None:
+        self._latest = time.perf_counter()
+        if self._steps == 0:
+            self._first = self._latest
+        self._steps += 1
+
+
+class Session:
+    """A model on a tier, ready to generate for one user. A context manager."""
+
+    def __init__(self, model: Model, tier: Tier, runner: ModelRunner, chunk: int) -> None:
+        self.model = model
+        self.tier = tier
+        self.runner = runner
+        self.load_seconds = 0.0
+        self._chunk = chunk
+        self._owned = ExitStack()
+        self._requests = 0
+        self.renew_engine()
+
+    @classmethod
+    def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
+        """Load the model file at ``path``.
+
+        Raises ModelFileError, UnsupportedModel, TierError, and RequestError for a context the
+        model does not have.
+        """
+        started = time.perf_counter()
+        with ExitStack() as owned:
+            model = open_model(path)
+            owned.callback(model.file.close)
+            context = checked_context(model, options.context)
+            tier = owned.enter_context(open_tier(options.tier, options.threads))
+            limits = Limits(
+                slots=1,
+                context=context,
+                pages=pages_for(context),
+                kv_dtype=BY_NAME[options.kv_dtype],
+                recent_tokens=max(1, min(options.repeat_last_n, context)),
+            )
+            chunk = min(options.chunk, context)
+            capacity = Capacity(tokens=chunk + 1, rows=chunk if options.all_logits else 1)
+            runner = owned.enter_context(_load(model, tier, limits, capacity, progress))
+            session = cls(model, tier, runner, chunk)
+            session.load_seconds = time.perf_counter() - started
+            session._owned = owned.pop_all()
+        return session
+
+    @property
+    def context(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        return self.runner.limits.context
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The file's chat template, None when it has none. Raises TemplateError."""
+        if self.model.chat_template is None:
+            return None
+        template = load_chat_template(
+            self.model.file.metadata, self.model.tokenizer, str(self.model.file.path)
+        )
+        self._owned.callback(template.close)
+        return template
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        progress: Progress = SILENT,
+    ) -> Generation:
+        """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
+
+        One generation at a time: an earlier one that is not finished never will be. ``progress``
+        shows a prompt that takes several steps. Raises RequestError.
+        """
+        if not self.engine.idle:
+            self.renew_engine()
+        self._requests += 1
+        request = Request(self._requests, tuple(prompt), max_tokens, sampling, tuple(stop))
+        return Generation(self, request, progress)
+
+    def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
+        """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
+
+        Raises RequestError; the session must have been opened with ``all_logits``.
+        """
+        if self.runner.capacity.rows < self._chunk:
+            raise AssertionError("the session was opened without all_logits")
+
+        def store(first: int, rows: NDArray[np.float32]) -> None:
+            out[first : first + len(rows)] = rows
+
+        self._requests += 1
+        unpenalized = SamplingParams(repeat_last_n=0)
+        request = Request(self._requests, tuple(tokens), 0, unpenalized)
+        self.engine.submit(request, store)
+        for _ in self.engine.run():
+            pass
+
+    def renew_engine(self) -> None:
+        """Forget all requests, even ones a step was interrupted in."""
+        self.engine = Engine(
+            self.runner,
+            end_of_generation=self.model.tokenizer.eog_ids,
+            chunk_tokens=self._chunk,
+        )
+
+    def close(self) -> None:
+        """Free everything."""
+        self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def checked_context(model: Model, asked: int | None) -> int:
+    """Positions a session of ``model`` gets; RequestError when ``asked`` is more than it has."""
+    longest = model.config.context
+    if asked is None:
+        return min(longest, DEFAULT_CONTEXT)
+    if asked > longest:
+        raise RequestError("context", f"is {asked}, {model.config.name} has {longest}")
+    return asked
+
+
+def _load(
+    model: Model, tier: Tier, limits: Limits, capacity: Capacity, progress: Progress
+) -> ModelRunner:
+    weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
+    progress.start("loading", weights, "B")
+    try:
+        return ModelRunner(model, tier, limits, capacity, progress.advance)
+    finally:
+        progress.close()
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

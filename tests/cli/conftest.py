@@ -1,0 +1,97 @@
+"""A tiny model with random weights, damaged copies of it, and ways to run the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.cli.main import main
+from harness.synth import SynthSpec, write_synthetic
+from reference.model.gguf import TensorSource, open_gguf, write_gguf
+from tests.paths import ROOT
+
+Change = Callable[[dict[str, Any], dict[str, TensorSource]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_synthetic(path, SynthSpec(quant="q8_0", seed=3))
+    return path
+
+
+@pytest.fixture
+def variant(tiny_model: Path, tmp_path: Path) -> Callable[[Change], Path]:
+    """Writes a copy of the tiny model after ``change(metadata, tensors)``."""
+
+    def write(change: Change) -> Path:
+        path = tmp_path / "variant.gguf"
+        with open_gguf(tiny_model) as file:
+            metadata = dict(file.metadata)
+            tensors: dict[str, TensorSource] = {
+                tensor.name: (
+                    tensor.ggml_type, tensor.shape, np.array(file.tensor_bytes(tensor.name))
+                )
+                for tensor in file.tensors.values()
+            }  # fmt: skip
+            change(metadata, tensors)
+            write_gguf(path, metadata, tensors)
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting, cache or configuration file of the machine reaches a test."""
+    for name in list(os.environ):
+        if name.startswith("ZINC_RT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def zinc(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs a command line in this process."""
+
+    def run(*words: object) -> Result:
+        code = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+def command(*words: object) -> list[str]:
+    """The command line of a new process."""
+    return [sys.executable, "-m", "harness", *(str(word) for word in words)]
+
+
+def environment(**changes: str) -> Mapping[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **changes}
+
+
+def zinc_process(*words: object, stdin: bytes = b"", **changes: str) -> Result:
+    """Runs a command line in a new process, with ``stdin`` piped in."""
+    done = subprocess.run(
+        command(*words), input=stdin, capture_output=True, env=environment(**changes), timeout=120
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,0 +1,233 @@
+"""Every class of bad input: one line, exit code 2, no traceback unless asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.cli.main import main
+from tests.cli.conftest import Change, Result, zinc_process
+
+Zinc = Callable[..., Result]
+TEMPLATE = "tokenizer.chat_template"
+OUTPUT_NORM = "output_norm.weight"
+QUERY = "blk.1.attn_q.weight"
+
+
+def refused(result: Result, *words: str) -> str:
+    """Checks the shape of a refusal and that it holds ``words``; gives the line."""
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    for word in words:
+        assert word in result.err
+    return result.err
+
+
+def set_metadata(key: str, value: Any) -> Change:
+    return lambda metadata, tensors: metadata.update({key: value})
+
+
+def reshape(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    kind, shape, data = tensors[QUERY]
+    tensors[QUERY] = (kind, (shape[0] // 2, shape[1]), data[: shape[0] // 2])
+
+
+def break_scale(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """The scale of row 2, block 1 becomes NaN."""
+    data = tensors[QUERY][2]
+    data[2, 34:36] = np.array([np.nan], np.float16).view(np.uint8)
+
+
+def overflow(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    data = tensors[OUTPUT_NORM][2].reshape(-1).view(np.float32)
+    data[:] = 3e38
+
+
+def test_nonexistent_model(zinc: Zinc) -> None:
+    refused(zinc("run", "hi", "--model", "no/such.gguf"), "no/such.gguf", "zinc-rt model list")
+
+
+def test_folder_as_model(zinc: Zinc, tmp_path: Path) -> None:
+    refused(zinc("run", "hi", "--model", tmp_path), "is a folder")
+
+
+@pytest.mark.parametrize("kept", [0, 10, 3000, -100])
+def test_truncated_file(zinc: Zinc, tiny_model: Path, tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_model.read_bytes()[:kept])
+    refused(zinc("run", "hi", "--model", path), str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_metadata("general.architecture", "gpt5"), ("gpt5",)),
+        (lambda metadata, tensors: tensors.pop(QUERY), (QUERY, "is missing")),
+        (reshape, (QUERY, "[128, 256]", "[256, 256]")),
+        (break_scale, (QUERY, "row 2 block 1", "NaN")),
+        (overflow, ("logits at position", "NaN or infinity")),
+        (set_metadata("tokenizer.ggml.model", "martian"), ("tokenizer.ggml.model", "martian")),
+        (set_metadata("tokenizer.ggml.pre", "martian"), ("tokenizer.ggml.pre", "martian")),
+        (set_metadata("llama.context_length", 0), ("llama.context_length",)),
+        (set_metadata(TEMPLATE, "{{ raise_exception('no') }}"), ("chat template", "no")),
+        (set_metadata(TEMPLATE, "{% if %}"), ("chat template",)),
+        (
+            set_metadata(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+            ("chat template",),
+        ),
+        (
+            set_metadata(
+                TEMPLATE,
+                "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            ),
+            ("chat template",),
+        ),
+    ],
+)
+def test_damaged_model(
+    zinc: Zinc, variant: Callable[[Change], Path], change: Change, words: tuple[str, ...]
+) -> None:
+    result = zinc("run", "hi", "--model", variant(change), "--json")
+    refused(result, *words)
+
+
+def test_overflow_is_an_error_of_logits_too(zinc: Zinc, variant: Callable[[Change], Path]) -> None:
+    path = variant(overflow)
+    refused(zinc("logits", "--prompt", "hi", "--model", path), "position 0")
+
+
+def test_prompt_longer_than_the_context(zinc: Zinc, tiny_model: Path) -> None:
+    result = zinc("run", "--raw", "xyz " * 20, "--model", tiny_model, "--context", 16)
+    refused(result, "80 tokens", "16", "--context")
+    ids = ",".join(["7"] * 17)
+    result = zinc("logits", "--tokens", ids, "--model", tiny_model, "--context", 16)
+    refused(result, "17 tokens", "16")
+
+
+def test_context_longer_than_the_models(zinc: Zinc, tiny_model: Path) -> None:
+    for words in (("run", "hi", "--model"), ("inspect",), ("graph", "--model")):
+        refused(zinc(*words, tiny_model, "--context", "2K"), "2048", "1024")
+
+
+def test_file_that_is_not_utf8(zinc: Zinc, tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes(b"caf\xe9 au lait")
+    refused(zinc("run", "-f", path), str(path), "byte 3")
+
+
+def test_pipe_and_argument_that_are_not_utf8(tiny_model: Path) -> None:
+    result = zinc_process("run", "--model", tiny_model, stdin=b"ab\xff")
+    refused(result, "standard input", "byte 2")
+    words = ("run", "--model", str(tiny_model), os.fsdecode(b"a\xff"))
+    refused(zinc_process(*words), "argument", "byte 1")
+
+
+def test_missing_prompt_file(zinc: Zinc, tmp_path: Path) -> None:
+    refused(zinc("run", "-f", tmp_path / "none.txt"), "none.txt", "No such file")
+
+
+def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    refused(zinc("run", ""), "prompt", "empty")
+    refused(zinc("run", "-f", empty), "prompt", "empty")
+    refused(zinc_process("run", "--model", tiny_model), "prompt", "empty")
+    refused(zinc("logits", "--prompt", "", "--model", tiny_model), "prompt", "empty")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "hi", "--temperature", "hot"], "--temperature"),
+        (["run", "hi", "--max-tokens", "0"], "--max-tokens"),
+        (["run", "hi", "--tier", "abacus"], "--tier"),
+        (["run", "hi", "--thinking", "maybe"], "--thinking"),
+        (["run", "hi", "--max-token", "3"], "did you mean --max-tokens?"),
+        (["run", "hi", "--config", "no/such.toml"], "no/such.toml"),
+        (["run", "hi", "-f", "file"], "give one of them"),
+        (["run", "hi", "--raw", "--system", "x"], "--raw"),
+        (["run", "hi", "--raw", "--chat"], "not allowed with"),
+        (["chat", "hi"], "unrecognized arguments: hi"),
+        (["frob"], "invalid choice"),
+        (["model"], "required"),
+        (["graph", "--format", "png"], "--format"),
+        (["graph", "--tokens", "0"], "--tokens"),
+        (["logits"], "required"),
+        (["logits", "--tokens", "1,x"], "'x'"),
+        (["logits", "--tokens", "9" * 5000], "token id"),
+        (["logits", "--tokens", "1", "--top", "-1"], "--top"),
+        (["help", "no such word"], "no such word"),
+    ],
+)
+def test_usage(zinc: Zinc, words: list[str], said: str) -> None:
+    refused(zinc(*words), said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--stop", ""), "stop"),
+        (("--top-p", "0"), "top_p"),
+        (("--temperature", "0.0001"), "temperature"),
+        (("--thinking", "on"), "thinking"),
+        (("--tier", "cuda"), "cuda"),
+    ],
+)
+def test_requests_the_model_cannot_serve(
+    zinc: Zinc, tiny_model: Path, flags: tuple[str, str], said: str
+) -> None:
+    refused(zinc("run", "hi", "--model", tiny_model, *flags), said)
+
+
+def test_token_id_outside_the_vocabulary(zinc: Zinc, tiny_model: Path) -> None:
+    refused(zinc("logits", "--tokens", "1,320", "--model", tiny_model), "319")
+
+
+def test_output_that_cannot_be_written(zinc: Zinc, tiny_model: Path) -> None:
+    for words in (("logits", "--tokens", "1"), ("graph",)):
+        result = zinc(*words, "--model", tiny_model, "--out", "/no/such/folder/file")
+        refused(result, "--out", "/no/such/folder/file")
+
+
+def test_debug_shows_the_traceback(zinc: Zinc, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("run", "hi", "--model", "none.gguf")
+    for result in (zinc(*words, "--debug"), zinc("--debug", *words)):
+        assert result.code == 2
+        assert result.err.startswith("Traceback")
+        assert result.err.splitlines()[-1].startswith("error: ")
+    monkeypatch.setenv("ZINC_RT_DEBUG", "1")
+    assert zinc(*words).err.startswith("Traceback")
+
+
+def test_a_fault_of_the_program_is_one_line(zinc: Zinc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named, with control characters escaped, and exit code 1: it is not the input's fault."""
+
+    def broken() -> None:
+        raise RuntimeError("boom\n\x1b[2J")
+
+    monkeypatch.setattr("harness.tiers.probe", broken)
+    result = zinc("devices")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == (
+        "error: unexpected RuntimeError: boom\\n\\x1b[2J; run again with --debug for a traceback\n"
+    )
+    assert "Traceback" in zinc("devices", "--debug").err
+
+
+def test_ctrl_c_anywhere_is_130(
+    zinc: Zinc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.tiers.probe", interrupted)
+    assert main(["devices"]) == 130
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,312 @@
+"""The commands that only look: inspect, graph, logits, check, devices, help."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.ir.codec import graph_digest
+from harness.catalog import DEFAULT_ID, find, model_path
+from harness.cli import exactness, graph_command
+from harness.digest import logits_digest
+from harness.settings import SETTINGS
+from reference.exact import elementary
+from reference.model.families.tensors import Limits
+from reference.model.open import open_model
+from tests.cli.conftest import Change, Result, environment, zinc_process
+
+Zinc = Callable[..., Result]
+
+
+def json_of(result: Result) -> Any:
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> None:
+    facts = json_of(zinc("inspect", tiny_model, "--json", "--tensors", "--context", 64))
+    with open_model(tiny_model).file as file:
+        shapes = [tensor.shape for tensor in file.tensors.values()]
+        assert facts["parameters"] == sum(int(np.prod(shape)) for shape in shapes)
+        assert [tensor["shape"] for tensor in facts["tensors"]] == [list(s) for s in shapes]
+        weights = sum(tensor.nbytes for tensor in file.tensors.values())
+        assert list(facts["metadata"]) == list(file.metadata)
+    assert facts["bytes"] == tiny_model.stat().st_size
+    assert sum(row["bytes"] for row in facts["types"].values()) == weights
+    memory = facts["run"]["memory"]
+    assert memory["weights"] == weights
+    assert memory["kv_per_token"] == 2 * 2 * 2 * 64 * 2
+    assert memory["kv"] == 64 * memory["kv_per_token"]
+    parts = ("weights", "kv", "scratch", "step_data")
+    assert memory["total"] == sum(memory[part] for part in parts)
+    assert facts["vocabulary"]["tokens"] == 320
+    doubled = json_of(zinc("inspect", tiny_model, "--json", "--kv-dtype", "f32"))
+    assert doubled["run"]["memory"]["kv_per_token"] == 2 * memory["kv_per_token"]
+
+
+def test_inspect_for_people(zinc: Zinc, tiny_model: Path) -> None:
+    text = zinc("inspect", tiny_model, "--tensors").out
+    for shown in ("architecture  llama", "q8_0", "1,024 tokens", "MEMORY", "blk.1.ffn_down.weight"):
+        assert shown in text
+    assert "320 x string: " in text
+
+
+def test_inspect_prints_one_value_whole(zinc: Zinc, tiny_model: Path) -> None:
+    whole = zinc("inspect", tiny_model, "--metadata", "tokenizer.chat_template").out
+    assert whole.startswith("{% for message in messages %}")
+    tokens = json_of(zinc("inspect", tiny_model, "--metadata", "tokenizer.ggml.tokens"))
+    assert len(tokens) == 320
+    assert zinc("inspect", tiny_model, "--metadata", "no.such").code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("general.architecture", "gpt5", "run"),
+        ("tokenizer.ggml.model", "martian", "vocabulary"),
+        ("llama.block_count", 3, "run"),
+    ],
+)
+def test_inspect_explains_what_it_cannot_run(
+    zinc: Zinc, variant: Callable[[Change], Path], key: str, value: object, part: str
+) -> None:
+    path = variant(lambda metadata, tensors: metadata.update({key: value}))
+    facts = json_of(zinc("inspect", path, "--json"))
+    assert str(path) in facts[part]["problem"]
+    assert facts["parameters"] > 0
+    text = zinc("inspect", path)
+    assert text.code == 0
+    assert facts[part]["problem"] in text.out
+
+
+def test_inspect_shows_no_control_characters(zinc: Zinc, variant: Callable[[Change], Path]) -> None:
+    path = variant(lambda metadata, tensors: metadata.update({"general.name": "a\x1b[2J\nb"}))
+    result = zinc("inspect", path)
+    assert "\x1b" not in result.out
+    assert "a\\x1b[2J\\nb" in result.out
+
+
+def test_graph_json_is_the_graph_of_the_file(zinc: Zinc, tiny_model: Path) -> None:
+    words = ("graph", "--model", tiny_model, "--context", 64, "--tokens", 3)
+    document = json_of(zinc(*words, "--kv-dtype", "f32"))
+    model = open_model(tiny_model)
+    with model.file:
+        graph = model.graph(Limits(slots=1, context=64, pages=4))
+    assert document["digest"] == graph_digest(graph)
+    assert document["key"] == {"tokens": 3, "rows": 1}
+    assert document["totals"]["flops"] == sum(node["flops"] for node in document["nodes"])
+
+
+def test_graph_dot_to_a_file(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "graph.dot"
+    result = zinc("graph", "--model", tiny_model, "--format", "dot", "--out", out)
+    assert (result.code, result.out) == (0, "")
+    assert out.read_text().startswith("digraph")
+
+
+def test_graph_svg_needs_graphviz(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the error says what to install; with it the program gets the DOT text."""
+    words = ("graph", "--model", tiny_model, "--format", "svg")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = zinc(*words)
+    assert result.code == 2
+    assert "apt install graphviz" in result.err
+    dot = tmp_path / "dot"
+    dot.write_text(
+        f"#!{sys.executable}\nimport sys\nprint('<svg>', sys.argv[1], sys.stdin.read()[:7])\n"
+    )
+    dot.chmod(0o755)
+    assert zinc(*words).out == "<svg> -Tsvg digraph\n"
+    dot.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no memory')\n")
+    assert "dot failed: no memory" in zinc(*words).err
+    dot.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    monkeypatch.setattr(graph_command, "DRAWING_SECONDS", 0.2)
+    assert "did not finish" in zinc(*words).err
+
+
+def test_logits_are_the_same_for_every_chunk(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "logits.npy"
+    words = ("logits", "--tokens", "5,1,300,7,7,9", "--model", tiny_model)
+    document = json_of(zinc(*words, "--json", "--out", out, "--top", 2))
+    values = np.load(out)
+    assert values.shape == tuple(document["shape"]) == (6, 320)
+    assert logits_digest(values) == document["digest"]
+    for chunk in (1, 4):
+        assert json_of(zinc(*words, "--json", "--chunk", chunk))["digest"] == document["digest"]
+    other = zinc("logits", "--tokens", "5,1,300,7,7,8", "--model", tiny_model, "--json")
+    assert json_of(other)["digest"] != document["digest"]
+    for entry, row in zip(document["positions"], values, strict=True):
+        best, second = entry["top"]
+        assert best["token"] == int(row.argmax())
+        assert best["logit"] >= second["logit"]
+        assert best["bits"] == struct.pack(">f", row[best["token"]]).hex()
+
+
+def test_logits_agree_with_what_run_generates(zinc: Zinc, tiny_model: Path) -> None:
+    """Greedy decode picks at each position what a teacher-forced prefill finds likeliest."""
+    run = zinc("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 6, "--json")
+    generated = json_of(run)["tokens"]
+    model = open_model(tiny_model)
+    with model.file:
+        prompt = model.tokenizer.encode("hello")
+    ids = ",".join(map(str, prompt + generated))
+    words = ("logits", "--tokens", ids, "--model", tiny_model, "--json", "--top", 1)
+    likeliest = [entry["top"][0]["token"] for entry in json_of(zinc(*words))["positions"]]
+    assert likeliest[len(prompt) - 1 : -1] == generated
+
+
+def test_logits_for_people(zinc: Zinc, tiny_model: Path) -> None:
+    words = ("logits", "--prompt", "hello", "--model", tiny_model, "--top", 3)
+    last, every = zinc(*words).out, zinc(*words, "--every").out
+    assert last.count("after position") == 1
+    assert every.count("after position") > 1
+    assert every.startswith("digest ")
+    assert last.splitlines()[-4:] == every.splitlines()[-4:]
+
+
+def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
+    result = zinc("check", "--model", tiny_model)
+    assert result.code == 0, result.out
+    assert result.out.splitlines()[-1] == "READY"
+    assert f"set    model = {tiny_model} (flag --model)" in result.out
+
+
+def test_check_says_what_is_wrong_and_the_remedy(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = zinc("check", "--json", "--tier", "cuda", "--cache-dir", blocked / "cache")
+    assert result.code == 1
+    document = json.loads(result.out)
+    assert not document["ready"]
+    wrong = {f["subject"]: f for f in document["findings"] if not f["ok"]}
+    assert set(wrong) == {"tier", "cache", "model"}
+    assert all(finding["remedy"] for finding in wrong.values())
+    assert document["settings"]["tier"] == {"value": "cuda", "source": "flag --tier"}
+    text = zinc("check", "--tier", "cuda", "--model", tiny_model)
+    assert (text.code, text.out.splitlines()[-1]) == (1, "NOT READY")
+    assert "WRONG  tier: cuda" in text.out
+
+
+def test_check_wants_the_default_model_pulled(zinc: Zinc) -> None:
+    result = zinc("check")
+    assert result.code == 1
+    assert f"WRONG  model: {DEFAULT_ID}" in result.out
+    assert f"zinc-rt model pull {DEFAULT_ID}" in result.out
+
+
+def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path) -> None:
+    entry = find(DEFAULT_ID)
+    path = model_path(entry, tmp_path)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(entry.size)
+    result = zinc("check", "--cache-dir", tmp_path)
+    assert result.code == 1
+    assert entry.sha256 in result.out
+    assert f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}" in result.out
+
+
+def test_check_refuses_a_model_that_cannot_run(
+    zinc: Zinc, variant: Callable[[Change], Path]
+) -> None:
+    path = variant(lambda metadata, tensors: metadata.update({"general.architecture": "gpt5"}))
+    result = zinc("check", "--model", path)
+    assert result.code == 1
+    assert "gpt5" in result.out
+
+
+def test_this_machine_is_exact() -> None:
+    assert list(exactness.broken_rules()) == []
+
+
+def test_inexact_exp_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the C library's exp is found out."""
+    monkeypatch.setattr(elementary, "exp", np.exp)
+    assert list(exactness.broken_rules()) == ["exp differs from rule R2"]
+
+
+def test_wrong_fold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: numpy's own order of summation is found out."""
+    monkeypatch.setattr(exactness, "fold_segment", lambda values: values.cumsum()[-1])
+    assert list(exactness.broken_rules()) == ["sums differ from rule R4"]
+
+
+def test_approximate_division_is_noticed() -> None:
+    """The control: a quotient through the reciprocal is not the rounded quotient."""
+    a, b = exactness._samples(1), exactness._samples(2)
+    approximate = a * (np.float32(1.0) / b)
+    assert (approximate != a / b).any()
+
+
+def test_devices_lists_every_tier(zinc: Zinc) -> None:
+    rows = {row["name"]: row for row in json_of(zinc("devices", "--json"))}
+    assert rows["cpu"]["available"]
+    assert all(row["available"] or (row["reason"] and row["remedy"]) for row in rows.values())
+    lines = zinc("devices").out.splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert lines[1].split()[:2] == ["cpu", "yes"]
+
+
+def test_help_is_searchable(zinc: Zinc) -> None:
+    found = zinc("help", "ZINC_RT_SEED").out
+    assert "--seed" in found
+    assert "zinc-rt run" in found
+    assert zinc("help").out == zinc().out == zinc("--help").out
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "inspect", "graph", "logits"])
+def test_help_has_examples(zinc: Zinc, name: str) -> None:
+    text = zinc(name, "--help").out
+    assert "examples:" in text
+    assert f"zinc-rt {name}" in text
+
+
+def test_every_setting_of_run_shows_its_environment_twin(zinc: Zinc) -> None:
+    text = " ".join(zinc("run", "--help").out.split())
+    for name in ("model", "tier", "max_tokens", "seed", "context", "kv_dtype", "thinking"):
+        assert SETTINGS[name].env in text
+
+
+def test_version(zinc: Zinc) -> None:
+    result = zinc("--version")
+    assert result.code == 0
+    assert result.out.startswith("zinc-rt ")
+    assert "exact-1" in result.out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Help is quick because numpy and what needs it are not loaded for it."""
+    script = (
+        "import sys; from harness.cli.main import main; main(['run', '--help']);"
+        "heavy = {'numpy', 'jinja2', 'regex', 'psutil'} & set(sys.modules);"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tools_are_commands(tmp_path: Path, zinc: Zinc) -> None:
+    """``zinc-rt synth`` writes a model that ``zinc-rt run`` can run."""
+    path = tmp_path / "made.gguf"
+    assert zinc("synth", "--arch", "qwen3", "--quant", "q4_k", "--out", path).code == 0
+    assert zinc("run", "hi", "--model", path, "--max-tokens", 2).code == 0
+
+
+def test_module_is_the_console_script() -> None:
+    result = zinc_process("--version")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("zinc-rt ")
