@@ -1,0 +1,140 @@
+"""The engines that are measured, behind one interface: greedy, one sequence, fixed lengths."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from contract.errors import ConfigError
+from contract.types import Request, SamplingParams
+from harness.generate import Session, SessionOptions
+from reference.engine import Engine
+
+PEER = "llama.cpp"
+CHUNK_TOKENS = 512
+"""Most prompt tokens of a step, for every engine."""
+GREEDY = SamplingParams(repeat_last_n=0)
+GGML_TYPES = {"f32": 0, "f16": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine is opened with; the same for all of them."""
+
+    model: str
+    threads: int
+    context: int
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds until the first token is chosen, and for the ``decode_tokens`` after it."""
+
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class BenchEngine(Protocol):
+    """An engine with a loaded model."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``."""
+
+    def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
+        """Forget everything, compute ``prompt``, then ``decode_tokens`` more steps."""
+
+
+def open_engine(name: str, setup: Setup) -> BenchEngine:
+    """A tier by its name, or the peer. Raises ConfigError when the peer is not installed."""
+    return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
+
+
+def check_peer() -> None:
+    """Raise ConfigError when the peer cannot be imported."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise ConfigError(f"{PEER} is not installed; pip install 'zinc-rt[peer]'")
+
+
+class TierEngine:
+    """This runtime on one tier."""
+
+    def __init__(self, tier: str, setup: Setup) -> None:
+        options = SessionOptions(
+            tier=tier,
+            threads=setup.threads,
+            context=setup.context,
+            kv_dtype=setup.kv_dtype,
+            chunk=min(CHUNK_TOKENS, setup.context),
+        )
+        self._session = Session.open(Path(setup.model), options)
+        self._requests = 0
+
+    def encode(self, text: str) -> list[int]:
+        return self._session.model.tokenizer.encode(text)
+
+    def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
+        engine: Engine = self._session.engine
+        self._requests += 1
+        started = time.perf_counter()
+        tokens = decode_tokens + 1
+        engine.submit(Request(self._requests, tuple(prompt), tokens, GREEDY, ignore_end=True))
+        while not engine.step():
+            pass
+        first = time.perf_counter()
+        while not engine.idle:
+            engine.step()
+        return Timing(first - started, time.perf_counter() - first)
+
+
+class PeerEngine:
+    """llama.cpp through the C functions of its Python binding."""
+
+    def __init__(self, setup: Setup) -> None:
+        check_peer()
+        import llama_cpp
+
+        self._api: Any = llama_cpp
+        self._llama = llama_cpp.Llama(
+            setup.model,
+            n_ctx=setup.context,
+            n_batch=CHUNK_TOKENS,
+            n_ubatch=CHUNK_TOKENS,
+            n_threads=setup.threads,
+            n_threads_batch=setup.threads,
+            n_gpu_layers=0,
+            type_k=GGML_TYPES[setup.kv_dtype],
+            type_v=GGML_TYPES[setup.kv_dtype],
+            verbose=False,
+        )
+        self._vocab = self._llama.n_vocab()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._llama.tokenize(text.encode()))
+
+    def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
+        api, context = self._api, self._llama.ctx
+        started = time.perf_counter()
+        api.llama_memory_clear(api.llama_get_memory(context), True)
+        for start in range(0, len(prompt), CHUNK_TOKENS):
+            token = self._step(prompt[start : start + CHUNK_TOKENS])
+        first = time.perf_counter()
+        for _ in range(decode_tokens):
+            token = self._step([token])
+        return Timing(first - started, time.perf_counter() - first)
+
+    def _step(self, tokens: Sequence[int]) -> int:
+        """Compute ``tokens`` after what is in the cache; the likeliest next one."""
+        api, context = self._api, self._llama.ctx
+        array = (api.llama_token * len(tokens))(*tokens)
+        status = api.llama_decode(context, api.llama_batch_get_one(array, len(tokens)))
+        if status != 0:
+            raise ConfigError(f"{PEER} could not compute a step of {len(tokens)} tokens ({status})")
+        logits = np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (self._vocab,))
+        return int(logits.argmax())

@@ -1,0 +1,82 @@
+"""What this machine is, how fast its memory streams, how much of it a process took."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import threadpoolctl
+
+STREAM_BYTES = 1 << 28
+"""Size of the copied array: far beyond any cache."""
+STREAM_ROUNDS = 3
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores this process may use, memory in bytes, load, and the numpy that computes."""
+    blas = [
+        f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', 'unknown')})"
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    ]
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": [round(load, 2) for load in psutil.getloadavg()],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": blas,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
+    """Bytes per second a numpy copy reads and writes, best of a few rounds.
+
+    ``threads`` copy one part each; every byte copied counts twice.
+    """
+    source = np.ones(nbytes, np.uint8)
+    target = np.zeros(nbytes, np.uint8)
+    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(STREAM_ROUNDS):
+            started = time.perf_counter()
+            list(pool.map(lambda part: np.copyto(*part), parts))
+            best = max(best, 2 * nbytes / (time.perf_counter() - started))
+    return best
+
+
+def peak_resident_bytes() -> int:
+    """The most memory this process ever had resident, mapped files included."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # The resource module's figure would include what the parent had before this program.
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

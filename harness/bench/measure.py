@@ -1,0 +1,218 @@
+"""Interleaved measurements of several engines, their medians, spreads and ratios."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contract.dtypes import BY_NAME
+from contract.errors import RequestError
+from contract.ir.cost import graph_cost
+from contract.shape_key import ShapeKey
+from harness.bench.engines import PEER, Setup
+from harness.bench.machine import machine_facts, stream_bandwidth
+from harness.bench.worker import Worker
+from reference.memory.pages import pages_for
+from reference.model.families.tensors import Limits
+from reference.model.gguf import open_gguf, write_gguf
+from reference.model.open import open_model
+
+FIRST_PROMPT = "Why is the sky blue?"
+SHORT_TOKENS = 5
+VOCABULARY_TOKENS = 262_144
+VOCABULARY_MERGES = 514_906
+"""Those of the largest published vocabulary."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured. ``engines`` are tier names, the peer last if it takes part."""
+
+    model: Path
+    engines: tuple[str, ...]
+    threads: int
+    kv_dtype: str = "f16"
+    prompt_tokens: int = 512
+    decode_tokens: int = 64
+    repeat: int = 5
+
+    @property
+    def context(self) -> int:
+        """Positions the longest measurement needs."""
+        return max(SHORT_TOKENS, self.prompt_tokens) + self.decode_tokens + 1
+
+
+@dataclass(slots=True)
+class Samples:
+    """Measured values of one engine, one entry per repetition."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.values.setdefault(name, []).append(value)
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median and spread of repeated measurements."""
+    return {
+        "median": statistics.median(values),
+        "minimum": min(values),
+        "maximum": max(values),
+        "samples": list(values),
+    }
+
+
+def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
+    """Everything the command reports, as plain JSON types. ``say`` is told what is going on.
+
+    Raises RequestError when the model's context is too short, ExecutionError for an engine that
+    fails.
+    """
+    vocab, bytes_per_token, file_bytes = _model_facts(plan)
+    samples = {name: Samples() for name in plan.engines}
+    bandwidth: list[float] = []
+    _measure_start(plan, samples, say)
+    prompts = np.random.default_rng(0).integers(0, vocab, max(SHORT_TOKENS, plan.prompt_tokens))
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(name, _setup(plan), FIRST_PROMPT))
+            for name in plan.engines
+        }
+        for worker in workers.values():
+            worker.generate(prompts[: plan.prompt_tokens].tolist(), 1)
+        for repetition in range(plan.repeat):
+            say(f"repetition {repetition + 1} of {plan.repeat}")
+            bandwidth.append(stream_bandwidth(plan.threads))
+            for name in _in_turn(plan.engines, repetition):
+                _measure_once(plan, workers[name], prompts.tolist(), samples[name])
+        for name, worker in workers.items():
+            samples[name].add("peak_resident_bytes", worker.peak_resident_bytes())
+    say("opening a large vocabulary")
+    report = {
+        "machine": machine_facts(),
+        "model": {"file": plan.model.name, "bytes": file_bytes, "vocab": vocab},
+        "settings": {
+            "threads": plan.threads,
+            "kv_dtype": plan.kv_dtype,
+            "prompt_tokens": plan.prompt_tokens,
+            "decode_tokens": plan.decode_tokens,
+            "repeat": plan.repeat,
+        },
+        "stream_bytes_per_second": summary(bandwidth),
+        "bytes_per_token": bytes_per_token,
+        "vocabulary_open_seconds": summary(vocabulary_open_seconds(plan.repeat)),
+        "engines": {
+            name: {metric: summary(values) for metric, values in found.values.items()}
+            for name, found in samples.items()
+        },
+        "ratios": _ratios(samples),
+    }
+    report["roofline"] = _roofline(report)
+    return report
+
+
+def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> list[float]:
+    """How long opening a file with a vocabulary of ``tokens`` takes, ``repeat`` times."""
+    metadata = {
+        "tokenizer.ggml.tokens": [b"token%d" % i for i in range(tokens)],
+        "tokenizer.ggml.scores": np.zeros(tokens, np.float32),
+        "tokenizer.ggml.token_type": np.ones(tokens, np.int32),
+        "tokenizer.ggml.merges": [b"mer ge%d" % i for i in range(VOCABULARY_MERGES)],
+    }
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        write_gguf(path, metadata, {})
+        for _ in range(repeat):
+            started = time.perf_counter()
+            open_gguf(path).close()
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _model_facts(plan: Plan) -> tuple[int, Mapping[str, int], int]:
+    """Vocabulary, bytes a decode step moves by label, size of the file."""
+    model = open_model(plan.model)
+    try:
+        if plan.context > model.config.context:
+            raise RequestError(
+                "prompt_tokens",
+                f"{plan.context} positions are needed, the model has {model.config.context}",
+            )
+        limits = Limits(1, plan.context, pages_for(plan.context), BY_NAME[plan.kv_dtype])
+        graph = model.graph(limits)
+        moved = {
+            label: graph_cost(graph, ShapeKey(1, 1), context).bytes_moved
+            for label, context in _contexts(plan).items()
+        }
+        return model.config.vocab, moved, model.file.size
+    finally:
+        model.file.close()
+
+
+def _contexts(plan: Plan) -> dict[str, int]:
+    """Mean context of the two decode measurements."""
+    half = plan.decode_tokens // 2
+    return {"decode_short": SHORT_TOKENS + half, "decode_long": plan.prompt_tokens + half}
+
+
+def _setup(plan: Plan) -> Setup:
+    return Setup(str(plan.model.resolve()), plan.threads, plan.context, plan.kv_dtype)
+
+
+def _in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
+    """Every other repetition in reverse, so that no engine always runs on a warmer machine."""
+    return engines if repetition % 2 == 0 else engines[::-1]
+
+
+def _measure_start(plan: Plan, samples: Mapping[str, Samples], say: Say) -> None:
+    for repetition in range(plan.repeat):
+        say(f"start to first token, {repetition + 1} of {plan.repeat}")
+        for name in _in_turn(plan.engines, repetition):
+            with Worker(name, _setup(plan), FIRST_PROMPT) as worker:
+                samples[name].add("first_token_seconds", worker.first_token_seconds)
+
+
+def _measure_once(plan: Plan, worker: Worker, prompt: Sequence[int], found: Samples) -> None:
+    short = worker.generate(prompt[:SHORT_TOKENS], plan.decode_tokens)
+    found.add("decode_short", plan.decode_tokens / short.decode_seconds)
+    long = worker.generate(prompt[: plan.prompt_tokens], plan.decode_tokens)
+    found.add("prefill", plan.prompt_tokens / long.prefill_seconds)
+    found.add("decode_long", plan.decode_tokens / long.decode_seconds)
+
+
+def _ratios(samples: Mapping[str, Samples]) -> dict[str, dict[str, Any]]:
+    """Every tier over the peer, repetition by repetition."""
+    if PEER not in samples:
+        return {}
+    peer = samples[PEER].values
+    return {
+        name: {
+            metric: summary([a / b for a, b in zip(values, peer[metric], strict=True)])
+            for metric, values in found.values.items()
+        }
+        for name, found in samples.items()
+        if name != PEER
+    }
+
+
+def _roofline(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Share of the rate at which memory could stream what a decode step moves."""
+    stream = report["stream_bytes_per_second"]["median"]
+    return {
+        name: {
+            label: metrics[label]["median"] * nbytes / stream
+            for label, nbytes in report["bytes_per_token"].items()
+        }
+        for name, metrics in report["engines"].items()
+    }

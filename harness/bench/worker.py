@@ -1,0 +1,122 @@
+"""One engine in a process of its own: ``python -m harness.bench.worker NAME SETUP_JSON PROMPT``.
+
+The process announces its first token, then answers one JSON line per line of standard input:
+``{"prompt": ids, "decode_tokens": n}`` with the seconds taken, ``{}`` with the peak memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import harness
+from contract.errors import ExecutionError, ZincError
+from harness.bench.engines import Setup, Timing, open_engine
+from harness.bench.machine import peak_resident_bytes
+
+CLOSE_SECONDS = 30.0
+
+
+class Worker:
+    """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
+
+    def __init__(self, name: str, setup: Setup, prompt: str) -> None:
+        """Raises ExecutionError with what the worker said when it could not start."""
+        self.name = name
+        root = str(Path(harness.__file__).parents[1])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.bench.worker", name, json.dumps(asdict(setup)), prompt],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.first_token_seconds = time.perf_counter() - started
+
+    def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
+        """As ``BenchEngine.generate``."""
+        answer = self._ask({"prompt": list(prompt), "decode_tokens": decode_tokens})
+        return Timing(**answer)
+
+    def peak_resident_bytes(self) -> int:
+        """The most memory the worker has had resident so far."""
+        return int(self._ask({})["peak_resident_bytes"])
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ExecutionError(f"the {self.name} worker ended; its last words are above")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ExecutionError(f"{self.name}: {answer['error']}")
+        return answer
+
+
+def serve(name: str, setup: Setup, prompt: str) -> None:
+    """The worker's end: one line out for the first token, then one for every line in."""
+    engine = open_engine(name, setup)
+    engine.generate(engine.encode(prompt), 0)
+    _say({})
+    for line in sys.stdin:
+        question = json.loads(line)
+        if question:
+            _say(asdict(engine.generate(question["prompt"], question["decode_tokens"])))
+        else:
+            _say({"peak_resident_bytes": peak_resident_bytes()})
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        serve(sys.argv[1], Setup(**json.loads(sys.argv[2])), sys.argv[3])
+    except ZincError as error:
+        _say({"error": str(error)})
+        sys.exit(error.exit_code)

@@ -1,0 +1,128 @@
+"""Where two arrays differ under rule R0, down to the bits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.ir.graph import Graph, Node
+from contract.ir.scratch import concrete_shape
+from contract.shape_key import ShapeKey
+from harness.validate.trace import Site
+
+UNOBSERVED = "agrees when intermediate values are kept: suspect a fusion or scratch reuse"
+DOWNSTREAM = "the ops before it in layers that were not traced may be the cause; use --layers all"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first result of a tier that is not the definition's, in order of execution.
+
+    ``index`` is into ``shape``, the result as the node sees it; bit patterns are hexadecimal;
+    ``operands`` are (name, dtype, shape) of everything the node touches.
+    """
+
+    tier: str
+    step: int
+    node_number: int
+    node: str
+    opcode: str
+    result: str
+    buffer: str
+    shape: tuple[int, ...]
+    index: tuple[int, ...]
+    expected: float | int
+    got: float | int
+    expected_bits: str
+    got_bits: str
+    differing: int
+    elements: int
+    operands: tuple[tuple[str, str, tuple[int, ...]], ...]
+    note: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by time of execution."""
+        return self.step, self.node_number
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        operands = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in self.operands)
+        lines = [
+            f"{self.tier}: first diverging op: {self.node} ({self.opcode}), step {self.step}",
+            f"  {operands}",
+            f"  {self.result}{list(self.index)} is {self.got!r} (0x{self.got_bits}), "
+            f"expected {self.expected!r} (0x{self.expected_bits})",
+            f"  {self.differing:,} of {self.elements:,} elements of {self.buffer} differ",
+        ]
+        return [*lines, f"  {self.note}"] if self.note else lines
+
+
+def differs(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+    """Elementwise: not equal, where -0 equals +0 and NaN equals NaN."""
+    unequal = expected != got
+    if expected.dtype.kind == "f":
+        unequal &= ~(np.isnan(expected) & np.isnan(got))
+    return unequal
+
+
+def find_divergence(
+    tier: str,
+    graph: Graph,
+    site: Site,
+    step: int,
+    key: ShapeKey,
+    expected: NDArray[Any],
+    got: NDArray[Any],
+    note: str = "",
+) -> Divergence | None:
+    """The first differing element of one result, None when all are equal."""
+    unequal = differs(expected, got)
+    if not unequal.any():
+        return None
+    node = graph.nodes[site.node]
+    index = tuple(int(i) for i in np.unravel_index(int(unequal.argmax()), unequal.shape))
+    return Divergence(
+        tier=tier,
+        step=step,
+        node_number=site.node,
+        node=node.name,
+        opcode=node.opcode.name,
+        result=site.operand,
+        buffer=site.view.buffer,
+        shape=expected.shape,
+        index=index,
+        expected=expected[index].item(),
+        got=got[index].item(),
+        expected_bits=_bits(expected[index]),
+        got_bits=_bits(got[index]),
+        differing=int(np.count_nonzero(unequal)),
+        elements=unequal.size,
+        operands=_operands(graph, node, key),
+        note=note,
+    )
+
+
+def _operands(
+    graph: Graph, node: Node, key: ShapeKey
+) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    found = []
+    for name, view in node.operands.items():
+        decl = graph.buffers[view.buffer]
+        shape = concrete_shape(decl, key)
+        if view.columns is not None:
+            shape = (*shape[:-1], view.columns[1] - view.columns[0])
+        found.append((name, decl.dtype.name, shape))
+    return tuple(found)
+
+
+def _bits(value: np.generic) -> str:
+    """Most significant digit first."""
+    return value.tobytes()[::-1].hex()

@@ -1,0 +1,273 @@
+"""The same steps on the definitions and on the tiers, compared result by result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import F32, DType
+from contract.ir.graph import BufferKind, Graph
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
+from contract.tier import Tier
+from contract.types import SamplingParams
+from harness.validate.compare import DOWNSTREAM, UNOBSERVED, Divergence, find_divergence
+from harness.validate.histogram import Histogram
+from harness.validate.trace import (
+    Site,
+    TracedModel,
+    layer_groups,
+    observe,
+    residual_sites,
+    result_sites,
+    scratch_of,
+)
+from reference.engine import fill_sampling
+from reference.memory.pages import pages_for
+from reference.model.families.tensors import Limits
+from reference.model.open import Model
+from reference.runner import Capacity, ModelRunner, StepInput
+
+DEFINITIONS = "definitions"
+"""Name of the oracle in reports."""
+TRACE_BYTES = 1 << 30
+"""Most memory a run keeps intermediate values in."""
+KEPT = (BufferKind.STATE, BufferKind.OUTPUT)
+"""Buffers whose contents outlive the step without being traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is computed: ``tokens`` in chunks of ``chunk``, the last ``decode`` of them singly."""
+
+    tokens: tuple[int, ...]
+    chunk: int = 16
+    decode: int = 4
+    kv_dtype: DType = F32
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(first position, tokens) of every step."""
+        prefill = max(1, len(self.tokens) - self.decode)
+        steps = [
+            (start, min(self.chunk, prefill - start)) for start in range(0, prefill, self.chunk)
+        ]
+        return steps + [(position, 1) for position in range(prefill, len(self.tokens))]
+
+    @property
+    def limits(self) -> Limits:
+        """One slot, just large enough."""
+        positions = len(self.tokens)
+        return Limits(1, positions, pages_for(positions), self.kv_dtype, recent_tokens=1)
+
+    @property
+    def capacity(self) -> Capacity:
+        """Logits of one row a step."""
+        return Capacity(tokens=max(count for _, count in self.steps()), rows=1)
+
+    def input(self, start: int, count: int) -> StepInput:
+        """The step that computes ``count`` tokens from position ``start``, logits of the last."""
+        query = np.zeros(count, QUERY_TOKEN)
+        query["token"] = self.tokens[start : start + count]
+        query["position"] = np.arange(start, start + count)
+        sampling = np.zeros(1, SAMPLING)
+        fill_sampling(sampling[0], SamplingParams(), start + count)
+        # Descending pages, so that a tier that ignores the page table is found out.
+        pages = np.arange(self.limits.slot_pages, dtype=np.int32)[None, ::-1]
+        return StepInput(
+            query=query,
+            output_rows=np.array([count - 1], np.int32),
+            sampling=sampling,
+            recent=np.full((1, 1), -1, np.int32),
+            page_table=pages,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a validation found. Histograms are by layer, then by tier, the oracle included."""
+
+    tiers: tuple[str, ...]
+    layers: tuple[int, ...]
+    steps: int
+    results: int
+    histograms: Mapping[int, Mapping[str, Histogram]]
+    divergences: Mapping[str, Divergence]
+
+    @property
+    def agrees(self) -> bool:
+        """No tier diverges."""
+        return not self.divergences
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        names = ", ".join(self.tiers)
+        scope = f"{self.results:,} results of {self.steps} steps, {len(self.layers)} layers"
+        if self.agrees:
+            return f"PASS: {names} agrees with the definitions bit for bit ({scope})"
+        found = "; ".join(f"{tier} at {d.node}" for tier, d in self.divergences.items())
+        return f"FAIL: {found} ({scope})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "verdict": self.verdict,
+            "agrees": self.agrees,
+            "tiers": list(self.tiers),
+            "steps": self.steps,
+            "results": self.results,
+            "layers": {
+                str(layer): {name: histogram.as_dict() for name, histogram in by_tier.items()}
+                for layer, by_tier in self.histograms.items()
+            },
+            "divergences": {tier: d.as_dict() for tier, d in self.divergences.items()},
+        }
+
+
+def validate(
+    model: Model,
+    oracle: Tier,
+    tiers: Mapping[str, Tier],
+    workload: Workload,
+    layers: Sequence[int] | None = None,
+    trace_bytes: int = TRACE_BYTES,
+) -> Report:
+    """Compare ``tiers`` with ``oracle`` at every result of ``layers`` (None: all of them).
+
+    Each tier runs twice: with intermediate values kept, every op compared, and as in production,
+    outputs and states compared. Layers whose values do not fit in ``trace_bytes`` together are
+    traced in several runs.
+    """
+    comparison = _Comparison(model, oracle, tiers, workload)
+    chosen = tuple(sorted(comparison.residuals if layers is None else set(layers)))
+    largest = ShapeKey(workload.capacity.tokens, workload.capacity.rows)
+    groups = layer_groups(comparison.graph, chosen, largest, trace_bytes)
+    for number, group in enumerate(groups):
+        comparison.trace(group, remember=number == 0)
+    comparison.run_untraced()
+    complete = set(chosen) == set(comparison.residuals)
+    return Report(
+        tiers=tuple(tiers),
+        layers=chosen,
+        steps=len(workload.steps()),
+        results=comparison.results,
+        histograms=comparison.histograms,
+        divergences={
+            name: comparison.explained(found, complete)
+            for name, found in comparison.divergences.items()
+        },
+    )
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """The state of one validation. ``expected`` are the oracle's outputs and states by step."""
+
+    model: Model
+    oracle: Tier
+    tiers: Mapping[str, Tier]
+    workload: Workload
+    graph: Graph = field(init=False)
+    residuals: Mapping[int, Site] = field(init=False)
+    histograms: dict[int, dict[str, Histogram]] = field(default_factory=dict)
+    divergences: dict[str, Divergence] = field(default_factory=dict)
+    expected: list[dict[Site, NDArray[Any]]] = field(default_factory=list)
+    results: int = 0
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.graph(self.workload.limits)
+        self.residuals = residual_sites(self.graph)
+
+    def trace(self, layers: frozenset[int | None], remember: bool) -> None:
+        """One lockstep run with the values of ``layers`` kept."""
+        names = scratch_of(self.graph, layers)
+        traced = TracedModel(self.model.file, self.model.config, names)
+        kept = {b.name for b in self.graph.of_kind(*KEPT)} if remember else set()
+        sites = [s for s in result_sites(self.graph) if s.view.buffer in names | kept]
+        for layer in sorted(layer for layer in layers if layer is not None):
+            self.histograms[layer] = {n: Histogram() for n in (DEFINITIONS, *self.tiers)}
+        with ExitStack() as stack:
+            runners = {
+                name: stack.enter_context(self._runner(traced, tier))
+                for name, tier in {DEFINITIONS: self.oracle, **self.tiers}.items()
+            }
+            for step, (start, count) in enumerate(self.workload.steps()):
+                key = ShapeKey(count, 1)
+                for runner in runners.values():
+                    runner.step(self.workload.input(start, count))
+                self._compare(runners, sites, step, key)
+                self._histogram(runners, layers, key)
+                if remember:
+                    self._remember(runners[DEFINITIONS], key)
+
+    def run_untraced(self) -> None:
+        """Run every tier as in production and compare what the trace did not have to expose."""
+        untraced = TracedModel(self.model.file, self.model.config, frozenset())
+        for name, tier in self.tiers.items():
+            if name in self.divergences:
+                continue
+            with self._runner(untraced, tier) as runner:
+                for step, (start, count) in enumerate(self.workload.steps()):
+                    key = ShapeKey(count, 1)
+                    runner.step(self.workload.input(start, count))
+                    for site, values in self.expected[step].items():
+                        got = observe(runner, site.view, key)
+                        self._check(name, site, step, key, values, got, UNOBSERVED)
+
+    def explained(self, found: Divergence, complete: bool) -> Divergence:
+        """``found``, with a note where ops before it were not looked at."""
+        return found if complete or found.note else replace(found, note=DOWNSTREAM)
+
+    def _runner(self, model: Model, tier: Tier) -> ModelRunner:
+        return ModelRunner(model, tier, self.workload.limits, self.workload.capacity)
+
+    def _compare(
+        self, runners: Mapping[str, ModelRunner], sites: Sequence[Site], step: int, key: ShapeKey
+    ) -> None:
+        for site in sites:
+            expected = observe(runners[DEFINITIONS], site.view, key)
+            for name in self.tiers:
+                got = observe(runners[name], site.view, key)
+                self._check(name, site, step, key, expected, got, "")
+        self.results += len(sites)
+
+    def _check(
+        self,
+        name: str,
+        site: Site,
+        step: int,
+        key: ShapeKey,
+        expected: NDArray[Any],
+        got: NDArray[Any],
+        note: str,
+    ) -> None:
+        known = self.divergences.get(name)
+        if known is not None and known.order <= (step, site.node):
+            return
+        found = find_divergence(name, self.graph, site, step, key, expected, got, note)
+        if found is not None:
+            self.divergences[name] = found
+
+    def _histogram(
+        self, runners: Mapping[str, ModelRunner], layers: frozenset[int | None], key: ShapeKey
+    ) -> None:
+        for layer in layers:
+            if layer is not None:
+                for name, runner in runners.items():
+                    values = observe(runner, self.residuals[layer].view, key)
+                    self.histograms[layer][name].add(values)
+
+    def _remember(self, oracle: ModelRunner, key: ShapeKey) -> None:
+        self.expected.append(
+            {
+                site: observe(oracle, site.view, key).copy()
+                for site in result_sites(self.graph)
+                if self.graph.buffers[site.view.buffer].kind in KEPT
+            }
+        )
+

@@ -1,0 +1,24 @@
+"""Logits of the runtime under test, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.generate import Session, SessionOptions
+
+
+def our_logits(
+    path: Path, tokens: Sequence[int], kv_dtype: str = "f32", chunk: int = 128
+) -> NDArray[np.float32]:
+    """Teacher-forced logits of every position, float32[len(tokens), vocab]."""
+    options = SessionOptions(
+        tier="cpu", context=len(tokens), kv_dtype=kv_dtype, chunk=chunk, all_logits=True
+    )
+    with Session.open(path, options) as session:
+        logits = np.empty((len(tokens), session.model.config.vocab), np.float32)
+        session.logits(tokens, logits)
+    return logits

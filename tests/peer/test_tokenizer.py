@@ -1,0 +1,63 @@
+"""Every text becomes the same ids as in llama.cpp, with control tokens parsed or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference.model.gguf import open_gguf
+from reference.model.tokenizer import load_tokenizer
+from tests.model.tokenizer_data import SHARED_VOCABULARIES, shared_vocabulary_path
+from tests.peer.llama_cpp_peer import PeerTokenizer
+from tests.peer.texts import varied_texts
+
+pytestmark = pytest.mark.peer
+
+CASE_SEPARATOR = b"\n__ggml_vocab_test__\n"
+DEFAULT_MODEL = "default model"
+
+
+@pytest.fixture(scope="module", params=[*SHARED_VOCABULARIES, DEFAULT_MODEL])
+def path(request) -> Path:
+    if request.param == DEFAULT_MODEL:
+        return request.getfixturevalue("default_model_path")
+    return shared_vocabulary_path(request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(path):
+    with open_gguf(path) as file:
+        ours = load_tokenizer(file.metadata, str(path))
+        ours.encode("a")
+    peer = PeerTokenizer(path)
+    yield ours, peer
+    peer.close()
+
+
+def texts_for(path: Path) -> list[str]:
+    stored = path.with_name(path.name + ".inp")
+    vectors = stored.read_bytes().split(CASE_SEPARATOR) if stored.exists() else []
+    return [*(vector.decode() for vector in vectors), *varied_texts()]
+
+
+def test_there_are_enough_texts():
+    assert len(varied_texts()) > 200
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_ids_are_llama_cpps(path, tokenizers, parse_special):
+    ours, peer = tokenizers
+    different = {}
+    for text in texts_for(path):
+        expected = peer.encode(text, parse_special=parse_special, add_bos=False)
+        got = ours.encode(text, parse_special=parse_special, add_bos=False)
+        if got != expected:
+            different[text] = (got, expected)
+    assert different == {}
+
+
+def test_the_models_own_rule_for_bos_is_llama_cpps(path, tokenizers):
+    ours, peer = tokenizers
+    for text in ("", "Hello", " a\nb"):
+        assert ours.encode(text) == peer.encode(text, parse_special=False, add_bos=True)
