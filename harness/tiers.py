@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import platformdirs
-
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES, Tier
 
@@ -35,15 +33,7 @@ def _open_cpu(threads: int | None) -> Tier:
     return CpuTier(threads)
 
 
-def _open_opencl(threads: int | None) -> Tier:
-    from accel.opencl.runtime import Choices
-    from accel.opencl.tier import OpenClTier
-
-    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
-    return OpenClTier(choices=Choices(threads=threads, cache=cache))
-
-
-TIERS: Mapping[str, TierFactory] = MappingProxyType({"opencl": _open_opencl, "cpu": _open_cpu})
+TIERS: Mapping[str, TierFactory] = MappingProxyType({"cpu": _open_cpu})
 """The factories of this build, best tier first. A factory raises TierUnavailable."""
 
 
