@@ -223,9 +223,7 @@ def _layout(value: Any, indent: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def check_default_model(
-    folder: Path, model_path: Path, tier: Tier | None = None
-) -> list[str]:
+def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None) -> list[str]:
     """One message for every prompt whose logits are not the stored ones; empty when all agree."""
     golden, problems = _load(folder / DEFAULT_MODEL)
     if _sha256(model_path) != golden["file"]:

@@ -160,7 +160,11 @@ def test_a_broken_sequence_breaks_no_other(runner: ModelRunner) -> None:
         (Request(1, (-1,), 4), "prompt"),
         (request(1, length=CONTEXT + 1), "prompt"),
         (request(1, sampling=SamplingParams(temperature=float("nan"))), "temperature"),
-        (request(1, sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=65)), "repeat_last_n"),
+        (request(1, sampling=SamplingParams(min_p=-1.0)), "min_p"),
+        (
+            request(1, sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=65)),
+            "repeat_last_n",
+        ),
     ],
 )
 def test_a_request_that_can_never_run_is_refused(

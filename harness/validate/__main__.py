@@ -79,9 +79,7 @@ def _run(args: argparse.Namespace) -> Report:
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
-        tiers = {
-            name: stack.enter_context(open_tier(name, settings["threads"])) for name in names
-        }
+        tiers = {name: stack.enter_context(open_tier(name, settings["threads"])) for name in names}
         return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
 
 

@@ -270,4 +270,3 @@ class _Comparison:
                 if self.graph.buffers[site.view.buffer].kind in KEPT
             }
         )
-

@@ -46,9 +46,7 @@ class Step:
     def by_kernel(self, threads: int = 1) -> NDArray[np.float32]:
         """The output of the CPU tier's kernel, into memory full of NaN."""
         out = np.full_like(self.q, np.nan)
-        paged_attention(
-            self.q, self.kv, self.page_table, self.query, self.shape, out, threads
-        )
+        paged_attention(self.q, self.kv, self.page_table, self.query, self.shape, out, threads)
         return out
 
 

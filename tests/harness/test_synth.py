@@ -169,9 +169,7 @@ def test_mixture_of_q4_k_m() -> None:
         ("bf16", 72, "bf16"),
     ],
 )
-def test_rows_that_are_not_whole_blocks_fall_back(
-    quant: str, columns: int, expected: str
-) -> None:
+def test_rows_that_are_not_whole_blocks_fall_back(quant: str, columns: int, expected: str) -> None:
     spec = sized_spec("tiny", quant=quant, feed_forward=columns)
     types = {tensor.name: tensor.dtype.name for tensor in plan_tensors(spec)}
     assert types["blk.1.ffn_down.weight"] == expected
@@ -258,9 +256,7 @@ def test_command_writes_what_the_function_writes(tmp_path: Path) -> None:
 def test_command_reports_errors_in_one_line(tmp_path: Path, capsys) -> None:
     out = tmp_path / "m.gguf"
     assert main(["--arch", "llama", "--out", str(out), "--vocab", "3"]) == 2
-    assert capsys.readouterr().err == (
-        "error: synthetic model: vocab is 3, must be at least 300\n"
-    )
+    assert capsys.readouterr().err == ("error: synthetic model: vocab is 3, must be at least 300\n")
     assert main(["--arch", "llama", "--out", str(tmp_path / "no" / "m.gguf")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -27,9 +27,7 @@ class BrokenTier(CpuTier):
         super().__init__()
         self.broken = (opcode, output, kernel, above)
 
-    def lower(
-        self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey
-    ) -> CpuBatch:
+    def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
         """The sound batch with the calls of one opcode replaced."""
         batch = super().lower(graph, buffers, key)
         parts = zip(batch.calls, batch.nodes, batch.operands, strict=True)

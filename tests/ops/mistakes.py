@@ -124,9 +124,7 @@ def unsaturated(x: Float32, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         return x.astype(dtype)
 
 
-def no_penalties(
-    values: Float32, record: np.void, recent: NDArray[np.int32]
-) -> Float32:
+def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
     """Recent tokens forgotten."""
     return values
 

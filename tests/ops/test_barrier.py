@@ -22,9 +22,7 @@ def store_then_load(guarded: bool) -> Graph:
     builder = GraphBuilder("store, load")
     table = builder.buffer("table", BufferKind.STATE, I32, (SLOTS, WORDS))
     slots, value = builder.request("slots", "rows"), builder.request("value", "rows")
-    builder.emit(
-        Opcode.STORE_REQUEST_STATE, slot_ids=slots, value=value, slot_table=table, field=5
-    )
+    builder.emit(Opcode.STORE_REQUEST_STATE, slot_ids=slots, value=value, slot_table=table, field=5)
     if guarded:
         builder.barrier()
     builder.emit(

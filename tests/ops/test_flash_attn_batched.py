@@ -117,7 +117,5 @@ def test_page_order_and_neighbours_change_nothing() -> None:
     q = queries(4, 3, 4, 40)
     together = attend(sequences, [(0, 99), (1, 64), (2, 63)], q, 4, scale=0.2)
     for slot, position in ((0, 99), (1, 64), (2, 63)):
-        alone = attend(
-            [sequences[slot]], [(0, position)], q[slot : slot + 1], 4, scale=0.2
-        )
+        alone = attend([sequences[slot]], [(0, position)], q[slot : slot + 1], 4, scale=0.2)
         assert (alone[0] == together[slot]).all()

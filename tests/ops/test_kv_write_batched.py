@@ -89,7 +89,5 @@ def test_pages_and_offsets() -> None:
         expected[page, 0, position % PAGE] = k[index]
         expected[page, 1, position % PAGE] = v[index]
     query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
-    kv_write_batched(
-        k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=2, head_dim=3
-    )
+    kv_write_batched(k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=2, head_dim=3)
     assert (kv == expected).all()

@@ -101,9 +101,7 @@ def test_mistake_is_noticed(control: Control, monkeypatch: pytest.MonkeyPatch) -
     noticed = 0
     for case, held, expected in zip(cases, operands, right, strict=True):
         got = by_definition(case, held)
-        noticed += any(
-            difference(expected[name], got[name], may_break=False) for name in expected
-        )
+        noticed += any(difference(expected[name], got[name], may_break=False) for name in expected)
     assert noticed
 
 

@@ -61,9 +61,7 @@ def test_position_zero_changes_nothing() -> None:
     """cos 0 = 1 and sin 0 = 0 exactly."""
     x = np.random.default_rng(1).standard_normal((1, 32), dtype=np.float32)
     table = rotary_table(1, 10_000.0, 16)
-    assert (
-        rope(x=x, rope_table=table, query=query_at(0), heads=2, head_dim=16, neox=0) == x
-    ).all()
+    assert (rope(x=x, rope_table=table, query=query_at(0), heads=2, head_dim=16, neox=0) == x).all()
 
 
 def test_operand_is_not_changed() -> None:

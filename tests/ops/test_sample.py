@@ -59,9 +59,7 @@ def by_integers(logits: list[np.float32], rule: np.void, recent: list[int]) -> i
     if rule["top_k"] > 0:
         ranked = ranked[: rule["top_k"]]
     largest = values[ranked[0]]
-    weight = {
-        i: round(float(scalar_exp(F(values[i] - largest))) * 2**24) for i in ranked
-    }
+    weight = {i: round(float(scalar_exp(F(values[i] - largest))) * 2**24) for i in ranked}
     kept = ranked
     if rule["top_p"] < 1:
         threshold = round(float(rule["top_p"]) * 65536) * sum(weight.values())

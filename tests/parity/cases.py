@@ -82,6 +82,4 @@ def generate(opcode: Opcode) -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """The cases of every opcode that has both operands and a definition."""
-    return [
-        case for opcode in STRATEGIES if opcode in DEFINITIONS for case in generate(opcode)
-    ]
+    return [case for opcode in STRATEGIES if opcode in DEFINITIONS for case in generate(opcode)]

@@ -78,9 +78,7 @@ def _inner(dtype: DType | None) -> tuple[int, int, int]:
 def _product(tokens: str, inner: str, outputs: str) -> Strategy:
     def strategy(dtype: DType | None) -> tuple[Shape, ...]:
         sizes = zip((1, 3, 17, 0), (*_inner(dtype), _inner(dtype)[0]), (7, 33, 2, 5), strict=True)
-        return tuple(
-            Shape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes
-        )
+        return tuple(Shape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes)
 
     return strategy
 
@@ -280,8 +278,10 @@ STRATEGIES: Mapping[Opcode, Strategy] = {
         *({"rows": dims["tokens"], "width": dims["width"]} for dims in WIDE), cap=30.0
     ),
     Opcode.BIAS_ADD: _grid(*WIDE),
-    Opcode.SWIGLU: lambda dtype: _grid(*WIDE, gelu=0)(dtype)
-    + tuple(
-        Shape(f"gelu-{shape.label}", shape.dims, {"gelu": 1}) for shape in _grid(*WIDE)(dtype)
+    Opcode.SWIGLU: lambda dtype: (
+        _grid(*WIDE, gelu=0)(dtype)
+        + tuple(
+            Shape(f"gelu-{shape.label}", shape.dims, {"gelu": 1}) for shape in _grid(*WIDE)(dtype)
+        )
     ),
 }

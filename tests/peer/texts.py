@@ -48,7 +48,7 @@ CODE = (
     "for (int i = 0; i < n; ++i) { a[i] <<= 2; }",
     "\tif x is None:\n\t\treturn {'k': [1, 2]}\n",
     "SELECT * FROM t WHERE a <> 'b' -- c",
-    "<div class=\"a\">&nbsp;</div>",
+    '<div class="a">&nbsp;</div>',
     "#!/bin/sh\nset -eu; echo \"$1\" | sed 's/\\//_/g'\n",
     "f(x)=\\frac{1}{2}\\sum_{i=0}^{n} x_i",
     "https://example.org/a?b=c&d=%20#e",
