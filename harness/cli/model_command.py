@@ -33,8 +33,13 @@ def add_parser(subparsers: Any) -> None:
         ("use", use_model, "make a model the one used when none is named"),
         ("rm", remove_model, "delete a pulled model"),
     ):
+        optional = verb == "pull"
         _add_verb(verbs, verb, func, text, False).add_argument(
-            "id", help="catalog id, see `zinc-rt model list`"
+            "id",
+            nargs="?" if optional else None,
+            default=catalog.DEFAULT_ID,
+            help="catalog id, see `zinc-rt model list`"
+            + (f" (default: {catalog.DEFAULT_ID})" if optional else ""),
         )
 
 

@@ -120,3 +120,11 @@ def test_usage_errors_exit_2(words: list[str], capsys: pytest.CaptureFixture[str
         run(*words)
     assert caught.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+def test_pull_without_an_id_means_the_default_model() -> None:
+    parser = argparse.ArgumentParser()
+    model_command.add_parser(parser.add_subparsers())
+    assert parser.parse_args(["model", "pull"]).id == DEFAULT_ID
+    with pytest.raises(SystemExit):
+        parser.parse_args(["model", "rm"])
