@@ -114,7 +114,7 @@ def test_flag_beats_the_environment(
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("words", [[], ["shred"], ["pull"], ["list", "extra"]])
+@pytest.mark.parametrize("words", [[], ["shred"], ["rm"], ["list", "extra"]])
 def test_usage_errors_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run(*words)
