@@ -1,20 +1,19 @@
 """Opcodes for which the CPU tier has a faster function than the definition, of the same bits.
 
-A kernel is a function of the bound operands of one or more nodes and of their parameters, and
-returns the call to make each step: whatever can be prepared once is prepared when the graph is
-lowered. More than one node is given only for neighbouring products of the same activations.
+A kernel is a function of the bound operands and the parameters that returns the call to make
+each step: whatever can be prepared once is prepared when the graph is lowered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from contract.dtypes import DType
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
 from reference.cpu.matmul import (
-    PreparedActivation,
     PreparedWeight,
     prepare_weight,
     prepared_matmul,
@@ -22,7 +21,7 @@ from reference.cpu.matmul import (
 from reference.matrix import Matrix
 
 Operands = Mapping[str, Any]
-Kernel = Callable[[Sequence[Operands], Mapping[str, int | float]], Callable[[], None]]
+Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
 
 
 class PreparedMatrices:
@@ -56,25 +55,13 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
     """The kernels by opcode, each splitting independent outputs over ``threads`` threads."""
 
     def product(x: str, weight: str, y: str) -> Kernel:
-        def kernel(
-            nodes: Sequence[Operands], params: Mapping[str, int | float]
-        ) -> Callable[[], None]:
-            source = nodes[0][x]
-            products = [(matrices.prepare(bound[weight]), bound[y]) for bound in nodes]
-
-            def call() -> None:
-                activation = PreparedActivation(source)
-                for prepared, target in products:
-                    prepared_matmul(prepared, activation, target, threads)
-
-            return call
+        def kernel(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+            prepared = matrices.prepare(bound[weight])
+            return partial(prepared_matmul, prepared, bound[x], bound[y], threads)
 
         return kernel
 
-    def attention(
-        nodes: Sequence[Operands], params: Mapping[str, int | float]
-    ) -> Callable[[], None]:
-        (bound,) = nodes
+    def attention(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
         shape = AttentionShape(
             heads=int(params["heads"]),
             kv_heads=int(params["kv_heads"]),
@@ -84,7 +71,7 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
             soft_cap=float(params["soft_cap"]),
         )
         operands = [bound[name] for name in ("q", "kv", "page_table", "query")]
-        return lambda: paged_attention(*operands, shape, bound["y"], threads)
+        return partial(paged_attention, *operands, shape, bound["y"], threads)
 
     return {
         Opcode.MATMUL: product("x", "weight", "y"),

@@ -7,9 +7,8 @@ The oracle. Every opcode runs its definition from ``reference.ops``, except wher
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from types import TracebackType
 from typing import Any, Self
 
@@ -167,7 +166,9 @@ class CpuTier:
             {name: _operand(node, name, view, arrays) for name, view in node.operands.items()}
             for node in graph.nodes
         )
-        calls = tuple(self._calls(graph.nodes, operands))
+        calls = tuple(
+            self._call(node, bound) for node, bound in zip(graph.nodes, operands, strict=True)
+        )
         return CpuBatch(key, calls, graph.nodes, operands, self._arena)
 
     def submit(self, batch: CpuBatch) -> CpuFence:
@@ -199,21 +200,9 @@ class CpuTier:
         self._buffers[id(buffer)] = buffer
         return buffer
 
-    def _calls(
-        self, nodes: Sequence[Node], operands: Sequence[Mapping[str, Bound]]
-    ) -> Iterator[Callable[[], None]]:
-        for (opcode, _), run in groupby(zip(nodes, operands, strict=True), _shared_input):
-            pairs = list(run)
-            if opcode in self._fast:
-                yield self._fast[opcode]([bound for _, bound in pairs], pairs[0][0].params)
-            else:
-                yield from (define(node, bound) for node, bound in pairs)
-
-
-def _shared_input(pair: tuple[Node, Mapping[str, Bound]]) -> tuple[Opcode, object]:
-    """Equal for neighbouring products of the same activations, which one call computes."""
-    node, _ = pair
-    return node.opcode, node.operands["x"] if node.opcode is Opcode.MATMUL else node.name
+    def _call(self, node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
+        fast = self._fast.get(node.opcode)
+        return fast(bound, node.params) if fast else define(node, bound)
 
 
 def _check_fits(what: str, nbytes: int) -> None:
