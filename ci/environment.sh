@@ -45,3 +45,9 @@ make_environment() {
 pip_install() {
     "$python" -m pip install --quiet --disable-pip-version-check -c "$constraints" "$@"
 }
+
+# An OpenCL device on the processor, for the fast tier.
+install_pocl() {
+    "$python" -c 'import pyopencl; pyopencl.get_platforms()' 2>/dev/null && return 0
+    apt_install pocl-opencl-icd
+}

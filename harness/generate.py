@@ -24,7 +24,7 @@ from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams
 from harness.cli.progress import NullProgress, Progress
 from harness.settings import SETTINGS
-from harness.tiers import open_tier
+from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.memory.pages import pages_for
 from reference.model.chat_template import ChatTemplate, load_chat_template
@@ -48,7 +48,7 @@ class SessionOptions:
     """
 
     tier: str = "auto"
-    threads: int | None = None
+    tier_options: TierOptions = DEFAULT_OPTIONS
     context: int | None = None
     kv_dtype: str = "f16"
     chunk: int = 256
@@ -216,7 +216,7 @@ class Session:
             model = open_model(path)
             owned.callback(model.file.close)
             context = checked_context(model, options.context)
-            tier = owned.enter_context(open_tier(options.tier, options.threads))
+            tier = owned.enter_context(open_tier(options.tier, options.tier_options))
             limits = Limits(
                 slots=1,
                 context=context,

@@ -181,6 +181,13 @@ SETTINGS: Mapping[str, Setting] = {
             "processor threads",
             "as many as this process may use",
         ),
+        Setting(
+            "opencl_mode",
+            choice("auto", "persistent", "launch"),
+            "auto",
+            "a step as one kernel (persistent) or a kernel per op; auto probes the device",
+        ),
+        Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
         Setting("system", TEXT, None, "system prompt", "what the model's chat template says"),
         Setting("thinking", choice("auto", "on", "off"), "auto", "let the model think aloud first"),

@@ -6,14 +6,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import platformdirs
+
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES, Tier
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
 
-TierFactory = Callable[[int | None], Tier]
-"""Opens a tier; the argument is the most host threads it may use, None for all cores."""
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """What a caller may choose about a tier; a tier ignores what is not its own.
+
+    ``threads`` is the most host threads to use, None for all cores. ``opencl_mode`` is auto,
+    persistent or launch; ``opencl_device`` a part of a device's name, empty for the first.
+    ``note`` is told of long work, such as compiling kernels.
+    """
+
+    threads: int | None = None
+    opencl_mode: str = "auto"
+    opencl_device: str = ""
+    note: Callable[[str], None] | None = None
+
+
+TierFactory = Callable[[TierOptions], Tier]
+DEFAULT_OPTIONS = TierOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +45,37 @@ class TierStatus:
     remedy: str = ""
 
 
-def _open_cpu(threads: int | None) -> Tier:
+def _open_cpu(options: TierOptions) -> Tier:
     from reference.cpu.tier import CpuTier
 
-    return CpuTier(threads)
+    return CpuTier(options.threads)
 
 
-TIERS: Mapping[str, TierFactory] = MappingProxyType({"cpu": _open_cpu})
+def _open_opencl(options: TierOptions) -> Tier:
+    from accel.opencl.launcher import Mode
+    from accel.opencl.runtime import Choices
+    from accel.opencl.tier import OpenClTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
+    choices = Choices(mode=Mode(options.opencl_mode), threads=options.threads, cache=cache)
+    return OpenClTier(options.opencl_device, choices, options.note)
+
+
+TIERS: Mapping[str, TierFactory] = MappingProxyType({"opencl": _open_opencl, "cpu": _open_cpu})
 """The factories of this build, best tier first. A factory raises TierUnavailable."""
 
 
-def open_tier(name: str = AUTO, threads: int | None = None) -> Tier:
+def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     """The tier called ``name``, or for ``auto`` the first of ``TIERS`` that opens.
 
     Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
     device or library is missing on this machine.
     """
     if name == AUTO:
-        return _open_best(threads)
+        return _open_best(options)
     if name not in TIERS:
         raise _absent(name)
-    return TIERS[name](threads)
+    return TIERS[name](options)
 
 
 def available_tiers() -> tuple[str, ...]:
@@ -61,11 +89,11 @@ def probe() -> list[TierStatus]:
     return [_status(name) for name in TIER_NAMES]
 
 
-def _open_best(threads: int | None) -> Tier:
+def _open_best(options: TierOptions) -> Tier:
     reasons = []
     for name, factory in TIERS.items():
         try:
-            return factory(threads)
+            return factory(options)
         except TierUnavailable as error:
             reasons.append(f"{name}: {error.reason}")
     raise TierUnavailable(AUTO, "; ".join(reasons), "see zinc-rt check")

@@ -10,9 +10,11 @@ from harness.settings import Settings
 if TYPE_CHECKING:
     from contract.types import SamplingParams
     from harness.generate import Session
+    from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
-ENGINE_SETTINGS = ("tier", "threads", "context", "kv_dtype", "chunk")
+TIER_SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device")
+ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk")
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -39,6 +41,19 @@ def asked_context(settings: Settings) -> int | None:
     return None if settings.sources["context"] == "default" else settings["context"]
 
 
+def tier_options(settings: Settings) -> TierOptions:
+    """What the settings choose about a tier; its notes go to standard error."""
+    from harness.cli.console import note
+    from harness.tiers import TierOptions
+
+    return TierOptions(
+        threads=settings["threads"],
+        opencl_mode=settings["opencl_mode"],
+        opencl_device=settings["opencl_device"],
+        note=note,
+    )
+
+
 def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
     """The session the settings describe, with progress on standard error.
 
@@ -49,7 +64,7 @@ def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
 
     options = SessionOptions(
         tier=settings["tier"],
-        threads=settings["threads"],
+        tier_options=tier_options(settings),
         context=asked_context(settings),
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],

@@ -13,7 +13,7 @@ from contract.errors import ConfigError, RequestError, ZincError
 from harness.catalog import resolve_model
 from harness.cli.progress import progress_on
 from harness.settings import add_flags, resolve
-from harness.tiers import open_tier
+from harness.tiers import TierOptions, open_tier
 from harness.validate.run import DEFINITIONS, TRACE_BYTES, Report, Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
@@ -79,7 +79,10 @@ def _run(args: argparse.Namespace) -> Report:
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
-        tiers = {name: stack.enter_context(open_tier(name, settings["threads"])) for name in names}
+        tiers = {
+            name: stack.enter_context(open_tier(name, TierOptions(settings["threads"])))
+            for name in names
+        }
         return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
 
 

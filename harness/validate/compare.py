@@ -101,8 +101,8 @@ def find_divergence(
         index=index,
         expected=expected[index].item(),
         got=got[index].item(),
-        expected_bits=_bits(expected[index]),
-        got_bits=_bits(got[index]),
+        expected_bits=bit_pattern(expected[index]),
+        got_bits=bit_pattern(got[index]),
         differing=int(np.count_nonzero(unequal)),
         elements=unequal.size,
         operands=_operands(graph, node, key),
@@ -123,6 +123,6 @@ def _operands(
     return tuple(found)
 
 
-def _bits(value: np.generic) -> str:
-    """Most significant digit first."""
+def bit_pattern(value: np.generic) -> str:
+    """The stored bits in hexadecimal, most significant digit first."""
     return value.tobytes()[::-1].hex()

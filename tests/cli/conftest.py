@@ -64,6 +64,7 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("ZINC_RT_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("ZINC_RT_TIER", "cpu")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -6,13 +6,13 @@ import pytest
 
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES
-from harness.tiers import AUTO, TIERS, available_tiers, open_tier, probe
+from harness.tiers import AUTO, TIERS, TierOptions, available_tiers, open_tier, probe
 
 
 @pytest.mark.parametrize("name", [AUTO, "cpu"])
 def test_cpu_always_opens(name: str) -> None:
     """By name and as the best there is on a machine without a device."""
-    with open_tier(name, threads=1) as tier:
+    with open_tier(name, TierOptions(threads=1)) as tier:
         assert tier.info.name in TIERS
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from contract.ir.graph import GraphBuilder
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.shape_key import ShapeKey
-from contract.spec import Access
 from contract.tier import Tier
-from harness.tiers import available_tiers, open_tier
+from harness.parity import STRATEGIES, Case, all_cases, compare, run_barrier, swept_dtypes
+from harness.tiers import TierOptions, available_tiers, open_tier
 from reference.ops import DEFINITIONS
-from tests.parity.cases import Case, all_cases, swept_dtypes
-from tests.parity.execute import by_definition, difference, on_tier
-from tests.parity.operands import fill
-from tests.parity.shapes import STRATEGIES
-from tests.parity.values import NONFINITE
 
 pytestmark = pytest.mark.parity
 
@@ -37,13 +31,15 @@ WITHOUT_DEFINITION = frozenset(
 """The mixture-of-experts and recurrent opcodes: their definitions come with their families."""
 FEWEST_CASES = 2000
 THREADS = 2
-CASES = all_cases()
+REPEATS = int(os.environ.get("ZINC_RT_PARITY_REPEATS", "1"))
+"""Seeds of every point; nights and releases ask for more."""
+CASES = all_cases(REPEATS)
 
 
 @pytest.fixture(scope="module", params=available_tiers())
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
     """One tier, kept open over all its cases: what one case leaves behind must not matter."""
-    with open_tier(request.param, threads=THREADS) as opened:
+    with open_tier(request.param, TierOptions(THREADS)) as opened:
         yield opened
 
 
@@ -77,19 +73,11 @@ def test_tier_has_every_defined_opcode(tier: Tier) -> None:
 
 def test_barrier_is_executable(tier: Tier) -> None:
     """The one opcode without operands lowers and runs."""
-    builder = GraphBuilder("barrier")
-    builder.barrier()
-    tier.wait(tier.submit(tier.lower(builder.build(), {}, ShapeKey(1, 1))))
+    run_barrier(tier)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_parity(tier: Tier, case: Case) -> None:
     """Every element of every output and updated operand equals the definition's."""
-    operands = fill(case)
-    expected = by_definition(case, operands)
-    got = on_tier(tier, case, operands)
-    assert got.keys() == expected.keys()
-    for operand in TABLE[case.opcode].outputs:
-        may_break = case.kind in NONFINITE or operand.access is Access.UPDATE
-        problem = difference(expected[operand.name], got[operand.name], may_break=may_break)
-        assert not problem, f"{operand.name}: {problem}"
+    problems = compare(tier, case)
+    assert not problems, "; ".join(f"{name}: {found}" for name, found in problems.items())

@@ -16,10 +16,12 @@ from contract.ops import TABLE
 from contract.shape_key import SYMBOLS, ShapeKey
 from contract.spec import Access, Operand, shape_of
 from contract.tier import Buffer, Heap, Tier
+from harness.parity.cases import Case
+from harness.parity.difference import Difference, difference
+from harness.parity.operands import fill, operand_dtype
+from harness.parity.values import NONFINITE
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
-from tests.parity.cases import Case
-from tests.parity.operands import operand_dtype
 
 ELEMENT = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), I32: np.dtype("<i4")}
 MARGIN = 3
@@ -138,18 +140,24 @@ def _read(tier: Tier, buffer: Buffer, dtype: DType, shape: tuple[int, ...]) -> N
     return tier.map(buffer)[: count * element.itemsize].view(element).reshape(shape).copy()
 
 
-def difference(expected: NDArray[Any], got: NDArray[Any], *, may_break: bool) -> str:
-    """What breaks rule R0's equality, or an empty string: == everywhere, -0 equal to +0.
+def run_barrier(tier: Tier) -> None:
+    """Execute the one opcode without operands."""
+    builder = GraphBuilder("barrier")
+    builder.barrier()
+    tier.wait(tier.submit(tier.lower(builder.build(), {}, ShapeKey(1, 1))))
 
-    NaN equals NaN only where ``may_break`` says that a NaN can be a right answer.
-    """
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}"
-    same = got == expected
-    if may_break and got.dtype.kind == "f":
-        same |= np.isnan(got) & np.isnan(expected)
-    if same.all():
-        return ""
-    place = tuple(int(i) for i in np.argwhere(~same)[0])
-    wrong = int((~same).sum())
-    return f"{wrong} of {same.size} differ, first {place}: {got[place]!r} not {expected[place]!r}"
+
+def compare(tier: Tier, case: Case) -> dict[str, Difference]:
+    """The operands that the tier leaves otherwise than the definition does, by name."""
+    operands = fill(case)
+    expected = by_definition(case, operands)
+    got = on_tier(tier, case, operands)
+    assert got.keys() == expected.keys()
+    found = {}
+    for operand in TABLE[case.opcode].outputs:
+        may_break = case.kind in NONFINITE or operand.access is Access.UPDATE
+        name = operand.name
+        problem = difference(expected[name], got[name], may_break=may_break)
+        if problem is not None:
+            found[name] = problem
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import ACTIVATION, Access, OpSpec, Scalar
+from harness.parity.shapes import STRATEGIES, Shape
+from harness.parity.values import KINDS
 from reference.ops import DEFINITIONS
-from tests.parity.shapes import STRATEGIES, Shape
-from tests.parity.values import KINDS
 
-REPEATS = int(os.environ.get("ZINC_RT_PARITY_REPEATS", "1"))
-"""Seeds of every point; nights and releases ask for more."""
 INTEGER_REPEATS = 6
 """Seeds of every shape of an opcode that reads no activation, and so has no kinds of values."""
 
@@ -68,18 +65,19 @@ def swept_dtypes(spec: OpSpec) -> tuple[DType | None, ...]:
     return (fixed[0] if fixed else None,)
 
 
-def generate(opcode: Opcode) -> Iterator[Case]:
-    """All cases of one opcode."""
+def generate(opcode: Opcode, repeats: int = 1) -> Iterator[Case]:
+    """All cases of one opcode, ``repeats`` seeds of every point."""
     spec = TABLE[opcode]
     floats = any(o.dtypes == ACTIVATION and o.access is Access.READ for o in spec.operands)
-    repeats = REPEATS if floats else REPEATS * INTEGER_REPEATS
+    seeds = repeats if floats else repeats * INTEGER_REPEATS
     for dtype in swept_dtypes(spec):
         for shape in STRATEGIES[opcode](dtype):
             for kind in KINDS if floats else ("integers",):
-                for repeat in range(repeats):
+                for repeat in range(seeds):
                     yield Case(opcode, dtype, shape, kind, repeat)
 
 
-def all_cases() -> list[Case]:
+def all_cases(repeats: int = 1) -> list[Case]:
     """The cases of every opcode that has both operands and a definition."""
-    return [case for opcode in STRATEGIES if opcode in DEFINITIONS for case in generate(opcode)]
+    defined = [opcode for opcode in STRATEGIES if opcode in DEFINITIONS]
+    return [case for opcode in defined for case in generate(opcode, repeats)]

@@ -13,12 +13,12 @@ from contract.dtypes import F16, F32, I32, DType
 from contract.ops import TABLE
 from contract.records import SAMPLING
 from contract.spec import Access, Operand, shape_of
+from harness.parity.cases import Case
+from harness.parity.shapes import Run
+from harness.parity.values import KINDS
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
 from reference.quant import FORMATS
-from tests.parity.cases import Case
-from tests.parity.shapes import Run
-from tests.parity.values import KINDS
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0

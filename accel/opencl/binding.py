@@ -1,0 +1,70 @@
+"""A step becomes packets: every tensor an address and a stride."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.packets import ABSENT, OPS, OWN_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.opencl.step import Op, Placement, Schedule, Step, Tensor
+from accel.opencl.weights import Layout
+
+OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
+
+AddressOf = Callable[[str], int]
+"""Device address of a buffer of the graph that is not step-local."""
+
+MatrixOf = Callable[[str], tuple[int, int, Layout]]
+"""Device address, bytes of a row and layout of a matrix prepared for the products."""
+
+
+def bind_step(
+    step: Step, schedule: Schedule, address_of: AddressOf, matrix_of: MatrixOf
+) -> NDArray[np.void]:
+    """PACKET[ops] in execution order."""
+    packets = np.zeros(len(step.ops), PACKET)
+    factors = _factors(step)
+    for packet, op, placement in zip(packets, step.ops, schedule.placements, strict=True):
+        _fill(packet, op, placement)
+        for index, tensor in enumerate(op.operands):
+            packet["operand"][index] = ABSENT
+            if tensor is None:
+                continue
+            stride = tensor.stride
+            if index == op.matrix and tensor.buffer in factors:
+                address, stride, layout = matrix_of(tensor.buffer)
+                packet["layout"] = layout
+            else:
+                address = _address(tensor, schedule, address_of)
+            packet["operand"][index] = address
+            packet["stride"][index] = stride
+    return packets
+
+
+def _factors(step: Step) -> set[str]:
+    """Buffers some product reads: other ops read these as arranged for it, too."""
+    matrices = [
+        op.operands[op.matrix] for op in step.ops if op.name == "matmul" and op.matrix is not None
+    ]
+    return {matrix.buffer for matrix in matrices if matrix is not None}
+
+
+def _fill(packet: np.void, op: Op, placement: Placement) -> None:
+    packet["op"] = OP_NUMBERS[op.name]
+    packet["wait"] = placement.wait
+    packet["everyone"] = placement.everyone
+    packet["split_columns"] = placement.columns
+    packet["dtype"] = op.dtype.ggml_id if op.dtype is not None else 0
+    packet["size"][: len(op.sizes)] = op.sizes
+    packet["real"][: len(op.reals)] = op.reals
+
+
+def _address(tensor: Tensor, schedule: Schedule, address_of: AddressOf) -> int:
+    offset = tensor.start * tensor.item_bytes
+    if tensor.buffer in schedule.own:
+        return OWN_MEMORY | schedule.own[tensor.buffer] + offset
+    if tensor.buffer in schedule.shared:
+        return SCRATCH_MEMORY | schedule.shared[tensor.buffer] + offset
+    return address_of(tensor.buffer) + offset

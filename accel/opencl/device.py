@@ -1,0 +1,112 @@
+"""Finding an OpenCL device, and saying what is missing when there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from contract.errors import TierUnavailable
+
+TIER = "opencl"
+ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
+EXTRA_HINT = "pip install 'zinc-rt[opencl]'"
+MIN_VERSION = (1, 2)
+POCL = "Portable Computing Language"
+
+
+def import_pyopencl() -> ModuleType:
+    """The pyopencl module; TierUnavailable naming the extra when it cannot be imported."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise TierUnavailable(TIER, f"pyopencl cannot be imported ({error})", EXTRA_HINT) from None
+    return pyopencl
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One OpenCL device and what the tier has to know of it. Sizes in bytes."""
+
+    handle: Any
+    platform: str
+    name: str
+    driver: str
+    is_cpu: bool
+    compute_units: int
+    memory_bytes: int
+    max_allocation_bytes: int
+    host_unified: bool
+    correctly_rounded: bool
+    """The compiler takes -cl-fp32-correctly-rounded-divide-sqrt."""
+
+    @property
+    def is_pocl(self) -> bool:
+        """True for PoCL, whose worker threads run inside this process."""
+        return self.platform.startswith(POCL)
+
+
+def find_devices() -> list[Device]:
+    """Every usable OpenCL device, accelerators before CPUs.
+
+    Raises TierUnavailable when pyopencl, a platform or a device is missing.
+    """
+    cl = import_pyopencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        reason = f"no OpenCL platform ({_first_line(error)})"
+        raise TierUnavailable(TIER, reason, ICD_HINT) from None
+    devices = []
+    for platform in platforms:
+        try:
+            handles = platform.get_devices()
+        except cl.Error:
+            continue
+        devices += [_describe(cl, platform, handle) for handle in handles if _usable(handle)]
+    if not devices:
+        raise TierUnavailable(
+            TIER, f"{len(platforms)} OpenCL platforms, but no device of OpenCL 1.2", ICD_HINT
+        )
+    return sorted(devices, key=lambda device: device.is_cpu)
+
+
+def find_device(wanted: str = "") -> Device:
+    """The first device whose platform or name contains ``wanted``, ignoring case."""
+    devices = find_devices()
+    for device in devices:
+        if wanted.lower() in f"{device.platform} {device.name}".lower():
+            return device
+    names = ", ".join(device.name for device in devices)
+    raise TierUnavailable(TIER, f"no OpenCL device matches {wanted!r}", f"there is {names}")
+
+
+def _usable(handle: Any) -> bool:
+    # "OpenCL <major>.<minor> <vendor text>"
+    major, minor = handle.version.split()[1].split(".")[:2]
+    return bool(
+        (int(major), int(minor)) >= MIN_VERSION
+        and handle.available
+        and handle.compiler_available
+        and handle.endian_little
+    )
+
+
+def _describe(cl: ModuleType, platform: Any, handle: Any) -> Device:
+    config = handle.single_fp_config
+    return Device(
+        handle=handle,
+        platform=f"{platform.name} {platform.version}",
+        name=handle.name.strip(),
+        driver=handle.driver_version,
+        is_cpu=bool(handle.type & cl.device_type.CPU),
+        compute_units=handle.max_compute_units,
+        memory_bytes=handle.global_mem_size,
+        max_allocation_bytes=handle.max_mem_alloc_size,
+        host_unified=bool(handle.host_unified_memory),
+        correctly_rounded=bool(config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,66 @@
+// EMBED: y[t] = table[query[t].token], expanded to binary32.
+//
+// operands: query, table, y
+// sizes:    tokens, hidden
+// stride[1] is the bytes of a row of a table in the stored layout. Tokens are split among workers.
+
+static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
+    switch (dtype) {
+        case F32: return ((const GLOBAL float *)row)[k];
+        case F16: return vload_half(k, (const GLOBAL half *)row);
+        case BF16: return as_float((uint)((const GLOBAL ushort *)row)[k] << 16);
+        case Q4_0: {
+            const GLOBAL uchar *block = row + k / 32 * 18;
+            return (float)(nibble_value(block + 2, 0, k % 32) - 8) * half_at(block);
+        }
+        case Q4_1: {
+            const GLOBAL uchar *block = row + k / 32 * 20;
+            float scaled = (float)nibble_value(block + 4, 0, k % 32) * half_at(block);
+            return scaled + half_at(block + 2);
+        }
+        case Q5_0: {
+            const GLOBAL uchar *block = row + k / 32 * 22;
+            int value = nibble_value(block + 6, uint_at(block + 2), k % 32) - 16;
+            return (float)value * half_at(block);
+        }
+        case Q5_1: {
+            const GLOBAL uchar *block = row + k / 32 * 24;
+            int value = nibble_value(block + 8, uint_at(block + 4), k % 32);
+            return (float)value * half_at(block) + half_at(block + 2);
+        }
+        case Q8_0: {
+            const GLOBAL uchar *block = row + k / 32 * 34;
+            return (float)((const GLOBAL char *)block)[2 + k % 32] * half_at(block);
+        }
+        case Q4_K:
+        case Q5_K: {
+            const GLOBAL uchar *block = row + k / 256 * (dtype == Q4_K ? 144 : 176);
+            int i = k % 256;
+            float scale = half_at(block) * (float)sub_scale(block + 4, i / 32);
+            float minimum = half_at(block + 2) * (float)sub_minimum(block + 4, i / 32);
+            return scale * (float)affine_super_value(dtype, block, i) - minimum;
+        }
+        default: {
+            const GLOBAL uchar *block = row + k / 256 * 210;
+            int i = k % 256;
+            float scale = half_at(block + 208) * (float)((const GLOBAL char *)block)[192 + i / 16];
+            return scale * (float)q6_k_value(block, i);
+        }
+    }
+}
+
+void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], hidden = packet->size[1];
+    const SHARE mine = share(tokens, 1, worker, workers);
+    for (uint token = mine.begin; token < mine.end; token++) {
+        int id = OPERAND(int, 0)[token * packet->stride[0]];
+        GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2];
+        if (packet->layout == LAYOUT_LANES) {
+            for (uint k = 0; k < hidden; k++)
+                y[k] = lanes_element(packet->dtype, OPERAND(uchar, 1), hidden, id, k);
+        } else {
+            const GLOBAL uchar *row = OPERAND(uchar, 1) + (ulong)id * packet->stride[1];
+            for (uint k = 0; k < hidden; k++) y[k] = dequantized(packet->dtype, row, k);
+        }
+    }
+}

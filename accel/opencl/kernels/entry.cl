@@ -1,0 +1,136 @@
+// The kernels the host enqueues: with PERSISTENT run_packets, else a launch_ kernel for every op.
+// FOR_EACH_OP(X) is X(number, name) for every op.
+
+static MEMORY_MAP map_memory(
+#if !SHARED_ADDRESSES
+    GLOBAL uchar **banks,
+#endif
+    ulong scratch, ulong own, ulong own_bytes, uint worker) {
+    MEMORY_MAP map;
+#if SHARED_ADDRESSES
+    map.scratch = scratch;
+    map.own = own + worker * own_bytes;
+#else
+    for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
+    map.scratch = banks[scratch >> BANK_SHIFT] + (scratch & OFFSET_MASK);
+    map.own = banks[own >> BANK_SHIFT] + (own & OFFSET_MASK) + worker * own_bytes;
+#endif
+    return map;
+}
+
+#if SHARED_ADDRESSES
+#define MAP_MEMORY(worker) map_memory(scratch, own, own_bytes, worker)
+#else
+#define MAP_MEMORY(worker) map_memory(banks, scratch, own, own_bytes, worker)
+#endif
+
+#if SHARED_ADDRESSES
+#define DECLARE_BANKS
+#else
+#define DECLARE_BANKS GLOBAL uchar *banks[BANKS] = BANK_POINTERS;
+#endif
+
+#if PERSISTENT
+
+// Words of the block the workers of a persistent kernel meet in, a cache line apart.
+#define ARRIVED 0
+#define DEPARTED 32
+#define FAILED 64
+
+static inline void yield_core(void) {
+#if YIELD_SYSCALL && defined(__x86_64__)
+    // A worker whose partner was descheduled gives its core away instead of spinning its slice out.
+    long result = YIELD_SYSCALL;
+    __asm__ volatile("syscall" : "+a"(result) : : "rcx", "r11", "memory");
+#endif
+}
+
+// Orders global memory between work-groups. OpenCL 1.2 promises that within a group only, and
+// NVIDIA's mem_fence leaves stale lines in the cache of a multiprocessor.
+static inline void fence_device(void) {
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+#ifdef __NV_CL_C_VERSION
+    __asm__ volatile("membar.gl;" : : : "memory");
+#endif
+}
+
+#define SPINS_BEFORE_YIELD 1000
+
+// Waits until `target` arrivals were counted; false when another worker gave up or this one did.
+static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit) {
+    fence_device();
+    atomic_inc(meeting + ARRIVED);
+    for (uint spin = 1; meeting[ARRIVED] < target; spin++) {
+        if (spin % SPINS_BEFORE_YIELD) continue;
+        yield_core();
+        if (meeting[FAILED] || spin >= spin_limit) {
+            meeting[FAILED] = 1;
+            return false;
+        }
+    }
+    fence_device();
+    return true;
+}
+
+// One group arrives once. The whole group learns whether to go on.
+static bool meet_all_workers(volatile GLOBAL uint *meeting, uint target, uint spin_limit,
+                             __local uint *verdict) {
+#if GROUP_SIZE > 1
+    fence_device();
+    barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
+    if (get_local_id(0) == 0) *verdict = meet(meeting, target, spin_limit);
+    barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
+    fence_device();
+    return *verdict;
+#else
+    return meet(meeting, target, spin_limit);
+#endif
+}
+
+#define DISPATCH(number, name)                         \
+    case number:                                       \
+        op_##name(&map, packet, worker, workers);      \
+        break;
+
+// The whole step in one launch: every worker walks the packets, meeting where one says so. Needs
+// all groups co-resident; a worker that waits longer than spin_limit makes all of them give up.
+__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packets(
+    BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong packets, uint count,
+    ulong meeting_address, uint spin_limit) {
+    __local uint verdict;
+    DECLARE_BANKS
+    const uint my_worker = get_global_id(0), all_workers = get_global_size(0);
+    const uint groups = get_num_groups(0);
+    const MEMORY_MAP map = MAP_MEMORY(my_worker);
+    volatile GLOBAL uint *meeting = (volatile GLOBAL uint *)at(&map, meeting_address);
+    const GLOBAL PACKET *packet = (const GLOBAL PACKET *)at(&map, packets);
+    uint meetings = 0;
+    for (uint i = 0; i < count; i++, packet++) {
+        if (packet->wait &&
+            !meet_all_workers(meeting, ++meetings * groups, spin_limit, &verdict))
+            return;
+        const uint worker = packet->everyone ? 0 : my_worker;
+        const uint workers = packet->everyone ? 1 : all_workers;
+        switch (packet->op) { FOR_EACH_OP(DISPATCH) }
+    }
+    // The last group to leave makes the block ready for the next launch.
+    if (get_local_id(0) == 0 && atomic_inc(meeting + DEPARTED) == groups - 1) {
+        meeting[ARRIVED] = 0;
+        meeting[DEPARTED] = 0;
+    }
+}
+
+#else
+
+// One packet per launch; every work-item is a worker.
+#define LAUNCH(number, name)                                                                 \
+    __kernel void launch_##name(BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes,   \
+                                ulong packets, uint index) {                                 \
+        DECLARE_BANKS                                                                        \
+        const MEMORY_MAP map = MAP_MEMORY(0);                                                \
+        op_##name(&map, (const GLOBAL PACKET *)at(&map, packets) + index, get_global_id(0),  \
+                  get_global_size(0));                                                       \
+    }
+FOR_EACH_OP(LAUNCH)
+
+#endif

@@ -1,0 +1,94 @@
+// FLASH_ATTN, and FLASH_ATTN_BATCHED of few tokens: tiles in parallel, then merged in order (R6).
+//
+// flash_attn_part   operands: q, kv, page_table, query, parts
+//                   sizes:    tokens, heads, kv_heads, head_dim, window, tiles
+//                   reals:    scale, soft_cap
+//                   parts is float [tokens, heads, tiles, 2 + head_dim up to whole sixteens]: the
+//                   maximum, weight sum and weighted values of each tile the token attends. Units
+//                   of one tile, one KV head and at most ATTENTION_QUERIES heads are taken in turn.
+// flash_attn        operands: parts, query, y
+//                   sizes:    tokens, heads, head_dim, window, tiles
+//                   Tokens are split among workers.
+
+#define PART_HEADER 2
+
+static inline uint first_tile(int position, uint window) {
+    return window && position + 1 > (int)window ? (position + 1 - window) / KV_TILE : 0;
+}
+
+static void attend_tile(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile,
+                        GLOBAL float *parts, ulong part_stride) {
+    float scores[ATTENTION_QUERIES][KV_TILE];
+    float output[HEAD_DIM_MAX];
+    const uint start = tile * KV_TILE;
+    const uint begin = max(block->first[0], start) - start;
+    const uint end = min(block->end[0] - start, (uint)KV_TILE);
+    tile_scores(head, block, tile, block->first[0], block->end[0], scores);
+    for (uint n = 0; n < block->count; n++, parts += part_stride) {
+        const SOFTMAX softmax = tile_weights(scores[n], begin, end);
+        tile_values(head, tile, scores[n], begin, end, output);
+        parts[0] = softmax.maximum;
+        parts[1] = softmax.total;
+        for (uint d = 0; d < head->head_dim; d += 16)
+            vstore16(vload16(0, output + d), 0, parts + PART_HEADER + d);
+    }
+}
+
+void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
+    const uint head_dim = packet->size[3], window = packet->size[4], tiles = packet->size[5];
+    const uint group = heads / kv_heads, part = PART_HEADER + padded_dim(head_dim);
+    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    QUERY_BLOCK block;
+    uint unit = 0;
+    for (uint token = 0; token < tokens; token++) {
+        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+        const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
+        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        for (uint tile = first_tile(query[2], window); tile <= query[2] / KV_TILE; tile++) {
+            for (uint h = 0; h < heads; unit++) {
+                const uint kv_head = h / group;
+                const uint stop = min(h + ATTENTION_QUERIES, (kv_head + 1) * group);
+                if (unit % workers == worker) {
+                    const ulong place = (((ulong)token * heads + h) * tiles + tile) * part;
+                    head.column = kv_head * head_dim;
+                    block.count = 0;
+                    for (uint n = h; n < stop; n++)
+                        load_query(&block, q + n * head_dim, head_dim, query[2], window);
+                    attend_tile(&head, &block, tile, OPERAND(float, 4) + place,
+                                (ulong)tiles * part);
+                }
+                h = stop;
+            }
+        }
+    }
+}
+
+void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
+    const uint window = packet->size[3], tiles = packet->size[4];
+    const uint part = PART_HEADER + padded_dim(head_dim);
+    const SHARE mine = share(tokens, 1, worker, workers);
+    float output[HEAD_DIM_MAX], tile_output[HEAD_DIM_MAX];
+    for (uint token = mine.begin; token < mine.end; token++) {
+        const int position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const uint first = first_tile(position, window);
+        for (uint h = 0; h < heads; h++) {
+            const GLOBAL float *parts =
+                OPERAND(float, 0) + (((ulong)token * heads + h) * tiles + first) * part;
+            SOFTMAX so_far = {parts[0], parts[1]};
+            for (uint d = 0; d < head_dim; d += 16)
+                vstore16(vload16(0, parts + PART_HEADER + d), 0, output + d);
+            for (uint tile = first + 1; tile <= position / KV_TILE; tile++) {
+                parts += part;
+                const SOFTMAX softmax = {parts[0], parts[1]};
+                for (uint d = 0; d < head_dim; d += 16)
+                    vstore16(vload16(0, parts + PART_HEADER + d), 0, tile_output + d);
+                merge_tile(&so_far, output, softmax, tile_output, head_dim);
+            }
+            store_attention(output, so_far.total,
+                            OPERAND(float, 2) + (ulong)token * packet->stride[2] + h * head_dim,
+                            head_dim);
+        }
+    }
+}

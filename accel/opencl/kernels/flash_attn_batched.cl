@@ -1,0 +1,88 @@
+// FLASH_ATTN_BATCHED: causal attention over the paged KV cache (rule R6).
+//
+// operands: q, kv, page_table, query, y
+// sizes:    tokens, heads, kv_heads, head_dim, window
+// reals:    scale, soft_cap
+// kv is float or half as dtype says. The work is divided into units of one KV head and a block of
+// tokens, which workers take in turn.
+
+typedef struct {
+    float output[ATTENTION_QUERIES * HEAD_DIM_MAX];  // rows of padded_dim
+    float scores[ATTENTION_QUERIES][KV_TILE];
+    float tile_output[HEAD_DIM_MAX];
+    SOFTMAX softmax[ATTENTION_QUERIES];
+    bool started[ATTENTION_QUERIES];
+} ATTENTION_STATE;
+
+static void attend_block(const KV_HEAD *head, const QUERY_BLOCK *block, ATTENTION_STATE *state) {
+    const uint padded = padded_dim(head->head_dim);
+    uint from = block->first[0], to = block->end[0];
+    for (uint n = 0; n < block->count; n++) {
+        from = min(from, block->first[n]);
+        to = max(to, block->end[n]);
+        state->started[n] = false;
+    }
+    for (uint tile = from / KV_TILE; tile * KV_TILE < to; tile++) {
+        tile_scores(head, block, tile, from, to, state->scores);
+        for (uint n = 0; n < block->count; n++) {
+            uint begin = max(block->first[n], tile * KV_TILE) - tile * KV_TILE;
+            uint end = block->end[n] > tile * KV_TILE ? block->end[n] - tile * KV_TILE : 0;
+            end = min(end, (uint)KV_TILE);
+            if (begin >= end) continue;
+            SOFTMAX softmax = tile_weights(state->scores[n], begin, end);
+            if (!state->started[n]) {
+                tile_values(head, tile, state->scores[n], begin, end, state->output + n * padded);
+                state->softmax[n] = softmax;
+                state->started[n] = true;
+            } else {
+                tile_values(head, tile, state->scores[n], begin, end, state->tile_output);
+                merge_tile(&state->softmax[n], state->output + n * padded, softmax, state->tile_output,
+                           head->head_dim);
+            }
+        }
+    }
+}
+
+void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
+                           uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
+    const uint head_dim = packet->size[3], window = packet->size[4];
+    const uint group = heads / kv_heads;
+    const uint block_heads = min(group, (uint)ATTENTION_QUERIES);
+    const uint head_blocks = (group + block_heads - 1) / block_heads;
+    const uint block_tokens = max(ATTENTION_QUERIES / block_heads, 1u);
+    const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
+    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    QUERY_BLOCK block;
+    ATTENTION_STATE state;
+    for (uint unit = worker; unit < units; unit += workers) {
+        const uint kv_head = unit % kv_heads;
+        const uint first_head = kv_head * group + unit / kv_heads % head_blocks * block_heads;
+        const uint end_head = min(first_head + block_heads, (kv_head + 1) * group);
+        uint token = unit / kv_heads / head_blocks * block_tokens;
+        const uint end_token = min(token + block_tokens, tokens);
+        head.column = kv_head * head_dim;
+        while (token < end_token) {
+            const uint first_token = token;
+            const int slot = OPERAND(int, 3)[token * packet->stride[3] + 1];
+            head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
+            block.count = 0;
+            for (; token < end_token; token++) {
+                const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+                if (query[1] != slot) break;
+                for (uint h = first_head; h < end_head; h++)
+                    load_query(&block,
+                               OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                               head_dim, query[2], window);
+            }
+            attend_block(&head, &block, &state);
+            for (uint n = 0; n < block.count; n++) {
+                uint t = first_token + n / (end_head - first_head);
+                uint h = first_head + n % (end_head - first_head);
+                store_attention(state.output + n * padded_dim(head_dim), state.softmax[n].total,
+                                OPERAND(float, 4) + (ulong)t * packet->stride[4] + h * head_dim,
+                                head_dim);
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+// y = x weight^T by rules R3 to R5.
+//
+// operands: x, scale, sums, weight, y. For a quantized weight x, scale and sums are what
+//           quantize_activation wrote; for a float weight x is float [tokens, columns] and
+//           scale and sums are absent.
+// sizes:    tokens, rows, columns
+// Float weights are stored as in the model file, stride[3] bytes a row; quantized ones in the
+// layout of matmul_formats.h. Rows are split among workers by COLUMN_GRANULE, for every number
+// of tokens.
+
+MATMUL_TARGET_BEGIN
+
+#if GROUP_SIZE == 1
+
+#define DEFINE_QUANTIZED(dtype)                                             \
+    OUTLINED void decode_##dtype(const MATMUL *p, uint begin, uint end) {   \
+        decode_rows(dtype, p, begin, end);                                  \
+    }                                                                       \
+    OUTLINED void prefill_##dtype(const MATMUL *p, uint begin, uint end) {  \
+        prefill_rows(dtype, p, begin, end);                                 \
+    }                                                                       \
+    static void rows_##dtype(const MATMUL *p, uint begin, uint end) {       \
+        if (p->tokens <= DECODE_TOKENS)                                     \
+            decode_##dtype(p, begin, end);                                  \
+        else                                                                \
+            prefill_##dtype(p, begin, end);                                 \
+    }
+
+#else
+
+#define DEFINE_QUANTIZED(dtype)                                             \
+    static void rows_##dtype(const MATMUL *p, uint begin, uint end) {       \
+        single_rows(dtype, p, begin, end);                                  \
+    }
+
+#endif
+
+#define DEFINE_FLOAT(dtype)                                                 \
+    OUTLINED void rows_##dtype(const MATMUL *p, uint begin, uint end) {     \
+        float_rows(dtype, p, begin, end);                                   \
+    }
+
+DEFINE_QUANTIZED(Q4_0)
+DEFINE_QUANTIZED(Q4_1)
+DEFINE_QUANTIZED(Q5_0)
+DEFINE_QUANTIZED(Q5_1)
+DEFINE_QUANTIZED(Q8_0)
+DEFINE_QUANTIZED(Q4_K)
+DEFINE_QUANTIZED(Q5_K)
+DEFINE_QUANTIZED(Q6_K)
+DEFINE_FLOAT(F32)
+DEFINE_FLOAT(F16)
+DEFINE_FLOAT(BF16)
+
+MATMUL_TARGET_END
+
+#define ROWS_CASE(dtype)                         \
+    case dtype:                                  \
+        rows_##dtype(&p, mine.begin, mine.end);  \
+        break;
+
+void op_matmul(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const SHARE mine = share(packet->size[1], COLUMN_GRANULE, worker, workers);
+    MATMUL p;
+    p.tokens = packet->size[0];
+    p.columns = packet->size[2];
+    p.x = OPERAND(float, 0);
+    p.m = OPERAND(short, 0);
+    p.x_stride = p.m_stride = packet->stride[0];
+    if (!IS_FLOAT(packet->dtype)) {
+        p.scale = OPERAND(float, 1);
+        p.scale_stride = packet->stride[1];
+        p.sums = OPERAND(uint, 2);
+        p.sums_stride = packet->stride[2];
+    }
+    p.weight = OPERAND(uchar, 3);
+    p.weight_stride = packet->stride[3];
+    p.y = OPERAND(float, 4);
+    p.y_stride = packet->stride[4];
+    switch (packet->dtype) {
+        ROWS_CASE(Q4_0)
+        ROWS_CASE(Q4_1)
+        ROWS_CASE(Q5_0)
+        ROWS_CASE(Q5_1)
+        ROWS_CASE(Q8_0)
+        ROWS_CASE(Q4_K)
+        ROWS_CASE(Q5_K)
+        ROWS_CASE(Q6_K)
+        ROWS_CASE(F32)
+        ROWS_CASE(F16)
+        ROWS_CASE(BF16)
+    }
+}

@@ -1,0 +1,168 @@
+// Products of few tokens: weights come from memory once and are used as they lie.
+
+#ifndef MATMUL_DECODE_H
+#define MATMUL_DECODE_H
+
+// Up to this many tokens are computed one by one: more are worth expanding the weights for.
+#define DECODE_TOKENS 4
+// Columns whose activations a worker rearranges at a time; whole spans.
+#define DECODE_COLUMNS 4096
+// How far ahead of the arithmetic weights are fetched: beyond a page, where hardware stops.
+#define PREFETCH_BYTES 4096
+
+MATMUL_TARGET_BEGIN
+
+// Activations as weight_bytes wants them: a dword of `first` and one of `second` for four columns.
+// With byte products m = 16 first + second, a signed and an unsigned byte each; else they are the
+// pairs (m0, m1) and (m2, m3).
+typedef struct {
+    uint first[DECODE_COLUMNS / 4];
+    uint second[DECODE_COLUMNS / 4];
+} FOURS;
+
+INLINE void arrange_activation(const GLOBAL short *m, uint count, FOURS *fours) {
+    const GLOBAL uint *pairs = (const GLOBAL uint *)m;
+    for (uint i = 0; i < count / 4; i++) {
+        uint a = pairs[2 * i], b = pairs[2 * i + 1];
+#if DOT_VNNI
+        fours->first[i] = (a >> 4 & 0x00FF00FFu) | (b >> 4 & 0x00FF00FFu) << 8;
+        fours->second[i] = (a & 0x000F000Fu) | (b & 0x000F000Fu) << 8;
+#else
+        fours->first[i] = a;
+        fours->second[i] = b;
+#endif
+    }
+}
+
+// start + sum of q m over elements 4 begin to 4 end of a block; q unsigned. Two chains of
+// accumulation, because one would wait for its own latency.
+INLINE int16 block_dot(uint dtype, const GLOBAL uchar *block, const uint *first,
+                       const uint *second, int16 start, int begin, int end) {
+    int16 x[2] = {0, 0}, y[2] = {start, 0};
+    UNROLL for (int t = begin; t < end; t++) {
+        uint16 q = weight_bytes(dtype, block, t);
+#if DOT_VNNI
+        x[t & 1] = dot_bytes(x[t & 1], q, (uint16)(first[t]));
+        y[t & 1] = dot_bytes(y[t & 1], q, (uint16)(second[t]));
+#else
+        x[t & 1] = dot_pairs(x[t & 1], even_pairs(q), (uint16)(first[t]));
+        y[t & 1] = dot_pairs(y[t & 1], odd_pairs(q), (uint16)(second[t]));
+#endif
+    }
+#if DOT_VNNI
+    return ((x[0] + x[1]) << 4) + (y[0] + y[1]);
+#else
+    return (x[0] + x[1]) + (y[0] + y[1]);
+#endif
+}
+
+// One segment of 32-blocks for 16 rows, before the activation's scale.
+INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
+                              const uint *first, const uint *second, const GLOBAL uint *sums,
+                              uint blocks) {
+    const uint16 ones = 0x00010001u, minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
+    float16 value = 0.0f;
+    for (uint b = 0; b < blocks; b++) {
+        int16 start = OFFSET(dtype) ? dot_pairs(0, minus_offset, (uint16)(sums[b])) : 0;
+        int16 sum = block_dot(dtype, body, first, second, start, 0, 8);
+        UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
+            prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
+        float16 term = load_halves(header) * convert_float16(sum);
+        if (HAS_MINIMUM(dtype)) {
+            int16 m = dot_pairs(0, ones, (uint16)(sums[b]));
+            term = term + load_halves(header + 32) * convert_float16(m);
+        }
+        value = value + term;
+        header += UNIT_BYTES(dtype);
+        body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
+        first += 8;
+        second += 8;
+    }
+    return value;
+}
+
+// One super-block for 16 rows, before the activation's scale.
+INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
+                             const uint *first, const uint *second, const GLOBAL uint *sums) {
+    const SUB_SCALES scales = load_sub_scales(dtype, body);
+    int16 scaled = 0, minima = 0;
+    body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
+    UNROLL for (int s = 0; s < 8; s++) {
+        if (dtype == Q6_K) {
+            int16 low = dot_pairs(0, 0x0000FFE0u, (uint16)(sums[s]));
+            int16 high = dot_pairs(0, 0xFFE00000u, (uint16)(sums[s]));
+            low = block_dot(dtype, body, first, second, low, 0, 4);
+            high = block_dot(dtype, body, first, second, high, 4, 8);
+            scaled += sub_block_number(dtype, scales.scale, 2 * s) * low;
+            scaled += sub_block_number(dtype, scales.scale, 2 * s + 1) * high;
+        } else {
+            uint16 mn = as_uint16(sub_block_number(dtype, scales.minimum, s));
+            scaled += sub_block_number(dtype, scales.scale, s) *
+                      block_dot(dtype, body, first, second, 0, 0, 8);
+            minima = dot_pairs(minima, mn | mn << 16, (uint16)(sums[s]));
+        }
+        UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
+            prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
+        body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
+        first += 8;
+        second += 8;
+    }
+    float16 value = load_halves(header) * convert_float16(scaled);
+    if (!HAS_MINIMUM(dtype)) return value;
+    return value - load_halves(header + 32) * convert_float16(minima);
+}
+
+// Columns [begin, end) of 16 rows added to `total` by rule R3; begin starts a span, end ends one or
+// the row. `group` is where the rows begin.
+INLINE float16 group_dot(uint dtype, const GLOBAL uchar *group, uint columns, uint begin, uint end,
+                         const FOURS *fours, const GLOBAL uint *sums, const GLOBAL float *scale,
+                         float16 total) {
+    const GLOBAL uchar *body = group + header_bytes(dtype, columns);
+    float16 span = 0.0f;
+    for (uint column = begin; column < end; column += SEGMENT) {
+        const GLOBAL uchar *unit = group + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype);
+        const GLOBAL uchar *vectors = body + body_vectors(dtype, column) * VECTOR_BYTES;
+        const uint four = (column - begin) / 4;
+        float16 value;
+        if (IS_SUPER(dtype))
+            value = super_segment(dtype, unit, vectors, fours->first + four, fours->second + four,
+                                  sums + column / 32);
+        else
+            value = blocks_segment(dtype, unit, vectors, fours->first + four,
+                                   fours->second + four, sums + column / 32,
+                                   min(end - column, (uint)SEGMENT) / 32);
+        span = span + value * scale[column / SEGMENT];
+        if (column / SEGMENT % SPAN_SEGMENTS == SPAN_SEGMENTS - 1 || column + SEGMENT >= end) {
+            total = total + span;
+            span = 0.0f;
+        }
+    }
+    return total;
+}
+
+// Every token of 16 rows before the next rows: their weights come from memory once.
+INLINE void decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
+    const uint stride = group_bytes(dtype, p->columns);
+    FOURS fours[DECODE_TOKENS];
+    for (uint begin = 0; begin < p->columns; begin += DECODE_COLUMNS) {
+        const uint end = min(p->columns, begin + DECODE_COLUMNS);
+        for (uint token = 0; token < p->tokens; token++)
+            arrange_activation(p->m + token * p->m_stride + begin, end - begin, &fours[token]);
+        for (uint row = begin_row; row < end_row; row += LANES) {
+            const GLOBAL uchar *group = p->weight + (ulong)(row / LANES) * stride;
+            const int count = (int)(end_row - row);
+            for (uint token = 0; token < p->tokens; token++) {
+                GLOBAL float *y = p->y + token * p->y_stride + row;
+                float16 total = begin ? load_padded(y, count) : (float16)(0.0f);
+                total = group_dot(dtype, group, p->columns, begin, end, &fours[token],
+                                  p->sums + token * p->sums_stride,
+                                  p->scale + token * p->scale_stride, total);
+                store_partial(total, y, count);
+            }
+        }
+    }
+}
+
+MATMUL_TARGET_END
+
+#endif

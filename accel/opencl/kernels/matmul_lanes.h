@@ -1,0 +1,118 @@
+// Sixteen output rows side by side, one in each lane, and their dot products with activations.
+//
+// A uint16 holds four weights of each row as unsigned bytes in the order k0 k2 k1 k3, so that the
+// even bytes are the pair (k0, k1) as 16-bit numbers and the odd bytes the pair (k2, k3).
+//
+// Build option DOT_VNNI 1: the device has AVX-512 VNNI even if its compiler does not say so (PoCL
+// takes a Cascade Lake for a Skylake). Functions that use it lie between MATMUL_TARGET_BEGIN and
+// MATMUL_TARGET_END, and those called from outside are OUTLINED: PoCL would otherwise merge them
+// into a kernel that lacks the instructions.
+
+#ifndef MATMUL_LANES_H
+#define MATMUL_LANES_H
+
+#define INLINE static inline __attribute__((always_inline))
+#define OUTLINED static __attribute__((noinline))
+#define UNROLL _Pragma("unroll")
+
+#define LANES 16
+#define VECTOR_BYTES 64
+
+#if !defined(__AVX512BW__)
+#undef DOT_VNNI
+#define DOT_VNNI 0
+#elif defined(__AVX512VNNI__)
+#undef DOT_VNNI
+#define DOT_VNNI 1
+#endif
+
+#if DOT_VNNI
+#define MATMUL_TARGET_BEGIN \
+    _Pragma("clang attribute push(__attribute__((target(\"avx512vnni\"))), apply_to = function)")
+#define MATMUL_TARGET_END _Pragma("clang attribute pop")
+#else
+#define MATMUL_TARGET_BEGIN
+#define MATMUL_TARGET_END
+#endif
+
+#if defined(__AVX512BW__)
+typedef int NATIVE_INT16 __attribute__((__vector_size__(64)));
+typedef short NATIVE_SHORT32 __attribute__((__vector_size__(64)));
+typedef short NATIVE_SHORT16 __attribute__((__vector_size__(32)));
+typedef float NATIVE_FLOAT16 __attribute__((__vector_size__(64)));
+#elif defined(__AVX2__)
+typedef short NATIVE_SHORT16 __attribute__((__vector_size__(32)));
+#endif
+
+MATMUL_TARGET_BEGIN
+
+// acc + a0 b0 + a1 b1 in each lane, a and b being pairs of signed 16-bit numbers.
+#if DOT_VNNI
+INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
+    return __builtin_astype(__builtin_ia32_vpdpwssd512(__builtin_astype(acc, NATIVE_INT16),
+                                                       __builtin_astype(a, NATIVE_INT16),
+                                                       __builtin_astype(b, NATIVE_INT16)),
+                            int16);
+}
+
+// acc + the four products of unsigned bytes of a with signed bytes of b, in each lane.
+INLINE int16 dot_bytes(int16 acc, uint16 a, uint16 b) {
+    return __builtin_astype(__builtin_ia32_vpdpbusd512(__builtin_astype(acc, NATIVE_INT16),
+                                                       __builtin_astype(a, NATIVE_INT16),
+                                                       __builtin_astype(b, NATIVE_INT16)),
+                            int16);
+}
+#elif defined(__AVX512BW__)
+INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
+    return acc + __builtin_astype(__builtin_ia32_pmaddwd512(__builtin_astype(a, NATIVE_SHORT32),
+                                                            __builtin_astype(b, NATIVE_SHORT32)),
+                                  int16);
+}
+#elif defined(__AVX2__)
+INLINE int8 pair_products(uint8 a, uint8 b) {
+    return __builtin_astype(__builtin_ia32_pmaddwd256(__builtin_astype(a, NATIVE_SHORT16),
+                                                      __builtin_astype(b, NATIVE_SHORT16)),
+                            int8);
+}
+
+INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
+    return (int16)(acc.lo + pair_products(a.lo, b.lo), acc.hi + pair_products(a.hi, b.hi));
+}
+#else
+INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
+    int16 x = as_int16(a), y = as_int16(b);
+    return acc + ((x << 16) >> 16) * ((y << 16) >> 16) + (x >> 16) * (y >> 16);
+}
+#endif
+
+INLINE uint16 even_pairs(uint16 bytes) { return bytes & 0x00FF00FFu; }
+INLINE uint16 odd_pairs(uint16 bytes) { return (bytes >> 8) & 0x00FF00FFu; }
+
+INLINE uint16 load_lanes(const GLOBAL uchar *bytes) {
+    return vload16(0, (const GLOBAL uint *)bytes);
+}
+
+// vload_half16 makes two 8-lane conversions of it on PoCL.
+INLINE float16 load_halves(const GLOBAL uchar *bytes) {
+#if defined(__AVX512BW__)
+    short16 bits = vload16(0, (const GLOBAL short *)bytes);
+    return __builtin_astype(
+        __builtin_ia32_vcvtph2ps512_mask(__builtin_astype(bits, NATIVE_SHORT16),
+                                         __builtin_astype((float16)(0.0f), NATIVE_FLOAT16),
+                                         (ushort)0xFFFF, 4),
+        float16);
+#else
+    return vload_half16(0, (const GLOBAL half *)bytes);
+#endif
+}
+
+// A hint that changes no result; the pointer may lie beyond the buffer.
+INLINE void prefetch_line(const GLOBAL uchar *bytes) {
+#if defined(__x86_64__)
+    __builtin_prefetch((const __private void *)(size_t)bytes, 0, 3);
+#endif
+}
+
+MATMUL_TARGET_END
+
+#endif

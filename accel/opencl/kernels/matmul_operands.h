@@ -1,0 +1,23 @@
+// The operands of one matrix product, as pointers; strides count elements, weight_stride bytes.
+
+#ifndef MATMUL_OPERANDS_H
+#define MATMUL_OPERANDS_H
+
+typedef struct {
+    uint tokens;
+    uint columns;
+    const GLOBAL uchar *weight;
+    ulong weight_stride;
+    const GLOBAL float *x;  // float weights
+    ulong x_stride;
+    const GLOBAL short *m;  // quantized weights: what quantize_activation wrote
+    ulong m_stride;
+    const GLOBAL float *scale;
+    ulong scale_stride;
+    const GLOBAL uint *sums;  // a dword for 32 columns: sums of m over 16 and the next 16 columns
+    ulong sums_stride;
+    GLOBAL float *y;
+    ulong y_stride;
+} MATMUL;
+
+#endif

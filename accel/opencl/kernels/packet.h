@@ -1,0 +1,110 @@
+// What every op receives: the memory map, its packet, and which worker of how many it is.
+//
+// Build options: SHARED_ADDRESSES is 1 when the device dereferences host addresses; else an address
+// names one of BANKS buffers and an offset in it. GROUP_SIZE is the work-group size; on a CPU device it is 1 and a
+// worker is one core.
+
+#ifndef PACKET_H
+#define PACKET_H
+
+#define GLOBAL __global
+
+// Short loops over vectors must be unrolled to stay in registers.
+#define UNROLL _Pragma("unroll")
+#ifdef __clang__
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#define BANKS 16
+#define OPERANDS 8
+#define SIZES 12
+#define REALS 4
+
+// Mirrored by accel/opencl/packets.py; a test compares the two.
+typedef struct {
+    uint op;                  // which op_<name>, by its place in the list of ops
+    uint wait;                // 1: all workers meet at a barrier before this packet
+    uint everyone;            // 1: every worker computes the whole packet into its own memory
+    uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows
+    uint dtype;               // GGML type id of the stored operand
+    uint layout;              // how weights.py arranged its bytes
+    uint reserved[2];
+    ulong operand[OPERANDS];  // addresses for at(); ABSENT where an optional operand is left out
+    uint stride[OPERANDS];    // elements from one row of the operand to the next
+    int size[SIZES];          // dimensions and integer parameters, in the order the op lists
+    float real[REALS];        // float parameters, in the order the op lists
+} PACKET;
+
+#define ABSENT 0xFFFFFFFFFFFFFFFFul
+#define OWN_MEMORY 0x8000000000000000ul      // an offset into the worker's own scratch memory
+#define SCRATCH_MEMORY 0x4000000000000000ul  // an offset into the scratch memory all workers share
+#define BANK_SHIFT 56
+#define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
+
+#if SHARED_ADDRESSES
+typedef struct {
+    ulong scratch;
+    ulong own;
+} MEMORY_MAP;
+#define BANK_PARAMETERS
+#else
+typedef struct {
+    GLOBAL uchar *bank[BANKS];
+    GLOBAL uchar *scratch;
+    GLOBAL uchar *own;
+} MEMORY_MAP;
+#define BANK_PARAMETERS \
+    GLOBAL uchar *bank0, GLOBAL uchar *bank1, GLOBAL uchar *bank2, GLOBAL uchar *bank3, \
+        GLOBAL uchar *bank4, GLOBAL uchar *bank5, GLOBAL uchar *bank6, GLOBAL uchar *bank7, \
+        GLOBAL uchar *bank8, GLOBAL uchar *bank9, GLOBAL uchar *bank10, GLOBAL uchar *bank11, \
+        GLOBAL uchar *bank12, GLOBAL uchar *bank13, GLOBAL uchar *bank14, GLOBAL uchar *bank15,
+#define BANK_POINTERS \
+    { bank0, bank1, bank2, bank3, bank4, bank5, bank6, bank7, bank8, bank9, bank10, bank11, \
+      bank12, bank13, bank14, bank15 }
+#endif
+
+typedef const MEMORY_MAP *MEMORY;
+
+static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
+#if SHARED_ADDRESSES
+    ulong base = 0;
+    if (address & OWN_MEMORY) base = memory->own;
+    else if (address & SCRATCH_MEMORY) base = memory->scratch;
+    return (GLOBAL uchar *)(base + (address & OFFSET_MASK));
+#else
+    ulong offset = address & OFFSET_MASK;
+    if (address & OWN_MEMORY) return memory->own + offset;
+    if (address & SCRATCH_MEMORY) return memory->scratch + offset;
+    return memory->bank[address >> BANK_SHIFT] + offset;
+#endif
+}
+
+// Operand i of a packet as a pointer to TYPE; strides count elements of TYPE.
+#define OPERAND(TYPE, i) ((GLOBAL TYPE *)at(memory, packet->operand[i]))
+
+// The part of [0, count) that belongs to a worker: whole granules, contiguous, at most one granule
+// apart in size. Ops that split the same count by the same granule own the same elements, which is
+// what lets one follow the other without a barrier.
+typedef struct {
+    uint begin;
+    uint end;
+} SHARE;
+
+static inline SHARE share(uint count, uint granule, uint worker, uint workers) {
+    ulong granules = (count + granule - 1) / granule;
+    SHARE s;
+    s.begin = min((uint)(granules * worker / workers * granule), count);
+    s.end = min((uint)(granules * (worker + 1) / workers * granule), count);
+    return s;
+}
+
+// Columns of matrix products and of the elementwise ops that follow them are split by this many.
+#if GROUP_SIZE > 1
+#define COLUMN_GRANULE 1
+#else
+#define COLUMN_GRANULE 32
+#endif
+
+#endif

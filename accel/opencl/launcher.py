@@ -1,0 +1,200 @@
+"""Getting a step's packets executed: one persistent kernel, or one launch per packet."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.memory import Allocation, Memory
+from accel.opencl.packets import OPS
+
+MEETING_BYTES = 512
+FAILED_WORD = 64
+"""Of the block ``kernels/entry.cl`` describes."""
+SPIN_LIMIT = 1 << 31
+"""Spins of a worker that waits for the others: tens of seconds."""
+ACCELERATOR_WORKERS = 4096
+"""Work-items of the launch of one packet on a device that is not a CPU."""
+
+
+class Mode(enum.Enum):
+    """How packets get executed."""
+
+    AUTO = "auto"
+    """Persistent where a start-up probe shows that all workers run at once."""
+    PERSISTENT = "persistent"
+    LAUNCH = "launch"
+
+
+class WorkersLost(Exception):
+    """Workers of a persistent kernel gave up waiting for one another."""
+
+
+@dataclass(slots=True)
+class ScratchPlace:
+    """Where scratch memory lies: addresses of the shared part and of the first worker's own."""
+
+    shared: int = 0
+    own: int = 0
+    own_bytes: int = 0
+    version: int = 0
+    """Counts the moves, so that bound arguments can be renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a launcher works with."""
+
+    cl: Any
+    queue: Any
+    program: Any
+    memory: Memory
+    scratch: ScratchPlace
+
+    def version(self) -> tuple[int, int]:
+        """Changes whenever ``leading_arguments`` does."""
+        return self.memory.version, self.scratch.version
+
+    def leading_arguments(self) -> tuple[Any, ...]:
+        """The arguments every kernel begins with."""
+        place = self.scratch
+        numbers = (place.shared, place.own, place.own_bytes)
+        return (*self.memory.arguments(), *map(np.uint64, numbers))
+
+
+class Recording(Protocol):
+    """Packets ready to be enqueued any number of times."""
+
+    def enqueue(self) -> Any:
+        """Start them; the event of the last one."""
+
+
+class Launcher(Protocol):
+    """One way of executing packets."""
+
+    workers: int
+
+    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+        """Prepare ``packets``, which lie at ``address`` in device memory."""
+
+    def check(self) -> None:
+        """Raise WorkersLost when the step that just ended was given up."""
+
+    def close(self) -> None:
+        """Give back what the launcher holds. Safe to call twice."""
+
+
+class PersistentLauncher:
+    """One kernel a step: ``groups`` work-groups walk the packets and meet at barriers."""
+
+    def __init__(
+        self, engine: Engine, groups: int, group_size: int, spin_limit: int = SPIN_LIMIT
+    ) -> None:
+        self.engine = engine
+        self.workers = groups * group_size
+        self._group_size = group_size
+        self._spin_limit = spin_limit
+        meeting = engine.memory.allocate("opencl.meeting", MEETING_BYTES)
+        self._meeting: Allocation | None = meeting
+        self._address = np.uint64(meeting.address)
+        self._words = engine.memory.map(meeting).view(np.uint32)
+
+    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+        """See Launcher."""
+        trailing = (
+            np.uint64(address),
+            np.uint32(len(packets)),
+            self._address,
+            np.uint32(self._spin_limit),
+        )
+        sizes = (self.workers,), (self._group_size,)
+        return _PersistentRecording(self.engine, trailing, *sizes)
+
+    def close(self) -> None:
+        """See Launcher."""
+        if self._meeting is not None:
+            self.engine.memory.free(self._meeting)
+            self._meeting = None
+
+    def check(self) -> None:
+        """See Launcher. The next step starts afresh."""
+        if self._words[FAILED_WORD]:
+            self._words[:] = 0
+            raise WorkersLost
+
+
+class _PersistentRecording:
+    def __init__(
+        self,
+        engine: Engine,
+        trailing: tuple[Any, ...],
+        global_size: tuple[int],
+        local_size: tuple[int],
+    ) -> None:
+        self._engine = engine
+        self._trailing = trailing
+        self._sizes = global_size, local_size
+        self._kernel = engine.cl.Kernel(engine.program, "run_packets")
+        self._bound: tuple[int, int] | None = None
+
+    def enqueue(self) -> Any:
+        """See Recording."""
+        engine = self._engine
+        if self._bound != engine.version():
+            self._kernel.set_args(*engine.leading_arguments(), *self._trailing)
+            self._bound = engine.version()
+        return engine.cl.enqueue_nd_range_kernel(engine.queue, self._kernel, *self._sizes)
+
+
+class PacketLauncher:
+    """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
+
+    def __init__(self, engine: Engine, workers: int) -> None:
+        self.engine = engine
+        self.workers = workers
+
+    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+        """See Launcher."""
+        return _PacketRecording(self.engine, self.workers, packets, address)
+
+    def check(self) -> None:
+        """See Launcher: there is nobody to lose."""
+
+    def close(self) -> None:
+        """See Launcher."""
+
+
+class _PacketRecording:
+    def __init__(
+        self, engine: Engine, workers: int, packets: NDArray[np.void], address: int
+    ) -> None:
+        self._engine = engine
+        self._workers = workers
+        self._address = np.uint64(address)
+        names = [OPS[number] for number in packets["op"]]
+        self._kernels = {
+            name: engine.cl.Kernel(engine.program, f"launch_{name}") for name in set(names)
+        }
+        self._launches = [
+            (self._kernels[name], np.uint32(index)) for index, name in enumerate(names)
+        ]
+        self._bound: tuple[int, int] | None = None
+
+    def enqueue(self) -> Any:
+        """See Recording."""
+        engine = self._engine
+        leading = engine.leading_arguments()
+        last = len(leading) + 1
+        if self._bound != engine.version():
+            for kernel in self._kernels.values():
+                kernel.set_args(*leading, self._address, np.uint32(0))
+            self._bound = engine.version()
+        event = None
+        for kernel, index in self._launches:
+            kernel.set_arg(last, index)
+            event = engine.cl.enqueue_nd_range_kernel(engine.queue, kernel, (self._workers,), None)
+        return event

@@ -1,0 +1,249 @@
+"""Device memory behind 64-bit addresses: host arrays where the device shares them, else buffers.
+
+Either way an address is a number a packet can hold. Memory that the host mapped is kept in step
+with the device around every submission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.packets import BANK_SHIFT, BANKS
+from contract.errors import OutOfMemory
+
+ALIGNMENT = 256
+MIN_BANK_BYTES = 64 << 20
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """``nbytes`` at ``address``; ``host`` are its bytes in host memory, None until mapped.
+
+    Once mapped they are ``sent`` before every submission and ``fetched`` after it.
+    """
+
+    address: int
+    nbytes: int
+    host: Bytes | None = None
+    bank: int = 0
+    sent: bool = True
+    fetched: bool = True
+
+
+class Memory(Protocol):
+    """What the tier needs of either kind of memory. Sizes in bytes."""
+
+    used: int
+    version: int
+    """Changes whenever ``arguments`` does."""
+
+    def allocate(self, what: str, nbytes: int) -> Allocation:
+        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """Read-only memory holding ``data``: a view where the device reads host memory."""
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes in host memory, from now on exchanged with every submission."""
+
+    def free(self, allocation: Allocation) -> None:
+        """Give the memory back."""
+
+    def arguments(self) -> tuple[Any, ...]:
+        """The buffers every kernel takes."""
+
+    def to_device(self) -> None:
+        """Enqueue the transfer of what the host may have written."""
+
+    def to_host(self) -> Any | None:
+        """Enqueue the transfer of what the device may have written; the last event, if any."""
+
+
+def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
+    if nbytes > capacity - used:
+        raise OutOfMemory(what, nbytes, used, capacity - used)
+
+
+def aligned_zeros(nbytes: int) -> Bytes:
+    """Zeroed host bytes that begin at a multiple of ALIGNMENT."""
+    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+class SharedMemory:
+    """For devices that dereference host addresses: nothing is ever copied."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.version = 0
+
+    def allocate(self, what: str, nbytes: int) -> Allocation:
+        """See Memory."""
+        _check_fits(what, nbytes, self.used, self.capacity)
+        data = aligned_zeros(nbytes)
+        self.used += nbytes
+        return Allocation(data.ctypes.data, nbytes, data)
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """See Memory."""
+        _check_fits(what, data.nbytes, self.used, self.capacity)
+        data = np.ascontiguousarray(data)
+        self.used += data.nbytes
+        return Allocation(data.ctypes.data, data.nbytes, data)
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """See Memory."""
+        assert allocation.host is not None
+        return allocation.host
+
+    def free(self, allocation: Allocation) -> None:
+        """See Memory."""
+        self.used -= allocation.nbytes
+
+    def arguments(self) -> tuple[Any, ...]:
+        """See Memory."""
+        return ()
+
+    def to_device(self) -> None:
+        """See Memory."""
+
+    def to_host(self) -> Any | None:
+        """See Memory."""
+        return None
+
+
+@dataclass(slots=True)
+class _Bank:
+    buffer: Any
+    nbytes: int
+    used: int = 0
+    live: int = 0
+
+
+@dataclass(slots=True)
+class BankedMemory:
+    """For other devices: up to BANKS buffers, an address being a bank and an offset in it.
+
+    Each new bank is as large as all before it, so that few are needed whatever is asked for.
+    """
+
+    cl: Any
+    context: Any
+    queue: Any
+    capacity: int
+    max_bank_bytes: int
+    used: int = 0
+    version: int = 0
+    _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
+    _mapped: list[Allocation] = field(default_factory=list)
+
+    def allocate(self, what: str, nbytes: int) -> Allocation:
+        """See Memory."""
+        allocation = self._take(what, nbytes)
+        self._fill_zero(allocation)
+        return allocation
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """See Memory."""
+        allocation = self._take(what, data.nbytes)
+        if data.nbytes:
+            self._copy(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
+        return allocation
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """See Memory."""
+        if allocation.host is None:
+            allocation.host = aligned_zeros(allocation.nbytes)
+            self._mapped.append(allocation)
+            if allocation.nbytes:
+                self._copy(allocation, allocation.host, to_device=False).wait()
+        return allocation.host
+
+    def free(self, allocation: Allocation) -> None:
+        """See Memory."""
+        self.used -= allocation.nbytes
+        self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+        bank = self._banks[allocation.bank]
+        assert bank is not None
+        bank.live -= 1
+        if bank.live == 0:
+            bank.buffer.release()
+            self._banks[allocation.bank] = None
+            self.version += 1
+
+    def arguments(self) -> tuple[Any, ...]:
+        """See Memory."""
+        return tuple(bank.buffer if bank is not None else None for bank in self._banks)
+
+    def to_device(self) -> None:
+        """See Memory."""
+        for allocation in self._mapped:
+            if allocation.sent and allocation.nbytes:
+                assert allocation.host is not None
+                self._copy(allocation, allocation.host, to_device=True)
+
+    def to_host(self) -> Any | None:
+        """See Memory."""
+        event = None
+        for allocation in self._mapped:
+            if allocation.fetched and allocation.nbytes:
+                assert allocation.host is not None
+                event = self._copy(allocation, allocation.host, to_device=False)
+        return event
+
+    def _take(self, what: str, nbytes: int) -> Allocation:
+        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        _check_fits(what, nbytes, self.used, self.capacity)
+        number = self._bank_with(what, size)
+        bank = self._banks[number]
+        assert bank is not None
+        allocation = Allocation(number << BANK_SHIFT | bank.used, nbytes, None, number)
+        bank.used += size
+        bank.live += 1
+        self.used += nbytes
+        return allocation
+
+    def _bank_with(self, what: str, size: int) -> int:
+        for number, bank in enumerate(self._banks):
+            if bank is not None and bank.nbytes - bank.used >= size:
+                return number
+        free = [number for number, bank in enumerate(self._banks) if bank is None]
+        existing = sum(bank.nbytes for bank in self._banks if bank is not None)
+        wanted = min(max(existing, MIN_BANK_BYTES), self.capacity - existing, self.max_bank_bytes)
+        nbytes = max(wanted, size)
+        if not free or nbytes > self.max_bank_bytes:
+            raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
+        try:
+            buffer = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, nbytes)
+        except self.cl.Error:
+            raise OutOfMemory(what, size, self.used, self.capacity - self.used) from None
+        self._banks[free[0]] = _Bank(buffer, nbytes)
+        self.version += 1
+        return free[0]
+
+    def _fill_zero(self, allocation: Allocation) -> None:
+        bank = self._banks[allocation.bank]
+        assert bank is not None
+        offset = allocation.address & ((1 << BANK_SHIFT) - 1)
+        size = -(-max(allocation.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self.cl.enqueue_fill_buffer(self.queue, bank.buffer, np.uint8(0), offset, size)
+
+    def _copy(self, allocation: Allocation, host: Bytes, to_device: bool) -> Any:
+        bank = self._banks[allocation.bank]
+        assert bank is not None
+        offset = allocation.address & ((1 << BANK_SHIFT) - 1)
+        if to_device:
+            return self.cl.enqueue_copy(
+                self.queue, bank.buffer, host, dst_offset=offset, is_blocking=False
+            )
+        return self.cl.enqueue_copy(
+            self.queue, host, bank.buffer, src_offset=offset, is_blocking=False
+        )

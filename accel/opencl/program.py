@@ -1,0 +1,220 @@
+"""The device program: its source, its build options, and built binaries kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from accel.opencl.device import Device, import_pyopencl
+from accel.opencl.packets import OPS
+from contract.errors import TierError
+
+HEADERS = (
+    "packet.h",
+    "exact.h",
+    "blocks.h",
+    "elementwise.h",
+    "attention.h",
+    "argmax.h",
+    "matmul_operands.h",
+    "matmul_lanes.h",
+    "matmul_formats.h",
+    "matmul_decode.h",
+    "matmul_prefill.h",
+    "matmul_row.h",
+    "matmul_float.h",
+)
+SOURCES_OF_OPS = tuple(dict.fromkeys(name.removesuffix("_part") for name in OPS))
+"""Kernel files without their suffix; the two halves of a row reduction share one."""
+
+MAGIC = b"zinc-rt opencl program 1\n"
+DIGEST_BYTES = 32
+MAX_LOG_CHARACTERS = 4000
+
+Progress = Callable[[str], None]
+"""Called with one line before something that takes seconds."""
+
+
+class BuildError(TierError):
+    """The device's compiler rejected the program. ``log`` is what it said."""
+
+    def __init__(self, device: str, kernel: str, log: str) -> None:
+        self.kernel = kernel
+        self.log = log
+        super().__init__(f"{device}: building {kernel} failed: {log[:MAX_LOG_CHARACTERS].strip()}")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What the kernels are compiled for; see the headers for the meaning of the macros."""
+
+    persistent: bool
+    shared_addresses: bool
+    native_divide: bool
+    native_sqrt: bool
+    group_size: int
+    yield_syscall: int
+    attention_queries: int
+    dot_vnni: bool
+
+    def text(self, device: Device) -> str:
+        """The compiler's command line."""
+        macros = {
+            "PERSISTENT": int(self.persistent),
+            "SHARED_ADDRESSES": int(self.shared_addresses),
+            "NATIVE_DIVIDE": int(self.native_divide),
+            "NATIVE_SQRT": int(self.native_sqrt),
+            "GROUP_SIZE": self.group_size,
+            "YIELD_SYSCALL": self.yield_syscall,
+            "ATTENTION_QUERIES": self.attention_queries,
+            "DOT_VNNI": int(self.dot_vnni),
+        }
+        options = ["-cl-std=CL1.2"]
+        if device.correctly_rounded:
+            options.append("-cl-fp32-correctly-rounded-divide-sqrt")
+        return " ".join(options + [f"-D{name}={value}" for name, value in macros.items()])
+
+
+def kernel_text(name: str) -> str:
+    """The text of one file of ``kernels``."""
+    return resources.files("accel.opencl").joinpath("kernels", name).read_text(encoding="utf-8")
+
+
+def source_of(files: Mapping[str, str]) -> str:
+    """One translation unit; ``#line`` makes the compiler name the file an error is in."""
+    return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
+
+
+def step_files() -> dict[str, str]:
+    """Every file of the program that runs steps, in order, by name."""
+    cases = " ".join(f"X({number}, {name})" for number, name in enumerate(OPS))
+    names = (*HEADERS, *(f"{name}.cl" for name in SOURCES_OF_OPS))
+    return {
+        **{name: kernel_text(name) for name in names},
+        "ops.h": f"#define FOR_EACH_OP(X) {cases}",
+        "entry.cl": kernel_text("entry.cl"),
+    }
+
+
+def self_test_files() -> dict[str, str]:
+    """The files of the start-up self-test."""
+    return {name: kernel_text(name) for name in ("packet.h", "exact.h", "self_test.cl")}
+
+
+def build_program(
+    context: Any,
+    device: Device,
+    files: Mapping[str, str],
+    options: str,
+    cache: Path | None,
+    progress: Progress | None = None,
+) -> Any:
+    """A built pyopencl Program, from the cache when it holds one for exactly this request.
+
+    Raises BuildError naming the kernel file and the compiler's log.
+    """
+    source = source_of(files)
+    identity = (device.name, device.driver, device.platform, options, source)
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+    path = cache / f"{key}.bin" if cache is not None else None
+    if path is not None and (binary := _read(path)) is not None:
+        program = _from_binary(context, device, binary, options)
+        if program is not None:
+            return program
+    if progress is not None:
+        progress(f"compiling OpenCL kernels for {device.name}")
+    program = _compile(context, device, source, files, options)
+    if path is not None:
+        _write(path, _binary_of(program))
+    return program
+
+
+@contextlib.contextmanager
+def _quiet_compiler(cl: Any) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        yield
+
+
+def _compile(
+    context: Any, device: Device, source: str, files: Mapping[str, str], options: str
+) -> Any:
+    cl = import_pyopencl()
+    program = cl.Program(context, source)
+    try:
+        with _quiet_compiler(cl):
+            return program.build(options, devices=[device.handle], cache_dir=False)
+    except cl.RuntimeError as error:
+        log = str(error)
+        raise BuildError(device.name, _blamed_file(log, files), log) from None
+
+
+def _from_binary(context: Any, device: Device, binary: bytes, options: str) -> Any | None:
+    """None when the driver no longer takes the binary."""
+    cl = import_pyopencl()
+    try:
+        with _quiet_compiler(cl):
+            program = cl.Program(context, [device.handle], [binary])
+            return program.build(options, devices=[device.handle])
+    except cl.Error:
+        return None
+
+
+def _binary_of(program: Any) -> bytes:
+    cl = import_pyopencl()
+    return bytes(program.get_info(cl.program_info.BINARIES)[0])
+
+
+def _blamed_file(log: str, files: Mapping[str, str]) -> str:
+    """The kernel file the first error of ``log`` is in."""
+    place = r"([\w.]+\.(?:cl|h)):\d+"
+    found = re.search(rf"error: {place}|{place}(?::\d+)?: (?:fatal )?error", log)
+    blamed = (found.group(1) or found.group(2)) if found else None
+    if blamed is None and (found := re.search(r"<kernel>:(\d+):\d+: error", log)):
+        blamed = _file_of_line(int(found.group(1)), files)
+    return blamed if blamed is not None and blamed in files else "the kernels"
+
+
+def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
+    """For a compiler that ignores ``#line``: the file of a line of the whole program."""
+    for name in files:
+        number -= source_of({name: files[name]}).count("\n")
+        if number <= 0:
+            return name
+    return None
+
+
+def _read(path: Path) -> bytes | None:
+    """The binary in a cache entry; None when it is absent or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, binary = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
+    if not data.startswith(MAGIC) or hashlib.sha256(binary).digest() != digest:
+        return None
+    return binary
+
+
+def _write(path: Path, binary: bytes) -> None:
+    """Atomically; another process may write the same entry. A full or read-only disk is no error:
+    the next start compiles again."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(MAGIC + hashlib.sha256(binary).digest() + binary)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise

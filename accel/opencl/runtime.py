@@ -1,0 +1,205 @@
+"""An opened device: context, queue, memory, program, and the way packets get executed on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel.opencl.cpu_flags import has_cpu_flag
+from accel.opencl.device import TIER, Device, import_pyopencl
+from accel.opencl.launcher import (
+    ACCELERATOR_WORKERS,
+    Engine,
+    Launcher,
+    Mode,
+    PacketLauncher,
+    PersistentLauncher,
+    ScratchPlace,
+    WorkersLost,
+)
+from accel.opencl.memory import BankedMemory, Memory, SharedMemory
+from accel.opencl.packets import OPS, PACKET
+from accel.opencl.program import BuildOptions, Progress, build_program, step_files
+from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
+from contract.errors import TierUnavailable
+
+ACCELERATOR_GROUP_SIZE = 128
+SCHED_YIELD_X86_64 = 24
+PROBE_SPIN_LIMIT = 1 << 27
+PROBE_ROUNDS = 64
+PROBE_WIDTH = 16
+"""Floats of a row of the probe."""
+ROW_PARTS = 64
+"""Pieces a row reduction is cut into on an accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide about a device; None leaves it to the probes.
+
+    ``threads`` is the most cores of a CPU device to use, ``memory_bytes`` the most memory,
+    ``cache`` the folder of built programs, None for no cache on disk. ``native_arithmetic`` False
+    uses the integer remedies for division and square root whatever the self-test says.
+    """
+
+    mode: Mode = Mode.AUTO
+    threads: int | None = None
+    memory_bytes: int | None = None
+    cache: Path | None = None
+    shared_addresses: bool | None = None
+    native_arithmetic: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Everything a tier needs of an opened device."""
+
+    device: Device
+    context: Any
+    memory: Memory
+    engine: Engine
+    launcher: Launcher
+    mode: Mode
+    parts: int
+    """Pieces a row reduction is cut into."""
+
+
+def open_runtime(device: Device, choices: Choices, progress: Progress | None = None) -> Runtime:
+    """Test the device, build the program and choose how to execute packets.
+
+    Raises TierUnavailable when the device cannot keep to the arithmetic, BuildError when its
+    compiler rejects the kernels.
+    """
+    cl = import_pyopencl()
+    if device.is_pocl:
+        # Else PoCL compiles every kernel twice: for any work-group size, and for the one in use.
+        os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
+    try:
+        context = cl.Context([device.handle])
+        queue = cl.CommandQueue(context, device.handle)
+    except cl.Error as error:
+        raise TierUnavailable(
+            TIER, f"{device.name} cannot be opened ({error})", "free the device or choose another"
+        ) from None
+    options = probe_options(context, queue, device, choices)
+    memory = _memory(cl, context, queue, device, options, choices)
+    groups = device.compute_units
+    if device.is_cpu and choices.threads is not None:
+        groups = max(1, min(groups, choices.threads))
+
+    def engine(persistent: bool) -> Engine:
+        built = replace(options, persistent=persistent)
+        program = build_program(
+            context, device, step_files(), built.text(device), choices.cache, progress
+        )
+        return Engine(cl, queue, program, memory, ScratchPlace())
+
+    mode, chosen, launcher = _launcher(engine, choices.mode, groups, options.group_size, device)
+    parts = launcher.workers if device.is_cpu else ROW_PARTS
+    return Runtime(device, context, memory, chosen, launcher, mode, parts)
+
+
+def _launcher(
+    engine: Callable[[bool], Engine], wanted: Mode, groups: int, group_size: int, device: Device
+) -> tuple[Mode, Engine, Launcher]:
+    if wanted is not Mode.LAUNCH:
+        persistent = engine(True)
+        if wanted is Mode.PERSISTENT or _runs_together(persistent, groups, group_size):
+            launcher = PersistentLauncher(persistent, groups, group_size)
+            return Mode.PERSISTENT, persistent, launcher
+    single = engine(False)
+    workers = groups if device.is_cpu else ACCELERATOR_WORKERS
+    return Mode.LAUNCH, single, PacketLauncher(single, workers)
+
+
+def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
+    """Whether all workers are at work at once and see what the others wrote.
+
+    Rows wander from worker to worker through two buffers that are overwritten again and again, so
+    that a stale cache line shows; the workers wait for one another with little patience.
+    """
+    launcher = PersistentLauncher(engine, groups, group_size, PROBE_SPIN_LIMIT)
+    memory = engine.memory
+    rows = launcher.workers
+    start = np.arange(rows * PROBE_WIDTH, dtype=np.float32).reshape(rows, PROBE_WIDTH)
+    next_row = np.roll(np.arange(rows, dtype=np.int32), -1)
+    places = [
+        memory.adopt("opencl.probe", data.view(np.uint8))
+        for data in (start.copy(), np.zeros_like(start), next_row)
+    ]
+    packets = np.zeros(PROBE_ROUNDS, PACKET)
+    packets["op"] = OPS.index("select_rows")
+    packets["wait"] = 1
+    packets["size"][:, :2] = rows, PROBE_WIDTH
+    packets["stride"][:, :3] = PROBE_WIDTH, 1, PROBE_WIDTH
+    here, there, wander = (place.address for place in places)
+    packets["operand"][0::2, :3] = here, wander, there
+    packets["operand"][1::2, :3] = there, wander, here
+    places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
+    launcher.record(packets, places[-1].address).enqueue()
+    memory.to_host()
+    engine.queue.finish()
+    try:
+        launcher.check()
+        moved = memory.map(places[0]).view(np.float32).reshape(rows, PROBE_WIDTH)
+        return bool(np.array_equal(moved, np.roll(start, -PROBE_ROUNDS, axis=0)))
+    except WorkersLost:
+        return False
+    finally:
+        for place in places:
+            memory.free(place)
+        launcher.close()
+
+
+def probe_options(context: Any, queue: Any, device: Device, choices: Choices) -> BuildOptions:
+    shared = choices.shared_addresses
+    options = BuildOptions(
+        persistent=False,
+        shared_addresses=device.is_cpu if shared is None else shared,
+        native_divide=choices.native_arithmetic is not False,
+        native_sqrt=choices.native_arithmetic is not False,
+        group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
+        yield_syscall=_yield_syscall(device),
+        attention_queries=16 if device.is_cpu else 1,
+        dot_vnni=device.is_cpu and device.is_pocl and has_cpu_flag("avx512_vnni"),
+    )
+    test = SelfTest(context, queue, device, options, choices.cache)
+    check_layout(test)
+    if options.shared_addresses and not test.reads_host_addresses():
+        options = replace(options, shared_addresses=False)
+    divide, root = native_arithmetic(test)
+    if divide and root:
+        return options
+    options = replace(options, native_divide=divide, native_sqrt=root)
+    test = SelfTest(context, queue, device, options, choices.cache)
+    if native_arithmetic(test) != (True, True):
+        raise TierUnavailable(
+            TIER,
+            f"{device.name} rounds division or square root wrongly even in integers",
+            "choose another device or a newer driver",
+        )
+    return options
+
+
+def _yield_syscall(device: Device) -> int:
+    """The number of sched_yield where a kernel runs as a thread of this Linux process, else 0."""
+    linux = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return SCHED_YIELD_X86_64 if device.is_pocl and device.is_cpu and linux else 0
+
+
+def _memory(
+    cl: Any, context: Any, queue: Any, device: Device, options: BuildOptions, choices: Choices
+) -> Memory:
+    capacity = device.memory_bytes
+    if choices.memory_bytes is not None:
+        capacity = min(capacity, choices.memory_bytes)
+    if options.shared_addresses:
+        return SharedMemory(capacity)
+    largest = min(device.max_allocation_bytes, capacity)
+    return BankedMemory(cl, context, queue, capacity, largest)

@@ -1,0 +1,100 @@
+"""Where workers have to meet, what each computes for itself, and where scratch memory lies.
+
+Ops keep the order of the graph. An op needs a barrier when a worker would meet an element that
+another worker touched since the last one. Two ways save barriers: an elementwise op divides
+columns as the product before it did, and a cheap op is computed by every worker for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from accel.opencl.step import Op, Placement, Schedule, Split, Step, Touch
+
+ALIGNMENT = 256
+"""Bytes; of every scratch buffer."""
+
+MAX_REPEATING_WORKERS = 64
+"""Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its
+memory."""
+
+Lifetimes = dict[str, tuple[int, int]]
+
+
+def schedule_workers(step: Step, workers: int) -> Schedule:
+    """For one kernel whose ``workers`` meet at barriers."""
+    writers = Counter(name for op in step.ops for name in op.results())
+    placements: list[Placement] = []
+    own: set[str] = set()
+    pending: list[Touch] = []
+    level = 0
+    for op in step.ops:
+        columns = op.by_columns and _follows_columns(op, pending)
+        everyone = 1 < workers <= MAX_REPEATING_WORKERS and op.private and not columns
+        if everyone:
+            own |= {name for name in op.results() if name in step.scratch and writers[name] == 1}
+        touches = [
+            touch for touch in op.touches(columns, everyone) if touch.tensor.buffer not in own
+        ]
+        wait = not all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+        if wait:
+            pending = []
+            level += 1
+        pending += touches
+        placements.append(Placement(wait, everyone, columns, level))
+    return _placed(step, placements, own)
+
+
+def schedule_launches(step: Step) -> Schedule:
+    """For one launch per op: each is a level of its own."""
+    placements = [Placement(False, False, False, level) for level in range(len(step.ops))]
+    return _placed(step, placements, set())
+
+
+def _follows_columns(op: Op, pending: Sequence[Touch]) -> bool:
+    """True when dividing columns makes ``op`` continue a column split without a barrier."""
+    touches = op.touches(columns=True)
+    follows = any(
+        earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
+        for touch in touches
+        for earlier in pending
+    )
+    return follows and all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+
+
+def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Schedule:
+    shared_lives: Lifetimes = {}
+    own_lives: Lifetimes = {}
+    for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
+        for tensor in op.operands:
+            if tensor is None or tensor.buffer not in step.scratch:
+                continue
+            # A worker runs its own memory in op order; shared memory is free to change only at
+            # the next barrier.
+            lives, now = (
+                (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
+            )
+            first, _ = lives.get(tensor.buffer, (now, now))
+            lives[tensor.buffer] = (first, now)
+    shared, shared_bytes = _pack(shared_lives, step.scratch)
+    own_offsets, own_bytes = _pack(own_lives, step.scratch)
+    return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
+
+
+def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """First fit in order of first use: offsets, and the bytes of all."""
+    offsets: dict[str, int] = {}
+    placed: list[tuple[int, int, int]] = []
+    for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
+        size = -(-max(sizes[name], 1) // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for start, stop, busy_until in sorted(placed):
+            if busy_until < first:
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, stop)
+        offsets[name] = offset
+        placed.append((offset, offset + size, last))
+    return offsets, max((stop for _, stop, _ in placed), default=0)

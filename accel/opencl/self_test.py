@@ -1,0 +1,116 @@
+"""What a device is asked once before it is trusted with a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.device import TIER, Device, import_pyopencl
+from accel.opencl.packets import PACKET
+from accel.opencl.program import BuildOptions, build_program, self_test_files
+from contract.errors import TierUnavailable
+
+SAMPLES = 1 << 14
+LAYOUT_FIELDS = (
+    "op",
+    "wait",
+    "everyone",
+    "split_columns",
+    "dtype",
+    "layout",
+    "operand",
+    "stride",
+    "size",
+    "real",
+)
+"""Fields whose offsets the kernel ``packet_layout`` reports, in its order."""
+
+Float32 = NDArray[np.float32]
+
+
+class SelfTest:
+    """The built self-test program of one device under one set of options."""
+
+    def __init__(
+        self, context: Any, queue: Any, device: Device, options: BuildOptions, cache: Path | None
+    ) -> None:
+        self._cl = import_pyopencl()
+        self._context = context
+        self._queue = queue
+        self._program = build_program(
+            context, device, self_test_files(), options.text(device), cache
+        )
+
+    def arithmetic(self, a: Float32, b: Float32) -> tuple[Float32, Float32, Float32]:
+        """a / b, sqrt(a) and a * b + a as the device computes them."""
+        results = [np.empty_like(a) for _ in range(3)]
+        self._run("divide_and_root", len(a), (a, b), results)
+        return results[0], results[1], results[2]
+
+    def layout(self) -> list[int]:
+        """Bytes of a packet, then the offset of each of LAYOUT_FIELDS."""
+        places = np.zeros(1 + len(LAYOUT_FIELDS), np.uint32)
+        self._run("packet_layout", 1, (), [places])
+        return places.tolist()
+
+    def reads_host_addresses(self) -> bool:
+        """Whether a word at a host address arrives; the program must be built for that."""
+        source, target = np.array([0x5EEDF00D], np.uint32), np.zeros(1, np.uint32)
+        kernel = self._cl.Kernel(self._program, "copy_word")
+        kernel.set_args(np.uint64(source.ctypes.data), np.uint64(target.ctypes.data))
+        self._cl.enqueue_nd_range_kernel(self._queue, kernel, (1,), None)
+        self._queue.finish()
+        return bool(target[0] == source[0])
+
+    def _run(
+        self, name: str, size: int, inputs: tuple[NDArray[Any], ...], outputs: list[Any]
+    ) -> None:
+        cl = self._cl
+        flags = cl.mem_flags
+        read = [
+            cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=x)
+            for x in inputs
+        ]
+        written = [cl.Buffer(self._context, flags.WRITE_ONLY, x.nbytes) for x in outputs]
+        kernel = cl.Kernel(self._program, name)
+        kernel.set_args(*read, *written)
+        cl.enqueue_nd_range_kernel(self._queue, kernel, (size,), None)
+        for host, buffer in zip(outputs, written, strict=True):
+            cl.enqueue_copy(self._queue, host, buffer)
+
+
+def sample_pairs() -> tuple[Float32, Float32]:
+    """Pairs of positive normal numbers whose quotients are normal, spread over many exponents."""
+    rng = np.random.default_rng(20)
+    bits = rng.integers(0, 1 << 23, (2, SAMPLES), dtype=np.uint32)
+    bits |= rng.integers(127 - 30, 127 + 30, (2, SAMPLES), dtype=np.uint32) << np.uint32(23)
+    a, b = bits.view(np.float32)
+    return a, b
+
+
+def native_arithmetic(test: SelfTest) -> tuple[bool, bool]:
+    """Whether the device's own division and square root are correctly rounded.
+
+    Raises TierUnavailable when it contracts products and sums, for which there is no remedy.
+    """
+    a, b = sample_pairs()
+    quotient, root, product = test.arithmetic(a, b)
+    if not np.array_equal(product, a * b + a):
+        raise TierUnavailable(
+            TIER,
+            "the device's compiler fuses a * b + c although told not to",
+            "choose another device or a newer driver",
+        )
+    return bool(np.array_equal(quotient, a / b)), bool(np.array_equal(root, np.sqrt(a)))
+
+
+def check_layout(test: SelfTest) -> None:
+    """Raise AssertionError unless the compiler lays a packet out as numpy does."""
+    fields = PACKET.fields
+    assert fields is not None
+    expected = [PACKET.itemsize, *(fields[name][1] for name in LAYOUT_FIELDS)]
+    if test.layout() != expected:
+        raise AssertionError(f"packet layout is {test.layout()} on the device, {expected} here")

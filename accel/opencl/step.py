@@ -1,0 +1,134 @@
+"""A lowered step before it has addresses: ops over tensors, and how each divides its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from contract.dtypes import DType
+
+
+class Split(Enum):
+    """How an op divides a tensor among workers; equal splits of equal tensors need no barrier."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    ANY = "any"
+    """Any worker may touch any element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Columns ``[start, start + columns)`` of a row-major buffer of ``item_bytes`` elements."""
+
+    buffer: str
+    start: int
+    columns: int
+    stride: int
+    item_bytes: int = 4
+
+    @property
+    def stop(self) -> int:
+        """One past the last column."""
+        return self.start + self.columns
+
+    def overlaps(self, other: Tensor) -> bool:
+        """True when the two share an element."""
+        same = self.buffer == other.buffer
+        return same and self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One tensor an op reads or writes, and which worker touches which part.
+
+    ``everyone`` marks an op that every worker computes whole.
+    """
+
+    tensor: Tensor
+    split: Split
+    writes: bool = False
+    everyone: bool = False
+
+    def safe_after(self, earlier: Touch) -> bool:
+        """True when no worker meets an element that only another one touched in ``earlier``."""
+        if not (self.writes or earlier.writes) or not self.tensor.overlaps(earlier.tensor):
+            return True
+        if earlier.everyone and earlier.writes:
+            return not self.writes
+        same_part = self.tensor == earlier.tensor and self.split is earlier.split
+        return same_part and self.split is not Split.ANY and not self.everyone
+
+
+@dataclass(slots=True)
+class Op:
+    """One op of the step, in the order of the graph.
+
+    ``operands`` in the order the kernel lists them, None where absent; ``splits`` gives for each
+    how the work divides, ``written`` which of them are results. ``by_columns`` marks an elementwise
+    op that may divide columns instead of rows. ``private`` marks an op so cheap that every worker
+    may compute it whole for itself. ``matrix`` is the operand holding stored weights.
+    """
+
+    name: str
+    operands: tuple[Tensor | None, ...]
+    splits: tuple[Split, ...]
+    written: tuple[int, ...]
+    sizes: tuple[int, ...]
+    reals: tuple[float, ...] = ()
+    dtype: DType | None = None
+    by_columns: bool = False
+    private: bool = False
+    matrix: int | None = None
+
+    def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
+        """What the op reads and writes when it divides rows, or ``columns``, or is repeated."""
+        return [
+            Touch(tensor, Split.COLUMNS if columns else split, index in self.written, everyone)
+            for index, (tensor, split) in enumerate(zip(self.operands, self.splits, strict=True))
+            if tensor is not None
+        ]
+
+    def results(self) -> set[str]:
+        """Names of the buffers the op writes."""
+        operands = (self.operands[index] for index in self.written)
+        return {tensor.buffer for tensor in operands if tensor is not None}
+
+
+@dataclass(slots=True)
+class Step:
+    """All ops of a graph for one ShapeKey. ``scratch`` gives the bytes of step-local buffers."""
+
+    ops: list[Op] = field(default_factory=list)
+    scratch: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the schedule decided for one op."""
+
+    wait: bool
+    everyone: bool
+    columns: bool
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Placements in op order, and where step-local buffers lie.
+
+    ``shared`` and ``own`` are byte offsets in the scratch memory all workers share and in each
+    worker's own; a buffer is in exactly one of them.
+    """
+
+    placements: tuple[Placement, ...]
+    shared: Mapping[str, int]
+    shared_bytes: int
+    own: Mapping[str, int]
+    own_bytes: int
+
+    @property
+    def barriers(self) -> int:
+        """How often all workers meet in one step."""
+        return sum(placement.wait for placement in self.placements)

@@ -1,0 +1,345 @@
+"""The OpenCL tier: a graph becomes packets, and a step one kernel that walks them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.binding import bind_step
+from accel.opencl.device import TIER, find_device, import_pyopencl
+from accel.opencl.launcher import Mode, Recording, WorkersLost
+from accel.opencl.memory import Allocation
+from accel.opencl.program import Progress, build_program
+from accel.opencl.rules import RULES, lower_graph
+from accel.opencl.runtime import Choices, open_runtime
+from accel.opencl.schedule import schedule_launches, schedule_workers
+from accel.opencl.weights import Layout, repack
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import CodecError, DeviceLost, UnsupportedOp
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+from contract.shape_key import ShapeKey
+from contract.tier import Heap, TierInfo
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""Longest a step may take when the caller sets no deadline of its own."""
+POLL_SECONDS = 20e-6
+SLEPT_SHARE = 0.9
+"""Of the usual duration of a step: asking earlier takes a core from the device's workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight arranged for the products. ``row_bytes`` is the kernel's stride."""
+
+    allocation: Allocation
+    row_bytes: int
+    layout: Layout
+
+
+@dataclass(slots=True, eq=False)
+class OpenClBuffer:
+    """Device memory of one graph buffer.
+
+    A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
+    stored bytes once an op wants them, ``source`` is the host's view of them.
+    """
+
+    name: str
+    nbytes: int
+    heap: Heap
+    allocation: Allocation | None = None
+    source: NDArray[np.uint8] | None = None
+    matrix: Matrix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClKernel:
+    """A kernel file whose code is OpenCL C, built for this device."""
+
+    header: KernelHeader
+    program: Any
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a step has taken lately, so that the host need not ask before it can be done."""
+
+    seconds: float = 0.0
+
+    def note(self, seconds: float) -> None:
+        """One more step took ``seconds``; slow ones count little."""
+        self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class OpenClBatch:
+    """A step's packets in device memory and how to enqueue them.
+
+    ``barriers`` is how often the workers meet in one step.
+    """
+
+    key: ShapeKey
+    packets: int
+    barriers: int
+    recording: Recording
+    pace: Pace
+
+
+@dataclass(slots=True, eq=False)
+class OpenClFence:
+    """Completion of one submission, whose batch lives until then."""
+
+    batch: OpenClBatch
+    event: Any
+    complete: int
+    submitted: float
+
+    @property
+    def done(self) -> bool:
+        """True once every write of the submission is visible to the host."""
+        return bool(self.event.command_execution_status <= self.complete)
+
+
+class OpenClTier:
+    """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
+
+    Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
+    ``progress`` is called with a line before the kernels are compiled.
+    """
+
+    def __init__(
+        self,
+        device: str = "",
+        choices: Choices | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._cl = import_pyopencl()
+        self._choices = choices or Choices()
+        self._runtime = open_runtime(find_device(device), self._choices, progress)
+        self._memory = self._runtime.memory
+        self._buffers: set[OpenClBuffer] = set()
+        self._scratch: Allocation | None = None
+        self._own: Allocation | None = None
+        self._lost = ""
+
+    @property
+    def mode(self) -> Mode:
+        """How packets get executed on this device."""
+        return self._runtime.mode
+
+    @property
+    def used_bytes(self) -> int:
+        """Device memory in use; uploads that stay in host memory count too."""
+        return self._memory.used
+
+    @property
+    def info(self) -> TierInfo:
+        """The device and its driver."""
+        device = self._runtime.device
+        return TierInfo(
+            name=TIER,
+            device=device.name,
+            driver=f"{device.platform}, {device.driver}",
+            arithmetic=f"exact-{ARITHMETIC_VERSION}",
+            opcodes=frozenset(RULES),
+            memory_bytes=device.memory_bytes,
+            host_unified=device.host_unified,
+        )
+
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
+        """Zeroed memory. Raises OutOfMemory naming the buffer."""
+        allocation = self._memory.allocate(decl.name, nbytes)
+        allocation.sent = decl.kind is not BufferKind.OUTPUT
+        allocation.fetched = decl.kind is not BufferKind.REQUEST
+        return self._keep(OpenClBuffer(decl.name, nbytes, heap, allocation))
+
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> OpenClBuffer:
+        """A view of ``data`` where the device reads host memory, else a copy.
+
+        A matrix is arranged for the products as well. Raises OutOfMemory before copying.
+        """
+        buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        if decl.kind is BufferKind.WEIGHT and len(decl.shape) == 2:
+            repacked = repack(decl.dtype, data)
+            allocation = self._memory.adopt(decl.name, repacked.bytes)
+            buffer.matrix = Matrix(allocation, repacked.bytes.shape[-1], repacked.layout)
+            if repacked.layout is Layout.STORED:
+                buffer.allocation = allocation
+        else:
+            buffer.allocation = self._memory.adopt(decl.name, data)
+        return self._keep(buffer)
+
+    def free(self, buffer: OpenClBuffer) -> None:
+        """Release the memory, of which nothing submitted may still be running."""
+        self._buffers.remove(buffer)
+        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
+        for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
+            self._memory.free(allocation)
+
+    def map(self, buffer: OpenClBuffer) -> NDArray[np.uint8]:
+        """The bytes in host memory; a weight's are those it was uploaded from."""
+        if buffer.source is not None:
+            return buffer.source
+        assert buffer.allocation is not None
+        return self._memory.map(buffer.allocation)
+
+    def load_kernel(self, blob: bytes) -> OpenClKernel:
+        """Build a ``.zrt`` file of OpenCL C source that defines a kernel of its name."""
+        header = decode_kernel(blob)
+        if header.target is not GpuTarget.OPENCL_C:
+            raise CodecError(f"kernel {header.name}: target {header.target.name}, not OPENCL_C")
+        try:
+            source = header.code.decode()
+        except UnicodeDecodeError as error:
+            raise CodecError(f"kernel {header.name}: source is not UTF-8 ({error})") from None
+        runtime = self._runtime
+        program = build_program(
+            runtime.context,
+            runtime.device,
+            {f"{header.name}.cl": source},
+            "-cl-std=CL1.2",
+            self._choices.cache,
+        )
+        if header.name not in {kernel.function_name for kernel in program.all_kernels()}:
+            raise CodecError(f"kernel {header.name}: its source defines no kernel of that name")
+        return OpenClKernel(header, program)
+
+    def lower(
+        self, graph: Graph, buffers: Mapping[str, OpenClBuffer], key: ShapeKey
+    ) -> OpenClBatch:
+        """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
+        missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
+        if missing:
+            raise UnsupportedOp(TIER, missing)
+        runtime = self._runtime
+        step = lower_graph(graph, key, runtime.parts)
+        if runtime.mode is Mode.PERSISTENT:
+            schedule = schedule_workers(step, runtime.launcher.workers)
+        else:
+            schedule = schedule_launches(step)
+        self._reserve(schedule.shared_bytes, schedule.own_bytes)
+        packets = bind_step(
+            step,
+            schedule,
+            lambda name: self._stored(buffers[name]).address,
+            lambda name: _matrix(buffers[name]),
+        )
+        place = self._memory.adopt(f"packets of {graph.name}", packets.view(np.uint8))
+        recording = runtime.launcher.record(packets, place.address)
+        batch = OpenClBatch(key, len(packets), schedule.barriers, recording, Pace())
+        weakref.finalize(batch, self._memory.free, place)
+        return batch
+
+    def submit(self, batch: OpenClBatch) -> OpenClFence:
+        """Enqueue the step. Raises DeviceLost once the device has failed."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        cl = self._cl
+        try:
+            self._memory.to_device()
+            event = batch.recording.enqueue()
+            event = self._memory.to_host() or event
+            self._runtime.engine.queue.flush()
+        except cl.Error as error:
+            raise self._fail(f"submitting a step failed: {error}") from None
+        return OpenClFence(batch, event, cl.command_execution_status.COMPLETE, time.monotonic())
+
+    def wait(self, fence: OpenClFence, timeout: float | None = None) -> None:
+        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        pace = fence.batch.pace
+        ahead = fence.submitted + SLEPT_SHARE * pace.seconds - time.monotonic()
+        try:
+            if ahead > 0:
+                time.sleep(min(ahead, seconds))
+            while not fence.done:
+                if time.monotonic() > deadline:
+                    raise self._fail(f"a step did not end within {seconds:g} s")
+                time.sleep(POLL_SECONDS)
+            pace.note(time.monotonic() - fence.submitted)
+            status = fence.event.command_execution_status
+        except self._cl.Error as error:
+            raise self._fail(f"a step failed: {error}") from None
+        if status < 0:
+            raise self._fail(f"a step ended with error {status}")
+        try:
+            self._runtime.launcher.check()
+        except WorkersLost:
+            raise self._fail("workers of a step waited for one another in vain") from None
+
+    def close(self) -> None:
+        """Wait for the device, then free all buffers."""
+        if not self._lost:
+            self._runtime.engine.queue.finish()
+        for buffer in list(self._buffers):
+            self.free(buffer)
+        for allocation in filter(None, (self._scratch, self._own)):
+            self._memory.free(allocation)
+        self._scratch = self._own = None
+        self._runtime.launcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _keep(self, buffer: OpenClBuffer) -> OpenClBuffer:
+        self._buffers.add(buffer)
+        return buffer
+
+    def _fail(self, reason: str) -> DeviceLost:
+        self._lost = f"{self._runtime.device.name}: {reason}"
+        return DeviceLost(self._lost)
+
+    def _stored(self, buffer: OpenClBuffer) -> Allocation:
+        """The bytes of a buffer as the graph declares them."""
+        if buffer.allocation is None:
+            assert buffer.source is not None
+            buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
+        return buffer.allocation
+
+    def _reserve(self, shared_bytes: int, own_bytes: int) -> None:
+        """Grow the scratch memory; batches lowered before follow it."""
+        runtime = self._runtime
+        place = runtime.engine.scratch
+        own_total = own_bytes * runtime.launcher.workers
+        self._scratch = self._grown("scratch", self._scratch, shared_bytes)
+        self._own = self._grown("workers' scratch", self._own, own_total)
+        workers = runtime.launcher.workers
+        per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
+        found = (self._scratch.address, self._own.address, per_worker)
+        if (place.shared, place.own, place.own_bytes) != found:
+            place.shared, place.own, place.own_bytes = found
+            place.version += 1
+
+    def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
+        if current is not None and current.nbytes >= nbytes:
+            return current
+        if current is not None:
+            self._runtime.engine.queue.finish()
+            self._memory.free(current)
+        return self._memory.allocate(what, nbytes)
+
+
+OWN_ALIGNMENT = 256
+
+
+def _matrix(buffer: OpenClBuffer) -> tuple[int, int, Layout]:
+    matrix = buffer.matrix
+    assert matrix is not None, f"{buffer.name} is not a matrix"
+    return matrix.allocation.address, matrix.row_bytes, matrix.layout

@@ -1,0 +1,66 @@
+"""OpenCL tiers for the tests, one kernel cache for all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accel.opencl.device import Device, find_device
+from accel.opencl.launcher import Mode
+from accel.opencl.runtime import Choices
+from accel.opencl.tier import OpenClTier
+from contract.errors import TierUnavailable
+
+OpenTier = Callable[..., OpenClTier]
+
+WAYS = {
+    "persistent": Choices(mode=Mode.PERSISTENT),
+    "one-worker": Choices(mode=Mode.PERSISTENT, threads=1),
+    "launch": Choices(mode=Mode.LAUNCH),
+    "banked": Choices(shared_addresses=False),
+    "banked-launch": Choices(mode=Mode.LAUNCH, shared_addresses=False),
+    "integer-remedies": Choices(native_arithmetic=False),
+}
+"""Every way the tier can run on a CPU device."""
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """The first OpenCL device. Skips where there is none; under CI that is a failure."""
+    try:
+        return find_device()
+    except TierUnavailable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of built programs."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def open_opencl(device: Device, kernel_cache: Path) -> Iterator[OpenTier]:
+    """``open_opencl(**choices)`` opens a tier that is closed after the test."""
+    opened: list[OpenClTier] = []
+
+    def open_it(**choices: object) -> OpenClTier:
+        tier = OpenClTier(choices=replace(Choices(cache=kernel_cache), **choices))
+        opened.append(tier)
+        return tier
+
+    yield open_it
+    for tier in opened:
+        tier.close()
+
+
+@pytest.fixture
+def tier(open_opencl: OpenTier) -> OpenClTier:
+    """A tier as a user gets it."""
+    return open_opencl()

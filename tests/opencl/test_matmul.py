@@ -1,0 +1,257 @@
+"""Matrix products of the OpenCL tier: every code path of every format, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
+from reference.quant import FORMATS
+from reference.quant.dot import matmul
+
+pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
+
+from accel.opencl.cpu_flags import has_cpu_flag
+from accel.opencl.device import find_devices
+from accel.opencl.packets import ABSENT, OPS, PACKET
+from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.weights import LANES, Layout, header_bytes, repack
+from contract.errors import TierUnavailable
+
+ENTRY = """
+__kernel void one_packet(ulong packet, uint op) {
+    const MEMORY_MAP map = {0, 0};
+    const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
+    const uint worker = get_global_id(0), workers = get_global_size(0);
+    if (op == 0) op_quantize_activation(&map, p, worker, workers);
+    if (op == 1) op_matmul(&map, p, worker, workers);
+    if (op == 2) op_embed(&map, p, worker, workers);
+}
+"""
+KERNEL_OPS = ("quantize_activation", "matmul", "embed")
+UNWRITTEN = np.float32(12345.0)
+INTEGER_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which code a build holds: macros to undefine, and build options."""
+
+    hidden: tuple[str, ...]
+    vnni: bool
+    group_size: int
+
+
+VARIANTS = {
+    "vnni": Variant((), True, 1),
+    "avx512": Variant(("__AVX512VNNI__",), False, 1),
+    "avx2": Variant(("__AVX512BW__",), False, 1),
+    "portable": Variant(("__AVX512BW__", "__AVX2__"), False, 1),
+    "work_items": Variant((), False, 64),
+}
+
+
+def _cpu_device():
+    try:
+        devices = [device for device in find_devices() if device.is_cpu]
+    except TierUnavailable as error:
+        pytest.skip(str(error))
+    if not devices:
+        pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
+    return devices[0]
+
+
+class Products:
+    """One build of the product kernels, run on arrays of this process."""
+
+    def __init__(self, variant: Variant) -> None:
+        import pyopencl as cl
+
+        device = _cpu_device()
+        if variant.vnni and not (device.is_pocl and has_cpu_flag("avx512_vnni")):
+            pytest.skip("this processor has no AVX-512 VNNI")
+        context = cl.Context([device.handle])
+        self._queue = cl.CommandQueue(context)
+        files = {
+            "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
+            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
+            "one_packet.cl": ENTRY,
+        }
+        options = (
+            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
+            f"-DATTENTION_QUERIES=1 -DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
+        )
+        program = build_program(context, device, files, options, None)
+        self._kernel = program.one_packet
+
+    def run(self, op: str, packet: np.ndarray, workers: int) -> None:
+        number = np.uint32(KERNEL_OPS.index(op))
+        self._kernel(self._queue, (workers,), (1,), np.uint64(packet.ctypes.data), number)
+        self._queue.finish()
+
+    def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
+        """x @ W.T with ``workers`` workers; checks that nothing beside the result is written."""
+        tokens, columns = x.shape
+        weight = repack(dtype, blocks)
+        assert (weight.rows, weight.columns) == (len(blocks), columns)
+        y = np.full((tokens, len(blocks) + 5), UNWRITTEN)
+        inputs = [x, None, None]
+        if dtype.storage is not StorageClass.FLOAT:
+            inputs = self.quantize(x, workers)
+        sizes = (tokens, len(blocks), columns)
+        packet = _packet("matmul", (*inputs, weight.bytes, y), sizes, dtype, weight.layout)
+        self.run("matmul", packet, workers)
+        assert (y[:, len(blocks) :] == UNWRITTEN).all()
+        return y[:, : len(blocks)]
+
+    def quantize(self, x: np.ndarray, workers: int) -> list[np.ndarray | None]:
+        tokens, columns = x.shape
+        segments = -(-columns // 256)
+        parts: list[np.ndarray | None] = [
+            np.full((tokens, segments * 256), 77, np.int16),
+            np.full((tokens, segments), 77, np.float32),
+            np.full((tokens, segments * 8), 77, np.uint32),
+        ]
+        packet = _packet("quantize_activation", (x, *parts), (tokens, columns))
+        self.run("quantize_activation", packet, workers)
+        return parts
+
+    def embed(self, weight, dtype: DType, tokens: np.ndarray) -> np.ndarray:
+        y = np.empty((len(tokens), weight.columns), np.float32)
+        query = tokens.astype(np.int32)[:, None].copy()
+        sizes = (len(tokens), weight.columns)
+        packet = _packet("embed", (query, weight.bytes, y), sizes, dtype, weight.layout)
+        self.run("embed", packet, 1)
+        return y
+
+
+def _packet(name, operands, sizes, dtype=None, layout=Layout.STORED) -> np.ndarray:
+    packet = np.zeros(1, PACKET)
+    packet["op"] = OPS.index(name)
+    packet["operand"] = ABSENT
+    for index, array in enumerate(operands):
+        if array is not None:
+            packet["operand"][0, index] = array.ctypes.data
+            packet["stride"][0, index] = array.shape[-1]
+    packet["size"][0, : len(sizes)] = sizes
+    packet["dtype"] = dtype.ggml_id if dtype is not None else 0
+    packet["layout"] = layout
+    return packet
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def products(request) -> Products:
+    return Products(VARIANTS[request.param])
+
+
+def _random_blocks(rng: np.random.Generator, dtype: DType, rows: int, columns: int) -> np.ndarray:
+    """Any bytes, but with scales below 2 so that no product overflows binary32."""
+    if dtype.storage is StorageClass.FLOAT:
+        values = rng.standard_normal((rows, columns)) * rng.choice([1e-6, 1.0, 1e4], (rows, 1))
+        return FORMATS[dtype].quantize(values.astype(np.float32))
+    blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), np.uint8)
+    parts = blocks.reshape(rows, -1, dtype.block_bytes)
+    for offset in FORMATS[dtype].scale_offsets:
+        parts[..., offset + 1] &= 0xBF
+    return blocks
+
+
+def _random_activations(rng: np.random.Generator, tokens: int, columns: int) -> np.ndarray:
+    x = rng.standard_normal((tokens, columns)) * rng.choice([1e-3, 1.0, 500.0], (tokens, 1))
+    x[rng.random((tokens, columns)) < 0.02] *= 100
+    x[:, rng.random(columns) < 0.1] = 0
+    return x.astype(np.float32)
+
+
+@st.composite
+def shapes(draw):
+    """A format, rows, columns, tokens, workers and a seed; columns of any number of blocks."""
+    dtype = draw(st.sampled_from(WEIGHT_DTYPES))
+    step = dtype.block_elements
+    columns = step * draw(st.integers(1, 2600 // step))
+    rows, tokens = draw(st.integers(1, 70)), draw(st.integers(1, 9) | st.integers(1, 70))
+    return dtype, rows, columns, tokens, draw(st.integers(1, 3)), draw(st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes())
+@example(shape=(WEIGHT_DTYPES[4], 33, 1536, 100, 2, 1))
+def test_product_equals_definition(products: Products, shape) -> None:
+    """All formats, rows that fill no group, short segments and spans, one token or many."""
+    dtype, rows, columns, tokens, workers, seed = shape
+    rng = np.random.default_rng(seed)
+    blocks = _random_blocks(rng, dtype, rows, columns)
+    x = _random_activations(rng, tokens, columns)
+    got = products.matmul(blocks, dtype, x, workers)
+    assert (got == matmul(blocks, dtype, x)).all()
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_long_rows(products: Products, dtype: DType, tokens: int) -> None:
+    """More columns than a worker rearranges at a time, ending in a short span and segment."""
+    rng = np.random.default_rng(tokens)
+    columns = 8192 + 1024 + (256 if dtype.block_elements == 256 else 288)
+    blocks = _random_blocks(rng, dtype, 35, columns)
+    x = _random_activations(rng, tokens, columns)
+    assert (products.matmul(blocks, dtype, x, 2) == matmul(blocks, dtype, x)).all()
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_broken_token_disturbs_no_other(products: Products, dtype: DType, tokens: int) -> None:
+    """An infinity makes every output of its own token NaN or infinite and changes no other."""
+    rng = np.random.default_rng(7)
+    blocks = _random_blocks(rng, dtype, 20, 512)
+    x = _random_activations(rng, tokens, 512)
+    x[1, 300] = np.inf
+    got, expected = products.matmul(blocks, dtype, x, 2), matmul(blocks, dtype, x)
+    others = np.arange(tokens) != 1
+    assert not np.isfinite(got[1]).any()
+    assert (got[others] == expected[others]).all()
+
+
+@pytest.mark.parametrize("dtype", INTEGER_DTYPES, ids=str)
+def test_largest_magnitudes(products: Products, dtype: DType) -> None:
+    """Every integer at its extreme: no sum leaves int32 and no saturating instruction saturates."""
+    x = np.full((4, 512), 2047.0, np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
+    x[2, ::2] *= -1
+    blocks = np.full((2, dtype.row_bytes(512)), 0xFF, np.uint8)
+    blocks[1] = 0
+    parts = blocks.reshape(2, -1, dtype.block_bytes)
+    for offset in FORMATS[dtype].scale_offsets:
+        parts[..., offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
+    if dtype.name == "q6_k":
+        parts[..., 192:208] = 0x80
+    for tokens in (1, 4):
+        got = products.matmul(blocks, dtype, x[:tokens], 1)
+        assert (got == matmul(blocks, dtype, x[:tokens])).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes())
+def test_embedding_reads_either_layout(products: Products, shape) -> None:
+    """A row of a table arranged for the products is the row the model file holds."""
+    dtype, rows, columns, tokens, _, seed = shape
+    rng = np.random.default_rng(seed)
+    blocks = _random_blocks(rng, dtype, rows, columns)
+    ids = rng.integers(0, rows, tokens)
+    got = products.embed(repack(dtype, blocks), dtype, ids)
+    assert (got == FORMATS[dtype].dequantize(blocks[ids])).all()
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+def test_arranged_weight_takes_no_more_memory(dtype: DType) -> None:
+    """Beside rows of padding, at most one half vector a row group."""
+    blocks = np.zeros((3 * LANES, dtype.row_bytes(768)), np.uint8)
+    weight = repack(dtype, blocks)
+    assert weight.bytes.nbytes <= blocks.nbytes + 3 * 32
+    if dtype.storage is StorageClass.FLOAT:
+        assert weight.bytes is blocks
+    else:
+        assert header_bytes(dtype, 768) % 64 == 0
+        assert weight.layout is Layout.LANES

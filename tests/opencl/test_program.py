@@ -1,0 +1,126 @@
+"""Building programs, and keeping them on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.opencl.device import Device
+from accel.opencl.program import OPS, BuildError, build_program, source_of, step_files
+
+cl = pytest.importorskip("pyopencl")
+
+FILES = {"one.cl": "__kernel void one(__global int *x) { x[0] = 1; }\n"}
+OPTIONS = "-cl-std=CL1.2"
+Build = Callable[..., list[str]]
+
+
+@pytest.fixture
+def build(device: Device, tmp_path: Path) -> Build:
+    """``build(files, options)`` builds with a cache and returns what progress was told."""
+    context = cl.Context([device.handle])
+
+    def run(files: dict[str, str] = FILES, options: str = OPTIONS) -> list[str]:
+        told: list[str] = []
+        program = build_program(context, device, files, options, tmp_path, told.append)
+        assert program.all_kernels()
+        return told
+
+    return run
+
+
+def test_second_build_comes_from_the_cache(build: Build, tmp_path: Path) -> None:
+    """Progress is told of a compilation, and nothing is compiled twice."""
+    assert len(build()) == 1
+    assert build() == []
+    assert len(list(tmp_path.glob("*.bin"))) == 1
+
+
+def test_source_and_options_are_part_of_the_key(build: Build, tmp_path: Path) -> None:
+    """Another source or another option is another entry."""
+    build()
+    assert len(build({"one.cl": FILES["one.cl"] + "\n"})) == 1
+    assert len(build(options=OPTIONS + " -DX=1")) == 1
+    assert len(list(tmp_path.glob("*.bin"))) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "foreign"])
+def test_a_damaged_entry_is_compiled_again_and_replaced(
+    build: Build, tmp_path: Path, damage: str
+) -> None:
+    """Whatever a crash or a full disk left is ignored, then overwritten."""
+    build()
+    (entry,) = tmp_path.glob("*.bin")
+    good = entry.read_bytes()
+    bad = {
+        "empty": b"",
+        "truncated": good[: len(good) // 2],
+        "flipped": good[:-1] + bytes([good[-1] ^ 1]),
+        "foreign": b"something else entirely",
+    }[damage]
+    entry.write_bytes(bad)
+    assert len(build()) == 1
+    assert entry.read_bytes() != bad
+    assert build() == []
+
+
+def test_an_entry_the_driver_refuses_is_replaced(build: Build, tmp_path: Path) -> None:
+    """A well-formed entry whose binary is not one of this driver's."""
+    from accel.opencl import program
+
+    build()
+    (entry,) = tmp_path.glob("*.bin")
+    program._write(entry, b"not a program of this driver")
+    assert len(build()) == 1
+    assert build() == []
+
+
+def test_an_unwritable_cache_only_costs_time(device: Device, tmp_path: Path) -> None:
+    """A cache that is a file is no folder: the program is built all the same."""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    context = cl.Context([device.handle])
+    assert build_program(context, device, FILES, OPTIONS, blocked).all_kernels()
+
+
+def test_two_processes_fill_one_cache(device: Device, tmp_path: Path) -> None:
+    """Both succeed, one entry remains, no partial file does."""
+    code = (
+        "import sys, pathlib, pyopencl as cl\n"
+        "from accel.opencl.device import find_device\n"
+        "from accel.opencl.program import build_program\n"
+        "device = find_device()\n"
+        f"build_program(cl.Context([device.handle]), device, {FILES!r}, {OPTIONS!r}, "
+        "pathlib.Path(sys.argv[1]))\n"
+    )
+    root = Path(__file__).parents[2]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root) for _ in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".bin"]
+
+
+def test_a_rejected_kernel_is_named_with_the_compilers_words(build: Build) -> None:
+    """The error names the file the fault is in, and holds the log."""
+    broken = {**FILES, "two.cl": "__kernel void two(void) { undeclared = 1; }"}
+    with pytest.raises(BuildError, match=r"two\.cl") as caught:
+        build(broken)
+    assert "undeclared" in caught.value.log
+
+
+def test_lines_of_the_program_are_counted_per_file() -> None:
+    """A compiler reports places in the files of the repository."""
+    assert source_of({"a.cl": "x", "b.cl": "y"}) == '#line 1 "a.cl"\nx\n#line 1 "b.cl"\ny\n'
+
+
+def test_every_op_has_its_file() -> None:
+    """One op, one file of the same name; the parts of a reduction share one."""
+    text = step_files()
+    for name in OPS:
+        file = f"{name.removesuffix('_part')}.cl"
+        assert f"op_{name}(" in text[file] or f"DEFINE_ELEMENTWISE({name}," in text[file]

@@ -1,0 +1,134 @@
+"""Barriers, private work and scratch memory, checked by an independent walk over the packets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.opencl.rules import lower_graph
+from accel.opencl.schedule import ALIGNMENT, schedule_launches, schedule_workers
+from accel.opencl.step import Op, Schedule, Split, Step, Tensor
+from contract.shape_key import ShapeKey
+from reference.model.families.tensors import Limits
+from reference.model.open import open_model
+from tests.contract.graphs import decoder
+
+KEYS = [ShapeKey(1, 1), ShapeKey(3, 2), ShapeKey(64, 1), ShapeKey(513, 5), ShapeKey(0, 0)]
+WORKERS = 3
+LAYERS = 4
+
+
+def _owners(tensor: Tensor, split: Split, rows: int) -> np.ndarray:
+    """Which worker owns each column (or row) of the tensor; -1 where anyone may touch it."""
+    if split is Split.ANY:
+        return np.full((1, 1), -1)
+    if split is Split.COLUMNS:
+        return (np.arange(tensor.columns) * WORKERS // max(tensor.columns, 1))[None, :]
+    return (np.arange(max(rows, 1)) * WORKERS // max(rows, 1))[:, None]
+
+
+def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
+    """Elements one worker touches after another wrote them, or the reverse, with no barrier."""
+    found = []
+    seen: list[tuple[str, Tensor, np.ndarray, bool, bool]] = []
+    for op, placement in zip(step.ops, schedule.placements, strict=True):
+        if placement.wait:
+            seen = []
+        for touch in op.touches(placement.columns, placement.everyone):
+            tensor = touch.tensor
+            if tensor.buffer in schedule.own:
+                continue
+            split = Split.ANY if placement.everyone else touch.split
+            grid = np.broadcast_to(_owners(tensor, split, rows), (rows, max(tensor.columns, 1)))
+            for name, other, other_grid, other_writes, other_all in seen:
+                if other.buffer != tensor.buffer or not (touch.writes or other_writes):
+                    continue
+                if other_all and other_writes and not touch.writes:
+                    continue
+                low, high = max(tensor.start, other.start), min(tensor.stop, other.stop)
+                if low >= high:
+                    continue
+                mine = grid[:, low - tensor.start : high - tensor.start]
+                theirs = other_grid[:, low - other.start : high - other.start]
+                if (mine != theirs).any() or (mine < 0).any():
+                    found.append(f"{name} and {op.name} meet in {tensor.buffer}")
+            seen.append((op.name, tensor, grid, touch.writes, placement.everyone))
+    return found
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_no_worker_meets_what_another_touched(key: ShapeKey) -> None:
+    """Every conflict between two ops has a barrier in between."""
+    step = lower_graph(decoder(LAYERS), key, WORKERS)
+    assert _races(step, schedule_workers(step, WORKERS)) == []
+
+
+def test_a_missing_barrier_is_noticed() -> None:
+    """The negative control of the walk above: taking any one barrier away makes a race."""
+    step = lower_graph(decoder(LAYERS), ShapeKey(3, 2), WORKERS)
+    schedule = schedule_workers(step, WORKERS)
+    for index, placement in enumerate(schedule.placements):
+        if not placement.wait:
+            continue
+        placements = list(schedule.placements)
+        placements[index] = type(placement)(False, placement.everyone, placement.columns, 0)
+        broken = Schedule(
+            tuple(placements), schedule.shared, schedule.shared_bytes, schedule.own, 0
+        )
+        assert _races(step, broken), f"without barrier before op {index}"
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize("launches", [True, False])
+def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool) -> None:
+    """Two buffers of one level (for a worker's own memory: of one op) never share a byte."""
+    step = lower_graph(decoder(LAYERS), key, WORKERS)
+    schedule = schedule_launches(step) if launches else schedule_workers(step, WORKERS)
+    spans: dict[str, tuple[int, int]] = {}
+    for index, (op, placement) in enumerate(zip(step.ops, schedule.placements, strict=True)):
+        for tensor in op.operands:
+            if tensor is not None and tensor.buffer in step.scratch:
+                now = index if tensor.buffer in schedule.own else placement.level
+                first, last = spans.get(tensor.buffer, (now, now))
+                spans[tensor.buffer] = (min(first, now), max(last, now))
+    for arena, nbytes in ((schedule.shared, schedule.shared_bytes), (schedule.own, None)):
+        for name, offset in arena.items():
+            assert offset % ALIGNMENT == 0
+            assert nbytes is None or offset + step.scratch[name] <= nbytes
+            for other, other_offset in arena.items():
+                together = spans[name][0] <= spans[other][1] and spans[other][0] <= spans[name][1]
+                if other != name and together and step.scratch[name] and step.scratch[other]:
+                    apart = (
+                        offset + step.scratch[name] <= other_offset
+                        or other_offset + step.scratch[other] <= offset
+                    )
+                    assert apart, f"{name} and {other} overlap"
+
+
+def test_a_decode_layer_costs_five_barriers(synthetic_model: Callable[..., Path]) -> None:
+    """Projections, attention, its output, gate and up, down: nothing else waits."""
+    barriers = []
+    for layers in (2, 5):
+        path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=layers)
+        graph = open_model(path).graph(Limits(slots=2, context=64, pages=8))
+        step = lower_graph(graph, ShapeKey(1, 1), WORKERS)
+        barriers.append(schedule_workers(step, WORKERS).barriers)
+    assert barriers[1] - barriers[0] == 3 * 5
+
+
+def test_one_worker_keeps_no_private_copies() -> None:
+    """Alone there is nobody to save a barrier for."""
+    step = lower_graph(decoder(), ShapeKey(1, 1), 1)
+    assert schedule_workers(step, 1).own == {}
+
+
+def test_everyone_writing_shared_memory_bars_a_second_writer() -> None:
+    """A worker still repeating an old write must not undo a newer one."""
+    page = Tensor("state", 0, 4, 4)
+    source = Tensor("x", 0, 4, 4)
+    write = Op("add", (source, page), (Split.ROWS, Split.ROWS), (1,), (1, 4), private=True)
+    step = Step([write, write])
+    assert [p.wait for p in schedule_workers(step, WORKERS).placements] == [False, True]

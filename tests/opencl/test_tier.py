@@ -1,0 +1,302 @@
+"""The OpenCL tier behind the contract: memory, kernels, errors, deadlines, ways of executing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from accel.opencl import runtime as runtime_module
+from accel.opencl.device import Device
+from accel.opencl.launcher import Engine, Mode, PersistentLauncher, WorkersLost
+from accel.opencl.packets import OPS, PACKET
+from accel.opencl.program import BuildError
+from accel.opencl.rules import RULES
+from accel.opencl.runtime import Choices, open_runtime
+from accel.opencl.tier import OpenClTier
+from contract.dtypes import F32, I32, Q8_0
+from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.kernel import GpuTarget, KernelHeader, encode_kernel
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+from tests.opencl.conftest import WAYS, OpenTier
+from tests.quant.samples import random_blocks
+
+cl = pytest.importorskip("pyopencl")
+
+KEY = ShapeKey(3, 0)
+WIDTH = 40
+STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
+
+
+def doubling() -> Graph:
+    """y = (x + x) * x."""
+    builder = GraphBuilder("doubling")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+    total = builder.emit(Opcode.ADD, a=x, b=x)
+    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
+    return builder.build()
+
+
+def run_doubling(tier: OpenClTier, rounds: int = 1) -> None:
+    """Replays one batch with new inputs and checks every result."""
+    graph = doubling()
+    nbytes = KEY.tokens * WIDTH * 4
+    x = tier.alloc(graph.buffers["x"], nbytes, Heap.HOST_VISIBLE)
+    y = tier.alloc(graph.buffers["y"], nbytes, Heap.BAR)
+    batch = tier.lower(graph, {"x": x, "y": y}, KEY)
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):
+        values = rng.standard_normal(KEY.tokens * WIDTH, dtype=np.float32)
+        tier.map(x).view(np.float32)[:] = values
+        fence = tier.submit(batch)
+        tier.wait(fence)
+        assert fence.done
+        assert np.array_equal(tier.map(y).view(np.float32), (values + values) * values)
+    tier.free(x)
+    tier.free(y)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_replays_read_new_inputs(open_opencl: OpenTier, way: str) -> None:
+    """One batch, many submissions: what the host writes is seen by the next one."""
+    chosen = WAYS[way]
+    tier = open_opencl(
+        **{name: getattr(chosen, name) for name in Choices.__slots__[:3]},
+        shared_addresses=chosen.shared_addresses,
+        native_arithmetic=chosen.native_arithmetic,
+    )
+    assert chosen.mode in (Mode.AUTO, tier.mode)
+    run_doubling(tier, rounds=5)
+
+
+def test_info_names_device_and_opcodes(tier: OpenClTier, device: Device) -> None:
+    """What a conformance package records."""
+    info = tier.info
+    assert (info.name, info.device) == ("opencl", device.name)
+    assert device.driver in info.driver
+    assert info.opcodes == frozenset(RULES)
+    assert info.arithmetic == "exact-1"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_is_zeroed_and_state_is_kept(open_opencl: OpenTier, shared: bool) -> None:
+    """Mapped state keeps what the host wrote over a submission that does not touch it."""
+    tier = open_opencl(shared_addresses=shared)
+    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    assert not tier.map(state).any()
+    tier.map(state)[:] = 7
+    run_doubling(tier)
+    assert (tier.map(state) == 7).all()
+    tier.free(state)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_upload_holds_the_bytes(open_opencl: OpenTier, shared: bool) -> None:
+    """A weight's bytes can be read back, and where memory is shared they are the caller's."""
+    tier = open_opencl(shared_addresses=shared)
+    data = random_blocks(Q8_0, 64, 256, 5)
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
+    buffer = tier.upload(decl, data)
+    assert np.array_equal(tier.map(buffer).reshape(data.shape), data)
+    assert np.shares_memory(tier.map(buffer), data)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_out_of_memory_says_need_and_have(open_opencl: OpenTier, shared: bool) -> None:
+    """Nothing is allocated when it does not fit, and what was freed can be had again."""
+    limit = 100 << 20
+    tier = open_opencl(shared_addresses=shared, memory_bytes=limit)
+    before = tier.used_bytes
+    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
+        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    assert caught.value.free == limit - before - (60 << 20)
+    decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
+    with pytest.raises(OutOfMemory, match="w: need"):
+        tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
+    tier.free(first)
+    assert tier.used_bytes == before
+    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_dropped_batches_give_their_memory_back(open_opencl: OpenTier, shared: bool) -> None:
+    """A variant that is forgotten leaves nothing behind."""
+    tier = open_opencl(shared_addresses=shared)
+    run_doubling(tier)
+    before = tier.used_bytes
+    for _ in range(5):
+        run_doubling(tier)
+    assert tier.used_bytes == before
+
+
+def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
+    """A batch lowered for a small step still runs after a large one moved the scratch memory."""
+    tier = open_opencl()
+    graph = doubling()
+    buffers = {
+        name: tier.alloc(graph.buffers[name], 2000 * WIDTH * 4, Heap.HOST_VISIBLE)
+        for name in ("x", "y")
+    }
+    small = tier.lower(graph, buffers, ShapeKey(2, 0))
+    tier.lower(graph, buffers, ShapeKey(2000, 0))
+    tier.map(buffers["x"]).view(np.float32)[:] = 3
+    tier.wait(tier.submit(small))
+    assert (tier.map(buffers["y"]).view(np.float32)[: 2 * WIDTH] == 18).all()
+
+
+def test_unsupported_opcodes_are_named(tier: OpenClTier) -> None:
+    """Lowering refuses what there is no kernel for before anything runs."""
+    builder = GraphBuilder("gated norm")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
+    weight = builder.buffer("w", BufferKind.WEIGHT, F32, (8,), "w")
+    y = builder.output("y", "tokens", 8)
+    builder.emit(Opcode.SSM_GATED_NORM, x=x, gate=x, weight=weight, y=y, eps=0.1, heads=1)
+    with pytest.raises(UnsupportedOp, match="SSM_GATED_NORM"):
+        tier.lower(builder.build(), {}, KEY)
+
+
+def _kernel(source: str, target: GpuTarget = GpuTarget.OPENCL_C) -> bytes:
+    return encode_kernel(KernelHeader("copy", target, source.encode()))
+
+
+def test_kernel_files_are_built(tier: OpenClTier) -> None:
+    """A .zrt file of OpenCL C becomes a kernel of its name."""
+    source = "__kernel void copy(__global int *x) { x[0] = x[1]; }"
+    kernel = tier.load_kernel(_kernel(source))
+    assert kernel.header.name == "copy"
+
+
+def test_bad_kernel_files_are_refused(tier: OpenClTier) -> None:
+    """Another target, no kernel of the name, and source the compiler rejects."""
+    with pytest.raises(CodecError, match="target GFX1201"):
+        tier.load_kernel(
+            encode_kernel(KernelHeader("copy", GpuTarget.GFX1201, bytes(256), rsrc2=0))
+        )
+    with pytest.raises(CodecError, match="defines no kernel"):
+        tier.load_kernel(_kernel("__kernel void other(void) {}"))
+    with pytest.raises(CodecError, match="UTF-8"):
+        tier.load_kernel(encode_kernel(KernelHeader("copy", GpuTarget.OPENCL_C, b"\xff")))
+    with pytest.raises(BuildError, match=r"copy\.cl"):
+        tier.load_kernel(_kernel("__kernel void copy(void) { nonsense; }"))
+
+
+def _never_done(tier: OpenClTier, status: int) -> object:
+    graph = doubling()
+    buffers = {
+        name: tier.alloc(graph.buffers[name], 4096, Heap.HOST_VISIBLE) for name in ("x", "y")
+    }
+    fence = tier.submit(tier.lower(graph, buffers, KEY))
+    tier.wait(fence)
+    return replace(fence, event=SimpleNamespace(command_execution_status=status))
+
+
+def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
+    """A step that does not end is an error, and nothing can be submitted afterwards."""
+    fence = _never_done(tier, cl.command_execution_status.RUNNING)
+    with pytest.raises(DeviceLost, match=r"did not end within 0\.01 s"):
+        tier.wait(fence, timeout=0.01)
+    with pytest.raises(DeviceLost, match="did not end"):
+        tier.submit(fence.batch)
+
+
+def test_a_failed_step_is_a_lost_device(tier: OpenClTier) -> None:
+    """A negative event status is an error of the device."""
+    fence = _never_done(tier, -14)
+    with pytest.raises(DeviceLost, match="error -14"):
+        tier.wait(fence)
+
+
+def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
+    """Close frees everything; a second one has nothing to do."""
+    tier = open_opencl()
+    tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    tier.close()
+    tier.close()
+    assert tier.used_bytes == 0
+
+
+def _engine(device: Device, choices: Choices) -> Engine:
+    return open_runtime(device, replace(choices, mode=Mode.PERSISTENT)).engine
+
+
+def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
+    """More groups than the device runs at once: they stop, say so, and the next step is sound."""
+    if not device.is_cpu:
+        pytest.skip("how many groups an accelerator runs at once is not known")
+    engine = _engine(device, Choices(cache=kernel_cache))
+    packets = np.zeros(2, PACKET)
+    packets["op"] = OPS.index("verify_k")
+    packets["wait"] = 1
+    place = engine.memory.adopt("packets", packets.view(np.uint8))
+    too_many = PersistentLauncher(engine, 8 * device.compute_units, 1, spin_limit=1 << 16)
+    too_many.record(packets, place.address).enqueue().wait()
+    with pytest.raises(WorkersLost):
+        too_many.check()
+    too_many.check()
+    few = PersistentLauncher(engine, 1, 1)
+    few.record(packets, place.address).enqueue().wait()
+    few.check()
+
+
+def test_probe_failure_falls_back_to_launches(
+    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where workers do not run at once the tier launches packets one by one."""
+    monkeypatch.setattr(runtime_module, "PROBE_SPIN_LIMIT", 1)
+    monkeypatch.setattr(PersistentLauncher, "check", _lost)
+    tier = open_opencl()
+    assert tier.mode is Mode.LAUNCH
+    run_doubling(tier)
+
+
+def _lost(launcher: PersistentLauncher) -> None:
+    raise WorkersLost
+
+
+def test_lost_workers_are_a_lost_device(
+    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a run it is an error, since the step's results are incomplete."""
+    tier = open_opencl(mode=Mode.PERSISTENT)
+    monkeypatch.setattr(PersistentLauncher, "check", _lost)
+    with pytest.raises(DeviceLost, match="waited for one another in vain"):
+        run_doubling(tier)
+
+
+def test_int_operands_only(tier: OpenClTier) -> None:
+    """A graph without any activation lowers and runs."""
+    builder = GraphBuilder("verify")
+    draft = builder.buffer("draft", BufferKind.REQUEST, I32, ("rows", 4))
+    out = builder.output("accepted", "rows", dtype=I32)
+    builder.emit(Opcode.VERIFY_K, draft=draft, target=draft, accepted=out)
+    graph = builder.build()
+    buffers = {
+        name: tier.alloc(decl, 64, Heap.HOST_VISIBLE) for name, decl in graph.buffers.items()
+    }
+    tier.wait(tier.submit(tier.lower(graph, buffers, ShapeKey(0, 2))))
+    assert tier.map(buffers["accepted"]).view(np.int32)[:2].tolist() == [4, 4]
+
+
+def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger share per worker is told to the kernels even if the memory kept its address."""
+    place = tier._runtime.engine.scratch
+    tier._reserve(256, 256)
+    address, version = tier._own.address, place.version
+    grown = tier._grown
+
+    def at_the_same_address(what, current, nbytes):
+        allocation = grown(what, current, nbytes)
+        if what != "scratch":
+            allocation.address = address
+        return allocation
+
+    monkeypatch.setattr(tier, "_grown", at_the_same_address)
+    tier._reserve(256, 4096)
+    assert place.own_bytes >= 4096
+    assert place.version > version
