@@ -225,7 +225,7 @@ def _layout(value: Any, indent: str) -> str:
 
 def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None) -> list[str]:
     """One message for every prompt whose logits are not the stored ones; empty when all agree."""
-    golden, problems = _load(folder / DEFAULT_MODEL)
+    golden, problems = load_golden(folder / DEFAULT_MODEL)
     if _sha256(model_path) != golden["file"]:
         return [f"{golden['model']}: {model_path} is not the file the goldens were written from"]
     model = open_model(model_path)
@@ -246,28 +246,36 @@ def check_synthetic(
     folder: Path, tier: Tier | None = None, progress: Progress | None = None
 ) -> list[str]:
     """One message for every synthetic model and thing that is not as stored."""
-    golden, problems = _load(folder / SYNTHETIC)
+    golden, problems = load_golden(folder / SYNTHETIC)
     progress = progress or NullProgress()
     progress.start("checking synthetic goldens", len(golden["models"]), "model")
     with tier or CpuTier() as used:
         for entry in golden["models"]:
-            widths = entry["spec"]["feed_forward"]
-            widths = tuple(widths) if isinstance(widths, list) else widths
-            spec = SynthSpec(**{**entry["spec"], "feed_forward": widths})
-            result = synthetic_golden(spec, used)
-            for part in ("file", "graph", "tokens"):
-                if result[part] != entry[part]:
-                    problems.append(
-                        f"{spec.name}: {part} is {result[part]}, stored is {entry[part]}"
-                    )
-            problems += _first_difference(spec.name, entry, result)
+            problems += check_synthetic_model(entry, used)
             progress.advance(1)
     progress.close()
     return problems
 
 
-def _load(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A golden file, and what of its header does not fit this build."""
+def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
+    """What of one stored synthetic model is not as ``tier`` computes it now."""
+    widths = entry["spec"]["feed_forward"]
+    widths = tuple(widths) if isinstance(widths, list) else widths
+    spec = SynthSpec(**{**entry["spec"], "feed_forward": widths})
+    result = synthetic_golden(spec, tier)
+    problems = [
+        f"{spec.name}: {part} is {result[part]}, stored is {entry[part]}"
+        for part in ("file", "graph", "tokens")
+        if result[part] != entry[part]
+    ]
+    return problems + _first_difference(spec.name, entry, result)
+
+
+def load_golden(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """A golden file, and what of its header does not fit this build.
+
+    Raises ConfigError when it cannot be read.
+    """
     try:
         golden = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

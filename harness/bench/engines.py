@@ -79,6 +79,10 @@ class TierEngine:
     def encode(self, text: str) -> list[int]:
         return self._session.model.tokenizer.encode(text)
 
+    def close(self) -> None:
+        """Free the model and the tier."""
+        self._session.close()
+
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
         engine: Engine = self._session.engine
         self._requests += 1

@@ -176,6 +176,15 @@ def _in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
 
 
 def _measure_start(plan: Plan, samples: Mapping[str, Samples], say: Say) -> None:
+    for name in plan.engines:
+        say(f"first-ever start of {name}")
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            Worker(name, _setup(plan), FIRST_PROMPT, Path(cache)) as worker,
+        ):
+            samples[name].add("cold_start_seconds", worker.first_token_seconds)
+        with Worker(name, _setup(plan), FIRST_PROMPT):
+            pass  # fills the caches that the following starts are measured with
     for repetition in range(plan.repeat):
         say(f"start to first token, {repetition + 1} of {plan.repeat}")
         for name in _in_turn(plan.engines, repetition):

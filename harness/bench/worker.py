@@ -23,13 +23,18 @@ from harness.bench.engines import Setup, Timing, open_engine
 from harness.bench.machine import peak_resident_bytes
 
 CLOSE_SECONDS = 30.0
+CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
+"""Where this runtime on Linux, PoCL, NVIDIA's and Intel's drivers keep built kernels."""
 
 
 class Worker:
     """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
 
-    def __init__(self, name: str, setup: Setup, prompt: str) -> None:
-        """Raises ExecutionError with what the worker said when it could not start."""
+    def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:
+        """Raises ExecutionError with what the worker said when it could not start.
+
+        ``cache`` takes the place of every folder in which kernels built earlier are looked for.
+        """
         self.name = name
         root = str(Path(harness.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -39,7 +44,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
         )
         try:
             self._answer()
@@ -95,6 +100,10 @@ class Worker:
         if "error" in answer:
             raise ExecutionError(f"{self.name}: {answer['error']}")
         return answer
+
+
+def _cache_variables(cache: Path | None) -> dict[str, str]:
+    return {} if cache is None else {name: str(cache / name) for name in CACHE_VARIABLES}
 
 
 def serve(name: str, setup: Setup, prompt: str) -> None:

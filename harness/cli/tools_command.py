@@ -10,6 +10,10 @@ TOOLS = {
     "synth": ("harness.synth.__main__", "write a model file with random weights"),
     "validate": ("harness.validate.__main__", "compare tiers with the reference, op by op"),
     "goldens": ("harness.goldens", "check or update the stored digests"),
+    "conformance": (
+        "harness.conformance.__main__",
+        "run the must-pass list on a device, or verify a package",
+    ),
     "bench": ("harness.bench.__main__", "measure speed and memory"),
 }
 """Module and description by name; each module has ``main(argv) -> exit code``."""

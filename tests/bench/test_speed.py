@@ -12,17 +12,14 @@ import numpy as np
 import pytest
 
 from contract.ir.cost import graph_cost
-from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from harness.bench.machine import stream_bandwidth
+from harness.bench.steps import runner_on, step_of
 from reference.cpu.threads import thread_count
 from reference.cpu.tier import CpuTier
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
 from reference.model.open import Model, open_model
-from reference.runner import Capacity, ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput
 
-CONTEXT = 256
 PREFILL_TOKENS = 128
 ROUNDS = 5
 
@@ -35,29 +32,8 @@ def model(synthetic_model) -> Model:
 
 @pytest.fixture(scope="module")
 def runner(model) -> Iterator[ModelRunner]:
-    with runner_on(model, CpuTier()) as opened:
+    with runner_on(model, CpuTier(), PREFILL_TOKENS) as opened:
         yield opened
-
-
-def runner_on(model: Model, tier: CpuTier) -> ModelRunner:
-    limits = Limits(slots=1, context=CONTEXT, pages=pages_for(CONTEXT))
-    return ModelRunner(model, tier, limits, Capacity(tokens=PREFILL_TOKENS, rows=1))
-
-
-def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
-    """``tokens`` tokens from position ``start``, logits of the last."""
-    query = np.zeros(tokens, QUERY_TOKEN)
-    query["token"] = np.arange(tokens)
-    query["position"] = np.arange(start, start + tokens)
-    sampling = np.zeros(1, SAMPLING)
-    sampling["repeat_penalty"] = 1.0
-    return StepInput(
-        query=query,
-        output_rows=np.array([tokens - 1], np.int32),
-        sampling=sampling,
-        recent=np.full((1, runner.limits.recent_tokens), -1, np.int32),
-        page_table=np.arange(runner.limits.slot_pages, dtype=np.int32)[None],
-    )
 
 
 def seconds_of(runner: ModelRunner, inputs: StepInput) -> float:
@@ -100,7 +76,7 @@ def test_fast_kernels_against_the_definitions(benchmark, runner, model):
     """How much faster the CPU tier is than the definitions it equals bit for bit."""
     inputs = step_of(runner, 4)
     fast = benchmark.pedantic(runner.step, (inputs,), rounds=ROUNDS, warmup_rounds=1)
-    with CpuTier(definitions_only=True) as tier, runner_on(model, tier) as defined:
+    with CpuTier(definitions_only=True) as tier, runner_on(model, tier, PREFILL_TOKENS) as defined:
         slow = defined.step(inputs)
         assert (fast.logits == slow.logits).all()
         ratio = seconds_of(defined, inputs) / seconds_of(runner, inputs)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from contract.errors import ExecutionError
-from harness.bench.__main__ import main, render
+from harness.bench.__main__ import main
 from harness.bench.engines import PEER, Setup, TierEngine
 from harness.bench.machine import machine_facts, peak_resident_bytes, stream_bandwidth
 from harness.bench.measure import summary, vocabulary_open_seconds
-from harness.bench.worker import Worker
+from harness.bench.plot import write_plot
+from harness.bench.report import digits, render, render_markdown
+from harness.bench.worker import CACHE_VARIABLES, Worker
 
 RATES = ("decode_short", "decode_long", "prefill")
-METRICS = {*RATES, "first_token_seconds", "peak_resident_bytes"}
+METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
 SIZES = ["--prompt-tokens", "20", "--decode-tokens", "3", "--repeat", "2"]
 
 
@@ -43,6 +48,7 @@ def test_every_metric_has_its_samples(report):
         assert all(sample > 0 for sample in samples)
         assert found[metric]["minimum"] == min(samples)
         assert found[metric]["maximum"] == max(samples)
+    assert len(found["cold_start_seconds"]["samples"]) == 1
     assert report["ratios"] == {}
 
 
@@ -69,10 +75,108 @@ def test_roofline_is_rate_times_bytes_over_bandwidth(report):
         assert share == rate * moved[label] / stream
 
 
+LABELS = (
+    "decode at context 5",
+    "decode at context 20",
+    "prefill of 20 tokens",
+    "start to first token",
+    "first-ever start",
+    "peak resident memory",
+)
+
+
 def test_the_table_shows_every_metric(report):
     text = render(report)
-    for label in ("decode at context 5", "decode at context 20", "prefill of 20 tokens", "memory"):
+    for label in LABELS:
         assert label in text
+
+
+def beside_peer(report: dict) -> dict:
+    """The report with a peer of half the speed, as a measured one would be stored."""
+    ours = report["engines"]["cpu"]
+    half = {
+        metric: summary([value / 2 for value in found["samples"]]) for metric, found in ours.items()
+    }
+    ratios = {metric: summary([2.0] * len(found["samples"])) for metric, found in ours.items()}
+    roofline = dict.fromkeys(("cpu", PEER), report["roofline"]["cpu"])
+    return {
+        **report,
+        "engines": {"cpu": ours, PEER: half},
+        "ratios": {"cpu": ratios},
+        "roofline": roofline,
+    }
+
+
+def test_markdown_is_one_table_with_a_row_for_every_metric(report):
+    lines = render_markdown(beside_peer(report)).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + len(METRICS)
+    assert {row.count("|") for row in rows} == {len(("", "", "cpu", PEER, "ratio")) + 1}
+    assert rows[0] == f"|  |  | cpu | {PEER} | cpu / {PEER} |"
+    for label, row in zip(LABELS, rows[2:], strict=True):
+        assert label in row
+        assert row.endswith("| 2 |")
+
+
+def test_plot_shows_rates_ratios_and_the_memory_bound(report, tmp_path):
+    shown = beside_peer(report)
+    path = tmp_path / "plot.svg"
+    write_plot(shown, path)
+    text = "".join(ElementTree.parse(path).getroot().itertext())
+    for label in LABELS[:3]:
+        assert label in text
+    for metric in RATES:
+        for engine in ("cpu", PEER):
+            assert digits(shown["engines"][engine][metric]["median"]) in text
+    assert text.count("2.00x") == len(RATES)
+    for nbytes in shown["bytes_per_token"].values():
+        bound = shown["stream_bytes_per_second"]["median"] / nbytes
+        assert f"memory bound {digits(bound)}" in text
+    again = tmp_path / "again.svg"
+    write_plot(shown, again)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_plot_as_png_and_without_a_peer(report, tmp_path):
+    path = tmp_path / "plot.png"
+    write_plot(report, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("name", ["plot.txt", "plot", "absent/plot.svg"])
+def test_an_impossible_plot_is_refused_before_anything_is_measured(
+    tmp_path, capsys, monkeypatch, name
+):
+    monkeypatch.setattr("harness.bench.__main__.run_benchmark", None)
+    assert main(["--plot", str(tmp_path / name)]) == 2
+    assert "error: --plot: " in capsys.readouterr().err
+
+
+def test_a_missing_plotting_library_is_named_with_its_remedy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["--plot", str(tmp_path / "plot.svg")]) == 2
+    assert "pip install 'zinc-rt[bench]'" in capsys.readouterr().err
+
+
+def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_path):
+    """The folders kernels are cached in are below the one that was asked for."""
+    seen = tmp_path / "seen.json"
+    code = tmp_path / "sitecustomize.py"
+    code.write_text(
+        "import json, os, platformdirs\n"
+        f"names = {CACHE_VARIABLES!r}\n"
+        "found = [os.environ.get(name) for name in names]\n"
+        f"json.dump([*found, platformdirs.user_cache_dir()], open({str(seen)!r}, 'w'))\n"
+    )
+    cache = tmp_path / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        with Worker("cpu", Setup(str(tiny_model_path), 1, 64, "f16"), "x", cache):
+            pass
+    found = json.loads(seen.read_text())
+    if sys.platform != "linux":
+        found.pop()
+    assert all(Path(folder).is_relative_to(cache) for folder in found)
 
 
 @pytest.mark.peer

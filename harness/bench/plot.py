@@ -1,0 +1,105 @@
+"""A benchmark's rates as bars, with the memory bound where there is one: SVG or PNG."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contract.errors import ConfigError
+from harness.bench.engines import PEER
+from harness.bench.report import Report, digits, label_of
+
+PANELS = ("decode_short", "decode_long", "prefill")
+FORMATS = ("svg", "png")
+HEADROOM = 1.28
+"""Height of a panel over its tallest thing: room for two lines of label."""
+COLORS = ("#2166ac", "#67a9cf", "#5aae61", "#9970ab")
+PEER_COLOR = "#999999"
+BOUND_COLOR = "#b2182b"
+INCHES = (9.0, 3.4)
+DOTS_PER_INCH = 150
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "zinc-rt", "font.size": 9.0}
+"""Text stays text, and the same report gives the same file."""
+
+
+def check_plot(path: Path) -> None:
+    """Raise ConfigError when no plot could be written there, before anything is measured."""
+    if path.suffix[1:] not in FORMATS:
+        raise ConfigError(f"--plot: {path} must end in .svg or .png")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot: {path.parent} is not a folder")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot: matplotlib is not installed; pip install 'zinc-rt[bench]'")
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Decode at both contexts and prefill, a bar an engine, the range of the repetitions on it.
+
+    A dashed line is the rate at which memory could stream what a decode step moves. Raises
+    ConfigError when the file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=INCHES, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, metric in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+            _panel(axes, report, metric)
+        machine, model = report["machine"], report["model"]
+        threads = report["settings"]["threads"]
+        title = f"{model['file']}, {machine['cpu']}, {threads} threads"
+        title += f" (x: ratio to {PEER})" if report["ratios"] else ""
+        figure.suptitle(title, fontsize=9)
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        try:
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _panel(axes: Any, report: Report, metric: str) -> None:
+    found = {name: metrics[metric] for name, metrics in report["engines"].items()}
+    ours = iter(COLORS * len(found))
+    colors = [PEER_COLOR if name == PEER else next(ours) for name in found]
+    medians = [rate["median"] for rate in found.values()]
+    spread = [
+        [rate["median"] - rate["minimum"] for rate in found.values()],
+        [rate["maximum"] - rate["median"] for rate in found.values()],
+    ]
+    axes.bar(list(found), medians, color=colors, width=0.6, yerr=spread, capsize=3)
+    for place, (name, rate) in enumerate(found.items()):
+        label = _label(rate["median"], report["ratios"].get(name, {}).get(metric))
+        axes.annotate(
+            label,
+            (place, rate["maximum"]),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+        )
+    top = max(rate["maximum"] for rate in found.values())
+    if metric in report["bytes_per_token"]:
+        stream = report["stream_bytes_per_second"]["median"]
+        bound = stream / report["bytes_per_token"][metric]
+        axes.axhline(bound, color=BOUND_COLOR, linestyle="--", linewidth=1)
+        axes.annotate(
+            f"memory bound {digits(bound)}",
+            (1, bound),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 2),
+            textcoords="offset points",
+            ha="right",
+            color=BOUND_COLOR,
+        )
+        top = max(top, bound)
+    axes.set_ylim(0, top * HEADROOM)
+    axes.set_title(label_of(metric, report), fontsize=9)
+    axes.set_ylabel("tokens per second")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(rate: float, ratio: Mapping[str, Any] | None) -> str:
+    return digits(rate) if ratio is None else f"{digits(rate)}\n{ratio['median']:.2f}x"

@@ -1,0 +1,136 @@
+"""The ratios of the speed gate. Each is larger when the thing it is named after is faster.
+
+Both times of a ratio are taken one after the other, and the ratio is the median over the
+repetitions; which of the two comes first alternates.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from harness.bench.engines import Setup, TierEngine, Timing
+from harness.bench.machine import CpuUse
+from harness.bench.steps import runner_on, step_of
+from reference.cpu.threads import thread_count
+from reference.cpu.tier import CpuTier
+from reference.model.open import open_model
+
+CPU, OPENCL = "cpu", "opencl"
+PROMPT_TOKENS = 128
+DECODE_TOKENS = 32
+DEFINED_TOKENS = 4
+"""Tokens of the step that is computed by the definitions: they are slow."""
+
+Seconds = Callable[[], float]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A ratio, and the share of the cores that other processes used meanwhile."""
+
+    ratio: float
+    others: float
+
+
+@dataclass(slots=True)
+class Bench:
+    """The engines of one model, each opened when first asked for."""
+
+    model: Path
+    stack: ExitStack
+    engines: dict[str, TierEngine] = field(default_factory=dict)
+
+    def timing(self, tier: str) -> Timing:
+        """One prompt and its continuation on a tier."""
+        if tier not in self.engines:
+            context = PROMPT_TOKENS + DECODE_TOKENS + 1
+            setup = Setup(str(self.model), thread_count(), context, "f16")
+            engine = TierEngine(tier, setup)
+            self.stack.callback(engine.close)
+            self.engines[tier] = engine
+        return self.engines[tier].generate(range(PROMPT_TOKENS), DECODE_TOKENS)
+
+    def decode_step(self, tier: str) -> float:
+        """Seconds a decode step takes."""
+        return self.timing(tier).decode_seconds / DECODE_TOKENS
+
+    def prefill_token(self, tier: str) -> float:
+        """Seconds a token of a prompt takes."""
+        return self.timing(tier).prefill_seconds / PROMPT_TOKENS
+
+    def short_step(self, tier: CpuTier) -> Seconds:
+        """A timed step of a few tokens."""
+        model = open_model(self.model)
+        self.stack.callback(model.file.close)
+        self.stack.enter_context(tier)
+        runner = self.stack.enter_context(runner_on(model, tier, DEFINED_TOKENS))
+        inputs = step_of(runner, DEFINED_TOKENS)
+
+        def seconds() -> float:
+            started = time.perf_counter()
+            runner.step(inputs)
+            return time.perf_counter() - started
+
+        return seconds
+
+
+def _against_definitions(bench: Bench) -> tuple[Seconds, Seconds]:
+    return bench.short_step(CpuTier(definitions_only=True)), bench.short_step(CpuTier())
+
+
+def _prefill_against_decode(bench: Bench) -> tuple[Seconds, Seconds]:
+    return partial(bench.decode_step, CPU), partial(bench.prefill_token, CPU)
+
+
+def _decode_against_cpu(bench: Bench) -> tuple[Seconds, Seconds]:
+    return partial(bench.decode_step, CPU), partial(bench.decode_step, OPENCL)
+
+
+def _prefill_against_cpu(bench: Bench) -> tuple[Seconds, Seconds]:
+    return partial(bench.prefill_token, CPU), partial(bench.prefill_token, OPENCL)
+
+
+Pair = Callable[[Bench], tuple[Seconds, Seconds]]
+"""What is timed: the yardstick, and what is measured with it."""
+MEASUREMENTS: Mapping[str, tuple[str, Pair]] = {
+    "cpu_step_over_definitions": (CPU, _against_definitions),
+    "cpu_prefill_over_decode": (CPU, _prefill_against_decode),
+    "opencl_decode_over_cpu": (OPENCL, _decode_against_cpu),
+    "opencl_prefill_over_cpu": (OPENCL, _prefill_against_cpu),
+}
+"""Tier that is needed, and how to measure, by the name of the ratio."""
+
+
+def measure_ratios(
+    model: Path, names: Sequence[str], repetitions: int, say: Say = lambda text: None
+) -> dict[str, Measured]:
+    """The named ratios, each the median of interleaved repetitions."""
+    with ExitStack() as stack:
+        bench = Bench(model, stack)
+        pairs = {name: MEASUREMENTS[name][1](bench) for name in names}
+        ratios = {}
+        for name, (yardstick, measured) in pairs.items():
+            say(f"measuring {name}")
+            before = CpuUse.now()
+            ratio = _ratio(yardstick, measured, repetitions)
+            ratios[name] = Measured(ratio, CpuUse.now().others_since(before))
+    return ratios
+
+
+def _ratio(yardstick: Seconds, measured: Seconds, repetitions: int) -> float:
+    yardstick(), measured()  # graphs are lowered and caches filled on the first call
+    found = []
+    for repetition in range(repetitions):
+        if repetition % 2:
+            quick, slow = measured(), yardstick()
+        else:
+            slow, quick = yardstick(), measured()
+        found.append(slow / quick)
+    return statistics.median(found)

@@ -1,0 +1,101 @@
+"""A benchmark's report as text for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.bench.engines import PEER
+from harness.bench.measure import SHORT_TOKENS, VOCABULARY_TOKENS
+from harness.cli.console import table
+
+Report = Mapping[str, Any]
+
+METRICS = (
+    ("decode_short", "decode at context {short}", "tok/s", 1.0),
+    ("decode_long", "decode at context {long}", "tok/s", 1.0),
+    ("prefill", "prefill of {long} tokens", "tok/s", 1.0),
+    ("first_token_seconds", "start to first token", "s", 1.0),
+    ("cold_start_seconds", "first-ever start, nothing cached", "s", 1.0),
+    ("peak_resident_bytes", "peak resident memory", "MB", 1e-6),
+)
+"""Metric, label, unit, factor."""
+
+
+def label_of(metric: str, report: Report) -> str:
+    """What a metric is called in this report."""
+    (label,) = (text for name, text, _, _ in METRICS if name == metric)
+    return label.format(short=SHORT_TOKENS, long=report["settings"]["prompt_tokens"])
+
+
+def render(report: Report) -> str:
+    """The report as text."""
+    rows = list(_rows(report))
+    about = [f"memory copies {_stream(report) / 1e9:.1f} GB/s (read and write)", *_bounds(report)]
+    shown = table(rows, right=range(2, len(rows[0])))
+    return "\n".join([*_subject(report), "", shown, "", *about])
+
+
+def render_markdown(report: Report) -> str:
+    """The report as a Markdown table between what was measured and the bounds."""
+    head, *rows = _rows(report)
+    rule = ("---", "---", *("--:" for _ in head[2:]))
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+    bounds = "; ".join(_bounds(report))
+    about = f"Memory copies {_stream(report) / 1e9:.1f} GB/s; {bounds}."
+    return "\n".join([f"{'; '.join(_subject(report))}.", "", *lines, "", about])
+
+
+def _rows(report: Report) -> Iterator[tuple[str, ...]]:
+    engines, ratios = report["engines"], report["ratios"]
+    yield ("", "", *engines, *(f"{name} / {PEER}" for name in ratios))
+    for metric, _, unit, factor in METRICS:
+        cells = [_spread(found[metric], factor) for found in engines.values()]
+        cells += [_spread(found[metric], 1.0) for found in ratios.values()]
+        yield (label_of(metric, report), unit, *cells)
+
+
+def _subject(report: Report) -> list[str]:
+    machine, model, settings = report["machine"], report["model"], report["settings"]
+    return [
+        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}, "
+        f"numpy {machine['numpy']}, {', '.join(machine['blas'])}",
+        f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
+        f"{settings['threads']} threads, prompt {settings['prompt_tokens']}, "
+        f"decode {settings['decode_tokens']}, {settings['repeat']} repetitions",
+    ]
+
+
+def _stream(report: Report) -> float:
+    return float(report["stream_bytes_per_second"]["median"])
+
+
+def _bounds(report: Report) -> Iterator[str]:
+    """The figures that are no metric of an engine."""
+    for metric, nbytes in report["bytes_per_token"].items():
+        shares = ", ".join(
+            f"{name} {share[metric]:.1%}" for name, share in report["roofline"].items()
+        )
+        yield (
+            f"{label_of(metric, report)} moves {nbytes / 1e6:.1f} MB a token, "
+            f"at most {_stream(report) / nbytes:.0f} tok/s: {shares}"
+        )
+    resident = ", ".join(
+        f"{name} {found['peak_resident_bytes']['median'] / report['model']['bytes']:.2f}"
+        for name, found in report["engines"].items()
+    )
+    yield f"peak resident memory over file size: {resident}"
+    opened = _spread(report["vocabulary_open_seconds"], 1.0)
+    yield f"a file with {VOCABULARY_TOKENS:,} tokens opens in {opened} s"
+
+
+def _spread(found: Mapping[str, Any], factor: float) -> str:
+    """Median and range in three significant digits, the range only where there is one."""
+    median, low, high = (found[key] * factor for key in ("median", "minimum", "maximum"))
+    shown = digits(median)
+    return shown if low == high else f"{shown} ({digits(low)}-{digits(high)})"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, whole numbers in full."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

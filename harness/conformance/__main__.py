@@ -1,0 +1,138 @@
+"""``python -m harness.conformance``: run the must-pass list on a device, or verify a package."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from contract.errors import ConfigError, ZincError
+from harness.catalog import DEFAULT_ID, resolve_model
+from harness.cli.console import note, table
+from harness.cli.progress import progress_on
+from harness.conformance.cases import known_cases, load_must_pass, must_pass_ids
+from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
+from harness.conformance.verify import verify_package
+from harness.conformance.waivers import parse_waivers
+from harness.settings import add_flags, resolve
+from harness.tiers import TierOptions, open_tier
+
+SETTINGS = ("cache_dir", "threads")
+QUICK_STRIDE = 25
+"""A quick run takes every so many-th case of the list."""
+FAILURES_SHOWN = 10
+WAIVER_BYTES_MAX = 1 << 20
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.conformance",
+        description="Run every must-pass case on a device and write one archive that shows it, or "
+        "verify such an archive. Exit code 0: conformant; 1: not; 2: it could not be run or read.",
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--tier", metavar="NAME", help="run the cases on this tier")
+    action.add_argument("--verify", type=Path, metavar="FILE", help="judge a package")
+    action.add_argument("--list", action="store_true", help="print the list this source generates")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: conformance-NAME.tar.gz")
+    parser.add_argument(
+        "--must-pass", type=Path, metavar="FILE", help="ids of cases, instead of the stored list"
+    )
+    parser.add_argument("--waivers", type=Path, metavar="FILE", help="accepted failures, in TOML")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"every {QUICK_STRIDE}th case: a look, no submission"
+    )
+    add_flags(parser, SETTINGS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """See ``build_parser``."""
+    args = build_parser().parse_args(argv)
+    try:
+        if args.list:
+            print("\n".join(must_pass_ids()))
+            return 0
+        return _verify(args) if args.verify is not None else _run(args)
+    except ZincError as error:
+        note(f"error: {error}")
+        return error.exit_code
+
+
+def _verify(args: argparse.Namespace) -> int:
+    verdict = verify_package(args.verify, load_must_pass(args.must_pass))
+    print("\n".join(verdict.lines()))
+    return 0 if verdict.conformant else 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings = resolve(args, SETTINGS)
+    out = args.out or Path(f"conformance-{args.tier}.tar.gz")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out: {out.parent} is not a folder")
+    waivers = _waivers(args.waivers)
+    known = known_cases(_default_model(settings["cache_dir"]))
+    chosen = load_must_pass(args.must_pass)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"--must-pass: this source has no case {name}; see --list")
+    if args.must_pass is None:
+        chosen = (*chosen, *(name for name in known if name not in set(chosen)))
+    if args.quick:
+        chosen = chosen[::QUICK_STRIDE]
+    archive, results = conformance_package(
+        partial(open_tier, args.tier, TierOptions(settings["threads"])),
+        {name: known[name] for name in chosen},
+        waivers,
+        quick=args.quick,
+        progress=progress_on(),
+    )
+    _write(out, archive)
+    failed = [result for result in results if result.status == FAIL]
+    for result in failed[:FAILURES_SHOWN]:
+        print(f"FAIL {result.case}: {result.findings[0]}")
+    rows = [(status, str(sum(r.status == status for r in results))) for status in STATUSES]
+    print(table([("STATUS", "CASES"), *rows], right=(1,)))
+    print(f"{out}, SHA-256 {hashlib.sha256(archive).hexdigest()}")
+    if all(result.status == PASS for result in results) and len(chosen) < len(known):
+        print("all passed, but not every case ran: this is no submission")
+    return 1 if failed else 0
+
+
+def _waivers(path: Path | None) -> str:
+    """The text of the waivers file, known to be valid before the device is touched."""
+    if path is None:
+        return ""
+    try:
+        if path.stat().st_size > WAIVER_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {WAIVER_BYTES_MAX:,} bytes")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    parse_waivers(text, str(path))
+    return text
+
+
+def _default_model(cache_dir: Path) -> Path | None:
+    """The default model's file where it is on disk."""
+    try:
+        return resolve_model(DEFAULT_ID, cache_dir, pull_missing=False)
+    except ZincError:
+        return None
+
+
+def _write(out: Path, archive: bytes) -> None:
+    temporary = out.with_name(f".{out.name}.tmp")
+    try:
+        temporary.write_bytes(archive)
+        temporary.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The conformance cases: what each of them checks, and the stored list of those that must pass.
+
+A case id is a path: ``parity/...`` compares one opcode with its definition, ``validate/...`` every
+op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` what the tier claims.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.dtypes import F16, F32, DType
+from contract.errors import ConfigError
+from contract.ops import TABLE
+from contract.tier import Tier
+from harness import goldens
+from harness.parity import Case, all_cases, compare, run_barrier
+from harness.synth import SynthSpec, write_synthetic
+from harness.tiers import open_tier
+from harness.validate import Workload, validate
+from reference.cpu.tier import CpuTier
+from reference.model.open import open_model
+from reference.ops import DEFINITIONS
+
+Finding = dict[str, Any]
+"""One thing that is wrong, as plain JSON types."""
+Check = Callable[[Tier], list[Finding]]
+"""Runs a case on an open tier; no findings is a pass."""
+
+MUST_PASS = "must_pass.txt"
+DEFAULT_MODEL_CASE = "goldens/default_model"
+"""Run where the default model is on disk; the list does not demand it, since it is a download."""
+
+VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
+    "validate/llama-q4_k_m-kv_f16": (SynthSpec("llama", "q4_k_m", seed=11), F16),
+    "validate/llama-q4_1-kv_f32": (SynthSpec("llama", "q4_1", seed=12, tied=False), F32),
+    "validate/qwen2-q8_0-kv_f32": (SynthSpec("qwen2", "q8_0", seed=13, fused_qkv=True), F32),
+    "validate/qwen3-q6_k-kv_f16": (SynthSpec("qwen3", "q6_k", seed=14, head_dim=48), F16),
+}
+VALIDATE_CHUNK = 11
+"""Tokens of a prefill step: neither a power of two nor a divisor of the prompt."""
+
+
+def known_cases(default_model: Path | None = None) -> dict[str, Check]:
+    """Every case of this source by id, in running order.
+
+    With ``default_model``, a file, its goldens are checked too.
+    """
+    cases: dict[str, Check] = {
+        "tier/arithmetic": check_arithmetic,
+        "tier/opcodes": check_opcodes,
+        "parity/barrier": check_barrier,
+    }
+    cases |= {f"parity/{case}": partial(check_parity, case) for case in all_cases()}
+    cases |= {
+        name: partial(check_model, spec, kv_dtype) for name, (spec, kv_dtype) in VALIDATED.items()
+    }
+    cases |= {
+        synthetic_id(spec): partial(check_synthetic, spec) for spec in goldens.SYNTHETIC_SPECS
+    }
+    if default_model is not None:
+        cases[DEFAULT_MODEL_CASE] = partial(check_default_model, default_model)
+    return cases
+
+
+def must_pass_ids() -> tuple[str, ...]:
+    """The list as this source generates it; the stored one has to be the same."""
+    return tuple(known_cases())
+
+
+def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
+    """The ids in a list file, one a line; the stored list when ``path`` is None.
+
+    Raises ConfigError for a file that cannot be read, is empty or names a case twice.
+    """
+    file = resources.files(__package__).joinpath(MUST_PASS) if path is None else path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    return checked_list(str(file), [line for line in lines if line])
+
+
+def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
+    """``ids`` without blanks or repetitions, or ConfigError naming the line."""
+    seen: set[str] = set()
+    for number, name in enumerate(ids, 1):
+        if name in seen:
+            raise ConfigError(f"{where}: entry {number}: {name} occurs twice")
+        seen.add(name)
+    if not ids:
+        raise ConfigError(f"{where}: holds no case")
+    return tuple(ids)
+
+
+def synthetic_id(spec: SynthSpec) -> str:
+    """The case of one synthetic golden."""
+    return f"goldens/{spec.architecture}-{spec.quant}-{spec.seed}"
+
+
+def check_arithmetic(tier: Tier) -> list[Finding]:
+    """The tier claims this source's version of the arithmetic."""
+    wanted = f"exact-{ARITHMETIC_VERSION}"
+    found = tier.info.arithmetic
+    return [] if found == wanted else [{"note": f"arithmetic is {found}, must be {wanted}"}]
+
+
+def check_opcodes(tier: Tier) -> list[Finding]:
+    """The tier has a kernel for every opcode that has a definition."""
+    missing = [TABLE[opcode].name for opcode in sorted(set(DEFINITIONS) - tier.info.opcodes)]
+    return [{"note": f"no kernel for {', '.join(missing)}"}] if missing else []
+
+
+def check_barrier(tier: Tier) -> list[Finding]:
+    """The one opcode without operands runs."""
+    run_barrier(tier)
+    return []
+
+
+def check_parity(case: Case, tier: Tier) -> list[Finding]:
+    """Every bit of every result of one opcode."""
+    found = compare(tier, case)
+    return [{"operand": name, **asdict(problem)} for name, problem in found.items()]
+
+
+def check_model(spec: SynthSpec, kv_dtype: DType, tier: Tier) -> list[Finding]:
+    """Every op of a random-weight model, traced and as in production."""
+    tokens = goldens.synthetic_tokens(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_synthetic(path, spec)
+        model = open_model(path)
+        try:
+            with CpuTier(definitions_only=True) as oracle:
+                workload = Workload(tokens, VALIDATE_CHUNK, kv_dtype=kv_dtype)
+                report = validate(model, oracle, {tier.info.name: tier}, workload)
+        finally:
+            model.file.close()
+    return [divergence.as_dict() for divergence in report.divergences.values()]
+
+
+def check_synthetic(spec: SynthSpec, tier: Tier) -> list[Finding]:
+    """The stored file, graph and logits of one random-weight model."""
+    stored, problems = goldens.load_golden(goldens.FOLDER / goldens.SYNTHETIC)
+    entries = [
+        entry
+        for entry in stored["models"]
+        if (entry["spec"]["architecture"], entry["spec"]["quant"], entry["spec"]["seed"])
+        == (spec.architecture, spec.quant, spec.seed)
+    ]
+    if not entries:
+        problems.append(f"{spec.name}: is not stored; run python -m harness.goldens update")
+    for entry in entries:
+        problems += goldens.check_synthetic_model(entry, tier)
+    return [{"note": problem} for problem in problems]
+
+
+def check_default_model(path: Path, tier: Tier) -> list[Finding]:
+    """The stored logits of the default model, on a tier of its own: the check closes it."""
+    own = open_tier(tier.info.name)
+    return [{"note": text} for text in goldens.check_default_model(goldens.FOLDER, path, own)]

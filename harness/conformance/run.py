@@ -1,0 +1,188 @@
+"""Running cases on a device, one after another, and making the package of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from contract.errors import ConfigError, DeviceLost, TierError, ZincError
+from contract.tier import Tier
+from harness.bench.machine import machine_facts
+from harness.cli.progress import NullProgress, Progress
+from harness.conformance.cases import Check, Finding
+from harness.conformance.identity import definition_facts, source_facts, tier_facts
+from harness.conformance.package import pack
+from harness.conformance.waivers import find_waiver, parse_waivers
+
+PASS, FAIL, WAIVED = "pass", "fail", "waived"
+STATUSES = (PASS, FAIL, WAIVED)
+FINDINGS_MAX = 16
+"""Findings kept of one case."""
+
+OpenTier = Callable[[], Tier]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """How one case ended. ``findings`` is empty exactly for a pass."""
+
+    case: str
+    status: str
+    seconds: float
+    findings: tuple[Finding, ...] = ()
+    waiver: str = ""
+
+    def line(self) -> str:
+        """One line of ``results.jsonl``."""
+        record: dict[str, Any] = {
+            "case": self.case,
+            "status": self.status,
+            "seconds": round(self.seconds, 6),
+        }
+        if self.findings:
+            record["findings"] = list(self.findings)
+        if self.waiver:
+            record["waiver"] = self.waiver
+        return json.dumps(record)
+
+
+@dataclass(slots=True)
+class Log:
+    """Lines with the seconds since the run began."""
+
+    started: float = field(default_factory=time.perf_counter)
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """One entry; further lines of ``text`` are indented."""
+        stamp = f"{time.perf_counter() - self.started:10.3f}  "
+        self.lines.append(stamp + text.rstrip().replace("\n", "\n" + " " * len(stamp)))
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self.started
+
+
+@dataclass(slots=True)
+class _Device:
+    """An open tier that is opened anew after a fault it may not have survived."""
+
+    open: OpenTier
+    log: Log
+    tier: Tier | None
+    lost: str = ""
+
+    def run(self, check: Check) -> list[Finding]:
+        """The findings of one check; whatever it raises is one."""
+        if self.tier is None:
+            return [{"note": f"the device could not be opened again: {self.lost}"}]
+        try:
+            return check(self.tier)
+        except Exception as error:
+            self.log.add(traceback.format_exc())
+            if isinstance(error, DeviceLost) or not isinstance(error, ZincError):
+                self._reopen()
+            return [{"note": f"{type(error).__name__}: {error}"}]
+
+    def _reopen(self) -> None:
+        self.close()
+        try:
+            self.tier = self.open()
+            self.log.add("device opened again")
+        except ZincError as error:
+            self.lost = str(error)
+
+    def close(self) -> None:
+        """Close the tier; one whose device is lost may not even manage that."""
+        tier, self.tier = self.tier, None
+        if tier is not None:
+            try:
+                tier.close()
+            except TierError as error:
+                self.log.add(f"closing: {error}")
+
+
+def run_cases(
+    open_device: OpenTier,
+    cases: Mapping[str, Check],
+    waivers: str = "",
+    progress: Progress | None = None,
+    log: Log | None = None,
+) -> tuple[dict[str, Any], list[CaseResult]]:
+    """Facts of the device and the result of every case, in order; ``waivers`` is a file's text.
+
+    A case that raises has failed, and the next one meets a device opened anew. Raises what
+    ``open_device`` raises the first time, and ConfigError for waivers that cannot be read.
+    """
+    accepted = parse_waivers(waivers, "waivers")
+    log = log or Log()
+    progress = progress or NullProgress()
+    device = _Device(open_device, log, open_device())
+    results = []
+    try:
+        assert device.tier is not None
+        facts = tier_facts(device.tier.info)
+        log.add(f"{facts['name']} on {facts['device']} ({facts['driver']})")
+        progress.start(f"conformance of {facts['name']}", len(cases), "case")
+        for case, check in cases.items():
+            began = time.perf_counter()
+            findings = device.run(check)[:FINDINGS_MAX]
+            seconds = time.perf_counter() - began
+            waiver = find_waiver(accepted, case, facts["device"]) if findings else None
+            status = PASS if not findings else WAIVED if waiver else FAIL
+            reason = waiver.reason if waiver else ""
+            results.append(CaseResult(case, status, seconds, tuple(findings), reason))
+            log.add(f"{status} {case}{_explained(findings)}")
+            progress.advance(1)
+    finally:
+        progress.close()
+        device.close()
+    return facts, results
+
+
+def _explained(findings: Sequence[Finding]) -> str:
+    return "".join(f"\n{json.dumps(finding)}" for finding in findings)
+
+
+def conformance_package(
+    open_device: OpenTier,
+    cases: Mapping[str, Check],
+    waivers: str = "",
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> tuple[bytes, list[CaseResult]]:
+    """Run ``cases`` and give the archive of the run and the results in it."""
+    if not cases:
+        raise ConfigError("there is no case to run")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    source, definitions = source_facts(), definition_facts()
+    log = Log()
+    log.add(f"source {source['commit'] or source['version']}, {len(cases)} cases")
+    facts, results = run_cases(open_device, cases, waivers, progress, log)
+    counts = {status: sum(r.status == status for r in results) for status in STATUSES}
+    log.add(", ".join(f"{count} {status}" for status, count in counts.items()))
+    run = {
+        "tier": facts,
+        "machine": machine_facts(),
+        "source": source,
+        "definitions": definitions,
+        "quick": quick,
+        "started": began,
+        "seconds": round(log.seconds, 3),
+        "counts": counts,
+    }
+    members = {
+        "run.json": json.dumps(run, indent=1) + "\n",
+        "must_pass.txt": "".join(f"{case}\n" for case in cases),
+        "results.jsonl": "".join(f"{result.line()}\n" for result in results),
+        "waivers.toml": waivers,
+        "log.txt": "".join(f"{line}\n" for line in log.lines),
+    }
+    return pack({name: text.encode() for name, text in members.items()}), results
