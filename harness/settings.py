@@ -235,6 +235,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
 
 
 def default_config_path() -> Path:
+    """Where the configuration file is looked for when nobody names one."""
     return platformdirs.user_config_path("zinc-rt") / "config.toml"
 
 

@@ -189,4 +189,5 @@ class Lowering:
 
 
 def cheap(tokens: int, columns: int) -> bool:
+    """Whether an op is small enough for every worker to compute it for itself."""
     return tokens * columns <= PRIVATE_ELEMENTS

@@ -158,6 +158,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
 
 
 def probe_options(context: Any, queue: Any, device: Device, choices: Choices) -> BuildOptions:
+    """The options the device's self-test allows: native division and roots only where exact."""
     shared = choices.shared_addresses
     options = BuildOptions(
         persistent=False,

@@ -60,6 +60,7 @@ def _cache_dir(args: argparse.Namespace) -> Path:
 
 
 def list_models(args: argparse.Namespace) -> int:
+    """Print the catalog with what is installed and active; returns the exit code."""
     cache_dir = _cache_dir(args)
     active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
     rows = [_description(entry, cache_dir, active_id) for entry in catalog.ENTRIES.values()]
@@ -112,6 +113,7 @@ def _description(entry: CatalogEntry, cache_dir: Path, active_id: str) -> dict[s
 
 
 def show_active(args: argparse.Namespace) -> int:
+    """Print the model used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
     active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
     if args.json:
@@ -122,11 +124,13 @@ def show_active(args: argparse.Namespace) -> int:
 
 
 def pull_model(args: argparse.Namespace) -> int:
+    """Fetch and verify a model, print its path; returns the exit code."""
     print(catalog.pull(catalog.find(args.id), _cache_dir(args), progress_on()))
     return 0
 
 
 def use_model(args: argparse.Namespace) -> int:
+    """Make a model the one used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
     catalog.set_active(args.id, cache_dir)
     pulled = catalog.is_installed(catalog.find(args.id), cache_dir)
@@ -135,6 +139,7 @@ def use_model(args: argparse.Namespace) -> int:
 
 
 def remove_model(args: argparse.Namespace) -> int:
+    """Delete a pulled model and say what was freed; returns the exit code."""
     freed = catalog.remove(args.id, _cache_dir(args), progress_on())
     print(f"removed {args.id}: {format_bytes(freed)} freed")
     return 0

@@ -141,6 +141,7 @@ def literal(value: str) -> Text:
 
 
 def concat(pieces: Iterable[str]) -> Text:
+    """The pieces joined, each character keeping its trust; Jinja joins its output with this."""
     pieces = list(pieces)
     return Text("".join(pieces), b"".join(map(trusted_characters, pieces)))
 
@@ -321,6 +322,7 @@ def _cpu_timer() -> Callable[[float], object]:
 
 
 def main() -> None:
+    """Serve render requests, one JSON line each, until standard input ends."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     setup = json.loads(requests.readline())
     _limit_memory(setup["memory_bytes"])
