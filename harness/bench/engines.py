@@ -14,6 +14,7 @@ import numpy as np
 from contract.errors import ConfigError
 from contract.types import Request, SamplingParams
 from harness.generate import Session, SessionOptions
+from harness.tiers import TierOptions
 from reference.engine import Engine
 
 PEER = "llama.cpp"
@@ -68,7 +69,7 @@ class TierEngine:
     def __init__(self, tier: str, setup: Setup) -> None:
         options = SessionOptions(
             tier=tier,
-            threads=setup.threads,
+            tier_options=TierOptions(setup.threads),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             chunk=min(CHUNK_TOKENS, setup.context),

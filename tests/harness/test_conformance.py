@@ -37,7 +37,7 @@ from harness.conformance.cases import DEFAULT_MODEL_CASE, VALIDATED
 from harness.conformance.identity import tree_digest
 from harness.conformance.package import MEMBERS
 from harness.parity import STRATEGIES
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import TierOptions, available_tiers, open_tier
 from reference.cpu.tier import CpuTier
 from reference.ops import DEFINITIONS
 
@@ -174,7 +174,7 @@ def test_package_says_what_was_run_where(package):
 
 @pytest.mark.parametrize("name", available_tiers())
 def test_every_tier_passes_a_sample(name):
-    _, results = run_cases(partial(open_tier, name, 1), chosen(SAMPLE))
+    _, results = run_cases(partial(open_tier, name, TierOptions(1)), chosen(SAMPLE))
     assert [result for result in results if result.status != "pass"] == []
 
 
@@ -404,7 +404,7 @@ def test_command_runs_a_list_and_verifies_the_package(tmp_path, capsys):
 
 
 def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("harness.conformance.__main__.open_tier", lambda name, threads: WrongAdd())
+    monkeypatch.setattr("harness.conformance.__main__.open_tier", lambda name, options: WrongAdd())
     wanted = tmp_path / "list.txt"
     wanted.write_text(ADD[0])
     words = ["--tier", "cpu", "--must-pass", str(wanted), "--out", str(tmp_path / "p.tar.gz")]
