@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.opencl.grid import launch_groups
 from accel.opencl.memory import Allocation, Memory
 from accel.opencl.packets import OPS
 
@@ -17,8 +18,8 @@ FAILED_WORD = 64
 """Of the block ``kernels/entry.cl`` describes."""
 SPIN_LIMIT = 1 << 31
 """Spins of a worker that waits for the others: tens of seconds."""
-ACCELERATOR_WORKERS = 4096
-"""Work-items of the launch of one packet on a device that is not a CPU."""
+LAUNCH_GROUPS_PER_UNIT = 8
+"""Most work-groups a compute unit gets at the launch of a packet on a device that is no CPU."""
 
 
 class Mode(enum.Enum):
@@ -153,13 +154,19 @@ class _PersistentRecording:
 class PacketLauncher:
     """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
 
-    def __init__(self, engine: Engine, workers: int) -> None:
+    def __init__(self, engine: Engine, groups: int, group_size: int) -> None:
         self.engine = engine
-        self.workers = workers
+        self.workers = groups * group_size
+        self._group_size = group_size
 
     def record(self, packets: NDArray[np.void], address: int) -> Recording:
         """See Launcher."""
-        return _PacketRecording(self.engine, self.workers, packets, address)
+        if self._group_size == 1:
+            workers = [self.workers] * len(packets)
+            return _PacketRecording(self.engine, packets, address, workers, None)
+        size, most = self._group_size, self.workers // self._group_size
+        workers = [size * launch_groups(packet, size, most) for packet in packets]
+        return _PacketRecording(self.engine, packets, address, workers, (size,))
 
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""
@@ -170,31 +177,31 @@ class PacketLauncher:
 
 class _PacketRecording:
     def __init__(
-        self, engine: Engine, workers: int, packets: NDArray[np.void], address: int
+        self,
+        engine: Engine,
+        packets: NDArray[np.void],
+        address: int,
+        workers: list[int],
+        local_size: tuple[int] | None,
     ) -> None:
         self._engine = engine
-        self._workers = workers
         self._address = np.uint64(address)
-        names = [OPS[number] for number in packets["op"]]
-        self._kernels = {
-            name: engine.cl.Kernel(engine.program, f"launch_{name}") for name in set(names)
-        }
+        # A kernel object for each packet: binding arguments costs as much as a launch.
         self._launches = [
-            (self._kernels[name], np.uint32(index)) for index, name in enumerate(names)
+            (engine.cl.Kernel(engine.program, f"launch_{OPS[number]}"), (count,), local_size)
+            for number, count in zip(packets["op"], workers, strict=True)
         ]
         self._bound: tuple[int, int] | None = None
 
     def enqueue(self) -> Any:
         """See Recording."""
         engine = self._engine
-        leading = engine.leading_arguments()
-        last = len(leading) + 1
         if self._bound != engine.version():
-            for kernel in self._kernels.values():
-                kernel.set_args(*leading, self._address, np.uint32(0))
+            leading = engine.leading_arguments()
+            for index, (kernel, *_) in enumerate(self._launches):
+                kernel.set_args(*leading, self._address, np.uint32(index))
             self._bound = engine.version()
         event = None
-        for kernel, index in self._launches:
-            kernel.set_arg(last, index)
-            event = engine.cl.enqueue_nd_range_kernel(engine.queue, kernel, (self._workers,), None)
-        return event
+        for launch in self._launches:
+            event = engine.cl.enqueue_nd_range_kernel(engine.queue, *launch)
+        return event if event is not None else engine.cl.enqueue_marker(engine.queue)

@@ -22,16 +22,18 @@ HEADERS = (
     "packet.h",
     "exact.h",
     "blocks.h",
+    "group.h",
     "elementwise.h",
     "attention.h",
+    "attention_group.h",
     "argmax.h",
     "matmul_operands.h",
     "matmul_lanes.h",
     "matmul_formats.h",
     "matmul_decode.h",
     "matmul_prefill.h",
-    "matmul_row.h",
     "matmul_float.h",
+    "matmul_group.h",
 )
 SOURCES_OF_OPS = tuple(dict.fromkeys(name.removesuffix("_part") for name in OPS))
 """Kernel files without their suffix; the two halves of a row reduction share one."""

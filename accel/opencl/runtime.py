@@ -14,7 +14,7 @@ import numpy as np
 from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.launcher import (
-    ACCELERATOR_WORKERS,
+    LAUNCH_GROUPS_PER_UNIT,
     Engine,
     Launcher,
     Mode,
@@ -114,8 +114,9 @@ def _launcher(
             launcher = PersistentLauncher(persistent, groups, group_size)
             return Mode.PERSISTENT, persistent, launcher
     single = engine(False)
-    workers = groups if device.is_cpu else ACCELERATOR_WORKERS
-    return Mode.LAUNCH, single, PacketLauncher(single, workers)
+    if not device.is_cpu:
+        groups *= LAUNCH_GROUPS_PER_UNIT
+    return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
 
 
 def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:

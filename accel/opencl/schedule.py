@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from accel.opencl.step import Op, Placement, Schedule, Split, Step, Touch
 
@@ -17,7 +18,7 @@ ALIGNMENT = 256
 
 MAX_REPEATING_WORKERS = 64
 """Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its
-memory."""
+memory. There whole groups share ops, so that no op continues a split of the one before."""
 
 Lifetimes = dict[str, tuple[int, int]]
 
@@ -29,9 +30,12 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     own: set[str] = set()
     pending: list[Touch] = []
     level = 0
+    shared = workers > MAX_REPEATING_WORKERS
     for op in step.ops:
-        columns = op.by_columns and _follows_columns(op, pending)
-        everyone = 1 < workers <= MAX_REPEATING_WORKERS and op.private and not columns
+        if shared:
+            op = replace(op, splits=(Split.ANY,) * len(op.splits))
+        columns = not shared and op.by_columns and _follows_columns(op, pending)
+        everyone = not shared and workers > 1 and op.private and not columns
         if everyone:
             own |= {name for name in op.results() if name in step.scratch and writers[name] == 1}
         touches = [

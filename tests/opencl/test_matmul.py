@@ -23,8 +23,12 @@ from accel.opencl.weights import LANES, Layout, header_bytes, repack
 from contract.errors import TierUnavailable
 
 ENTRY = """
-__kernel void one_packet(ulong packet, uint op) {
-    const MEMORY_MAP map = {0, 0};
+__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
+void one_packet(ulong packet, uint op) {
+    DECLARE_GROUP_MEMORY
+    MEMORY_MAP map;
+    map.scratch = map.own = 0;
+    MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
     if (op == 0) op_quantize_activation(&map, p, worker, workers);
@@ -51,7 +55,7 @@ VARIANTS = {
     "avx512": Variant(("__AVX512VNNI__",), False, 1),
     "avx2": Variant(("__AVX512BW__",), False, 1),
     "portable": Variant(("__AVX512BW__", "__AVX2__"), False, 1),
-    "work_items": Variant((), False, 64),
+    "work_items": Variant((), False, 128),
 }
 
 
@@ -87,10 +91,12 @@ class Products:
         )
         program = build_program(context, device, files, options, None)
         self._kernel = program.one_packet
+        self._group_size = variant.group_size
 
     def run(self, op: str, packet: np.ndarray, workers: int) -> None:
         number = np.uint32(KERNEL_OPS.index(op))
-        self._kernel(self._queue, (workers,), (1,), np.uint64(packet.ctypes.data), number)
+        sizes = (workers * self._group_size,), (self._group_size,)
+        self._kernel(self._queue, *sizes, np.uint64(packet.ctypes.data), number)
         self._queue.finish()
 
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:

@@ -12,6 +12,24 @@
 #define A(i) load_padded(OPERAND(float, i) + (ulong)token * packet->stride[i] + k, count)
 #define V(i) load_padded(OPERAND(float, i) + k, count)
 
+#if GROUP_SIZE > 1
+
+#define DEFINE_ELEMENTWISE(name, OUTPUT, SETUP, EXPRESSION)                                     \
+    void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
+        const uint tokens = packet->size[0], width = packet->size[1];                           \
+        const uint pieces = (width + 15) / 16;                                                  \
+        SETUP;                                                                                  \
+        FOR_WORKER_UNITS(unit, tokens * pieces) {                                               \
+            const uint token = unit / pieces, k = unit % pieces * 16;                           \
+            const int count = (int)(width - k);                                                 \
+            const float16 value = EXPRESSION;                                                   \
+            GLOBAL float *y = OPERAND(float, OUTPUT);                                           \
+            store_partial(value, y + (ulong)token * packet->stride[OUTPUT] + k, count);         \
+        }                                                                                       \
+    }
+
+#else
+
 #define DEFINE_ELEMENTWISE(name, OUTPUT, SETUP, EXPRESSION)                                     \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
         const uint tokens = packet->size[0], width = packet->size[1];                           \
@@ -30,5 +48,7 @@
             }                                                                                   \
         }                                                                                       \
     }
+
+#endif
 
 #endif

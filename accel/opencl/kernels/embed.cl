@@ -49,6 +49,24 @@ static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
     }
 }
 
+#if GROUP_SIZE > 1
+
+// Units are single elements.
+void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], hidden = packet->size[1];
+    FOR_WORKER_UNITS(unit, tokens * hidden) {
+        const uint token = unit / hidden, k = unit % hidden;
+        const uint id = OPERAND(int, 0)[token * packet->stride[0]];
+        const GLOBAL uchar *table = OPERAND(uchar, 1);
+        OPERAND(float, 2)[(ulong)token * packet->stride[2] + k] =
+            packet->layout == LAYOUT_LANES
+                ? lanes_element(packet->dtype, table, hidden, id, k)
+                : dequantized(packet->dtype, table + (ulong)id * packet->stride[1], k);
+    }
+}
+
+#else
+
 void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], hidden = packet->size[1];
     const SHARE mine = share(tokens, 1, worker, workers);
@@ -64,3 +82,5 @@ void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint work
         }
     }
 }
+
+#endif

@@ -11,9 +11,9 @@ static MEMORY_MAP map_memory(
     map.scratch = scratch;
     map.own = own + worker * own_bytes;
 #else
-    for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
-    map.scratch = banks[scratch >> BANK_SHIFT] + (scratch & OFFSET_MASK);
-    map.own = banks[own >> BANK_SHIFT] + (own & OFFSET_MASK) + worker * own_bytes;
+    UNROLL for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
+    map.scratch = bank_at(banks, scratch >> BANK_SHIFT) + (scratch & OFFSET_MASK);
+    map.own = bank_at(banks, own >> BANK_SHIFT) + (own & OFFSET_MASK) + worker * own_bytes;
 #endif
     return map;
 }
@@ -98,10 +98,12 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
     BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong packets, uint count,
     ulong meeting_address, uint spin_limit) {
     __local uint verdict;
+    DECLARE_GROUP_MEMORY
     DECLARE_BANKS
     const uint my_worker = get_global_id(0), all_workers = get_global_size(0);
     const uint groups = get_num_groups(0);
-    const MEMORY_MAP map = MAP_MEMORY(my_worker);
+    MEMORY_MAP map = MAP_MEMORY(my_worker);
+    MAP_GROUP_MEMORY(map);
     volatile GLOBAL uint *meeting = (volatile GLOBAL uint *)at(&map, meeting_address);
     const GLOBAL PACKET *packet = (const GLOBAL PACKET *)at(&map, packets);
     uint meetings = 0;
@@ -111,6 +113,9 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
             return;
         const uint worker = packet->everyone ? 0 : my_worker;
         const uint workers = packet->everyone ? 1 : all_workers;
+#if GROUP_SIZE > 1
+        barrier(CLK_LOCAL_MEM_FENCE);  // the packet before is done with the group's memory
+#endif
         switch (packet->op) { FOR_EACH_OP(DISPATCH) }
     }
     // The last group to leave makes the block ready for the next launch.
@@ -122,12 +127,20 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
 
 #else
 
+#if GROUP_SIZE > 1
+#define GROUP_ATTRIBUTE __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
+#else
+#define GROUP_ATTRIBUTE
+#endif
+
 // One packet per launch; every work-item is a worker.
 #define LAUNCH(number, name)                                                                 \
-    __kernel void launch_##name(BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes,   \
-                                ulong packets, uint index) {                                 \
+    __kernel GROUP_ATTRIBUTE void launch_##name(BANK_PARAMETERS ulong scratch, ulong own,    \
+                                                ulong own_bytes, ulong packets, uint index) { \
+        DECLARE_GROUP_MEMORY                                                                 \
         DECLARE_BANKS                                                                        \
-        const MEMORY_MAP map = MAP_MEMORY(0);                                                \
+        MEMORY_MAP map = MAP_MEMORY(0);                                                      \
+        MAP_GROUP_MEMORY(map);                                                               \
         op_##name(&map, (const GLOBAL PACKET *)at(&map, packets) + index, get_global_id(0),  \
                   get_global_size(0));                                                       \
     }

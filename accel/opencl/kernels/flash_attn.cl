@@ -16,6 +16,71 @@ static inline uint first_tile(int position, uint window) {
     return window && position + 1 > (int)window ? (position + 1 - window) / KV_TILE : 0;
 }
 
+#if GROUP_SIZE > 1
+
+// Units are one tile and one head.
+void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
+    const uint head_dim = packet->size[3], window = packet->size[4], tiles = packet->size[5];
+    const uint part = PART_HEADER + padded_dim(head_dim);
+    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    FOR_GROUP_UNITS(unit, tokens * tiles * heads) {
+        const uint h = unit % heads, tile = unit / heads % tiles, token = unit / heads / tiles;
+        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+        const int position = query[2];
+        if (tile < first_tile(position, window) || tile > position / KV_TILE) continue;
+        const uint first = window && position + 1 > (int)window ? position + 1 - window : 0;
+        const uint start = tile * KV_TILE;
+        float output[ITEM_COLUMNS];
+        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        head.column = h / (heads / kv_heads) * head_dim;
+        load_group_query(memory,
+                         OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                         head_dim);
+        const SOFTMAX softmax = group_tile(&head, memory, tile, max(first, start) - start,
+                                           min(position + 1 - start, (uint)KV_TILE), output);
+        GLOBAL float *place =
+            OPERAND(float, 4) + (((ulong)token * heads + h) * tiles + tile) * part;
+        if (get_local_id(0) == 0) {
+            place[0] = softmax.maximum;
+            place[1] = softmax.total;
+        }
+        UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) {
+            const uint d = get_local_id(0) + GROUP_SIZE * i;
+            if (d < head_dim) place[PART_HEADER + d] = output[i];
+        }
+    }
+}
+
+// Units are one column of one head.
+void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
+    const uint window = packet->size[3], tiles = packet->size[4];
+    const uint part = PART_HEADER + padded_dim(head_dim);
+    FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
+        const uint d = unit % head_dim, h = unit / head_dim % heads;
+        const uint token = unit / head_dim / heads;
+        const int position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const uint first = first_tile(position, window);
+        const GLOBAL float *parts =
+            OPERAND(float, 0) + (((ulong)token * heads + h) * tiles + first) * part;
+        SOFTMAX so_far = {parts[0], parts[1]};
+        float output = parts[PART_HEADER + d];
+        for (uint tile = first + 1; tile <= position / KV_TILE; tile++) {
+            parts += part;
+            const float maximum = larger(so_far.maximum, parts[0]);
+            const float a = exp1(so_far.maximum - maximum), b = exp1(parts[0] - maximum);
+            so_far.total = so_far.total * a + parts[1] * b;
+            so_far.maximum = maximum;
+            output = output * a + parts[PART_HEADER + d] * b;
+        }
+        OPERAND(float, 2)[(ulong)token * packet->stride[2] + h * head_dim + d] =
+            divide1(output, so_far.total);
+    }
+}
+
+#else
+
 static void attend_tile(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile,
                         GLOBAL float *parts, ulong part_stride) {
     float scores[ATTENTION_QUERIES][KV_TILE];
@@ -92,3 +157,5 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
         }
     }
 }
+
+#endif

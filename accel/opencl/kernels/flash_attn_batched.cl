@@ -6,6 +6,47 @@
 // kv is float or half as dtype says. The work is divided into units of one KV head and a block of
 // tokens, which workers take in turn.
 
+#if GROUP_SIZE > 1
+
+// Units are one token and one head.
+void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
+                           uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
+    const uint head_dim = packet->size[3], window = packet->size[4];
+    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    FOR_GROUP_UNITS(unit, tokens * heads) {
+        const uint h = unit % heads, token = unit / heads;
+        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+        const uint end = query[2] + 1, from = window && end > window ? end - window : 0;
+        float output[ITEM_COLUMNS], tile_output[ITEM_COLUMNS];
+        SOFTMAX so_far = {0.0f, 0.0f};
+        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        head.column = h / (heads / kv_heads) * head_dim;
+        load_group_query(memory,
+                         OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                         head_dim);
+        for (uint tile = from / KV_TILE; tile * KV_TILE < end; tile++) {
+            const uint start = tile * KV_TILE;
+            const SOFTMAX softmax = group_tile(&head, memory, tile, max(from, start) - start,
+                                               min(end - start, (uint)KV_TILE), tile_output);
+            if (tile == from / KV_TILE) {
+                so_far = softmax;
+                UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) output[i] = tile_output[i];
+            } else {
+                merge_group_tile(&so_far, output, softmax, tile_output);
+            }
+        }
+        UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) {
+            const uint d = get_local_id(0) + GROUP_SIZE * i;
+            if (d < head_dim)
+                OPERAND(float, 4)[(ulong)token * packet->stride[4] + h * head_dim + d] =
+                    divide1(output[i], so_far.total);
+        }
+    }
+}
+
+#else
+
 typedef struct {
     float output[ATTENTION_QUERIES * HEAD_DIM_MAX];  // rows of padded_dim
     float scores[ATTENTION_QUERIES][KV_TILE];
@@ -86,3 +127,5 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         }
     }
 }
+
+#endif

@@ -4,6 +4,27 @@
 // sizes:    tokens, width (kv_heads * head_dim), page_tokens
 // kv is float or half as dtype says. Tokens are split among workers.
 
+#if GROUP_SIZE > 1
+
+// Units are single elements.
+void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
+    FOR_WORKER_UNITS(unit, tokens * 2 * width) {
+        const uint token = unit / width / 2, which = unit / width % 2, k = unit % width;
+        const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        const uint slot = query[1], position = query[2];
+        const ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
+        const float value = OPERAND(float, which)[(ulong)token * packet->stride[which] + k];
+        const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
+        if (packet->dtype == F32)
+            OPERAND(float, 4)[place] = value;
+        else
+            store_half(value, OPERAND(half, 4) + place);
+    }
+}
+
+#else
+
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
     const SHARE mine = share(tokens, 1, worker, workers);
@@ -24,3 +45,5 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
         }
     }
 }
+
+#endif

@@ -6,11 +6,11 @@
 // sizes:    tokens, rows, columns
 // Float weights are stored as in the model file, stride[3] bytes a row; quantized ones in the
 // layout of matmul_formats.h. Rows are split among workers by COLUMN_GRANULE, for every number
-// of tokens.
-
-MATMUL_TARGET_BEGIN
+// of tokens; or work-groups share them in any way.
 
 #if GROUP_SIZE == 1
+
+MATMUL_TARGET_BEGIN
 
 #define DEFINE_QUANTIZED(dtype)                                             \
     OUTLINED void decode_##dtype(const MATMUL *p, uint begin, uint end) {   \
@@ -25,15 +25,6 @@ MATMUL_TARGET_BEGIN
         else                                                                \
             prefill_##dtype(p, begin, end);                                 \
     }
-
-#else
-
-#define DEFINE_QUANTIZED(dtype)                                             \
-    static void rows_##dtype(const MATMUL *p, uint begin, uint end) {       \
-        single_rows(dtype, p, begin, end);                                  \
-    }
-
-#endif
 
 #define DEFINE_FLOAT(dtype)                                                 \
     OUTLINED void rows_##dtype(const MATMUL *p, uint begin, uint end) {     \
@@ -59,10 +50,25 @@ MATMUL_TARGET_END
         rows_##dtype(&p, mine.begin, mine.end);  \
         break;
 
+#else
+
+#define ROWS_CASE(dtype)                         \
+    case dtype:                                  \
+        if (IS_FLOAT(dtype))                     \
+            group_float_rows(dtype, memory, &p); \
+        else                                     \
+            group_rows(dtype, memory, &p);       \
+        break;
+
+#endif
+
 void op_matmul(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+#if GROUP_SIZE == 1
     const SHARE mine = share(packet->size[1], COLUMN_GRANULE, worker, workers);
+#endif
     MATMUL p;
     p.tokens = packet->size[0];
+    p.rows = packet->size[1];
     p.columns = packet->size[2];
     p.x = OPERAND(float, 0);
     p.m = OPERAND(short, 0);

@@ -109,18 +109,31 @@ INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row
 
 #else
 
-INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
-    for (uint row = begin_row; row < end_row; row++) {
-        for (uint token = 0; token < p->tokens; token++) {
-            SPAN_FOLD fold = {0.0f, 0.0f, 0};
-            for (uint k = 0; k < p->columns; k += SEGMENT) {
-                float16 w[SEGMENT_VECTORS], x[SEGMENT_VECTORS];
-                load_weight_segment(dtype, p->weight + row * p->weight_stride, k, p->columns, w);
-                load_float_segment(p->x + token * p->x_stride, k, p->columns, x);
-                fold_next(&fold, fold16(halved_products(w, x)));
+INLINE float float_weight(uint dtype, const GLOBAL uchar *row, uint k) {
+    if (dtype == F32) return ((const GLOBAL float *)row)[k];
+    if (dtype == F16) return vload_half(k, (const GLOBAL half *)row);
+    return as_float((uint)((const GLOBAL ushort *)row)[k] << 16);
+}
+
+// Units are one row and one token.
+INLINE void group_float_rows(uint dtype, MEMORY memory, const MATMUL *p) {
+    const uint segments = (p->columns + SEGMENT - 1) / SEGMENT;
+    const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
+    FOR_GROUP_UNITS(unit, p->rows * p->tokens) {
+        const ulong row = unit % p->rows, token = unit / p->rows;
+        const GLOBAL uchar *weight = p->weight + row * p->weight_stride;
+        const GLOBAL float *x = p->x + token * p->x_stride;
+        SPAN_FOLD fold = {0.0f, 0.0f, 0};
+        for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
+            float products[16];
+            UNROLL for (int i = 0; i < 16; i++) {
+                const uint k = first * SEGMENT + mine + 16 * i;
+                products[i] = k < p->columns ? float_weight(dtype, weight, k) * x[k] : 0.0f;
             }
-            p->y[token * p->y_stride + row] = fold_end(&fold);
+            fold_group_segments(memory, halved_sixteen(products),
+                                min(segments - first, (uint)GROUP_SEGMENTS), &fold);
         }
+        if (get_local_id(0) == 0) p->y[token * p->y_stride + row] = fold_end(&fold);
     }
 }
 

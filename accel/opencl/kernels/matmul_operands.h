@@ -5,6 +5,7 @@
 
 typedef struct {
     uint tokens;
+    uint rows;
     uint columns;
     const GLOBAL uchar *weight;
     ulong weight_stride;

@@ -43,10 +43,23 @@ typedef struct {
 #define BANK_SHIFT 56
 #define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
 
+#if GROUP_SIZE > 1
+// Local memory every op of a group may use from its start on.
+#define GROUP_WORDS 4352
+#define GROUP_POINTER __local uint *group;
+#define DECLARE_GROUP_MEMORY __local uint group_memory[GROUP_WORDS];
+#define MAP_GROUP_MEMORY(map) (map).group = group_memory
+#else
+#define GROUP_POINTER
+#define DECLARE_GROUP_MEMORY
+#define MAP_GROUP_MEMORY(map)
+#endif
+
 #if SHARED_ADDRESSES
 typedef struct {
     ulong scratch;
     ulong own;
+    GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS
 #else
@@ -54,6 +67,7 @@ typedef struct {
     GLOBAL uchar *bank[BANKS];
     GLOBAL uchar *scratch;
     GLOBAL uchar *own;
+    GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS \
     GLOBAL uchar *bank0, GLOBAL uchar *bank1, GLOBAL uchar *bank2, GLOBAL uchar *bank3, \
@@ -67,6 +81,19 @@ typedef struct {
 
 typedef const MEMORY_MAP *MEMORY;
 
+#if !SHARED_ADDRESSES
+INLINE GLOBAL uchar *bank_at(GLOBAL uchar *const *banks, uint number) {
+#if GROUP_SIZE > 1
+    // An array that is indexed by a variable would be copied to the memory of every item.
+    GLOBAL uchar *bank = banks[0];
+    UNROLL for (uint i = 1; i < BANKS; i++) bank = number == i ? banks[i] : bank;
+    return bank;
+#else
+    return banks[number];
+#endif
+}
+#endif
+
 static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
 #if SHARED_ADDRESSES
     ulong base = 0;
@@ -77,7 +104,7 @@ static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
     ulong offset = address & OFFSET_MASK;
     if (address & OWN_MEMORY) return memory->own + offset;
     if (address & SCRATCH_MEMORY) return memory->scratch + offset;
-    return memory->bank[address >> BANK_SHIFT] + offset;
+    return bank_at(memory->bank, address >> BANK_SHIFT) + offset;
 #endif
 }
 
@@ -101,10 +128,6 @@ static inline SHARE share(uint count, uint granule, uint worker, uint workers) {
 }
 
 // Columns of matrix products and of the elementwise ops that follow them are split by this many.
-#if GROUP_SIZE > 1
-#define COLUMN_GRANULE 1
-#else
 #define COLUMN_GRANULE 32
-#endif
 
 #endif

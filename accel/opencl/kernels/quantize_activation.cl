@@ -6,13 +6,40 @@
 //           the next 16, as 16-bit numbers
 // sizes:    tokens, columns
 // padded is columns rounded up to whole segments; m and sums are 0 beyond columns. A segment with a
-// NaN or infinity has m = 0 and scale NaN. Tokens are split among workers.
+// NaN or infinity has m = 0 and scale NaN. Tokens are split among workers; or eight items of a
+// work-group share a segment.
 
 static inline int sum16(int16 v) {
     int8 a = v.lo + v.hi;
     int4 b = a.lo + a.hi;
     return (b.x + b.y) + (b.z + b.w);
 }
+
+// The factors to and from the integers of a segment whose largest magnitude has bits `largest`.
+typedef struct {
+    bool silent;
+    float up;
+    float scale;
+} QUANTIZER;
+
+INLINE QUANTIZER quantizer_of(int largest) {
+    QUANTIZER q;
+    const bool broken = largest >= (int)INFINITY_BITS;
+    const int exponent = (largest >> 23) - 127;
+    q.silent = broken || exponent < -64;
+    q.up = q.silent ? 0.0f : as_float((127 + 10 - exponent) << 23);
+    q.scale = q.silent ? 0.0f : as_float((127 - 10 + exponent) << 23);
+    if (broken) q.scale = as_float(QUIET_NAN);
+    return q;
+}
+
+static inline int largest_int(int16 v) {
+    int8 m8 = max(v.lo, v.hi);
+    int4 m4 = max(m8.lo, m8.hi);
+    return max(max(m4.x, m4.y), max(m4.z, m4.w));
+}
+
+#if GROUP_SIZE == 1
 
 void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
@@ -29,23 +56,16 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
                 int16 bits = as_int16(load_padded(x + k, columns - k)) & 0x7FFFFFFF;
                 most = max(most, bits);
             }
-            int8 m8 = max(most.lo, most.hi);
-            int4 m4 = max(m8.lo, m8.hi);
-            int largest = max(max(m4.x, m4.y), max(m4.z, m4.w));
-            bool broken = largest >= (int)INFINITY_BITS;
-            int exponent = (largest >> 23) - 127;
-            bool silent = broken || exponent < -64;
-            float up = silent ? 0.0f : as_float((127 + 10 - exponent) << 23);
-            float down = silent ? 0.0f : as_float((127 - 10 + exponent) << 23);
-            scale[first / SEGMENT] = broken ? as_float(QUIET_NAN) : down;
+            const QUANTIZER q = quantizer_of(largest_int(most));
+            scale[first / SEGMENT] = q.scale;
             for (uint k = first; k < first + SEGMENT; k += 32) {
                 int16 low = 0, high = 0;
-                if (!silent) {
+                if (!q.silent) {
                     if (k < columns)
-                        low = convert_int16(rint_small16(load_padded(x + k, columns - k) * up));
+                        low = convert_int16(rint_small16(load_padded(x + k, columns - k) * q.up));
                     if (k + 16 < columns)
                         high = convert_int16(
-                            rint_small16(load_padded(x + k + 16, columns - k - 16) * up));
+                            rint_small16(load_padded(x + k + 16, columns - k - 16) * q.up));
                     low = clamp(low, -2047, 2047);
                     high = clamp(high, -2047, 2047);
                 }
@@ -56,3 +76,47 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
         }
     }
 }
+
+#else
+
+INLINE int16 quantized_sixteen(QUANTIZER q, float16 x) {
+    if (q.silent) return 0;
+    return clamp(convert_int16(rint_small16(x * q.up)), -2047, 2047);
+}
+
+void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
+                            uint workers) {
+    const uint tokens = packet->size[0], columns = packet->size[1];
+    const uint segments = (columns + SEGMENT - 1) / SEGMENT, total = tokens * segments;
+    const uint item = get_local_id(0);
+    __local int *magnitude = (__local int *)memory->group;
+    FOR_GROUP_UNITS(unit, (total + GROUP_SIZE / 8 - 1) / (GROUP_SIZE / 8)) {
+        const uint index = unit * (GROUP_SIZE / 8) + item / 8;
+        const uint token = index / segments, segment = index % segments;
+        const uint k = segment * SEGMENT + item % 8 * 32;
+        float16 low = 0.0f, high = 0.0f;
+        if (index < total) {
+            const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0];
+            low = load_padded(x + k, (int)(columns - k));
+            high = load_padded(x + k + 16, (int)(columns - k) - 16);
+        }
+        magnitude[item] =
+            largest_int(max(as_int16(low) & 0x7FFFFFFF, as_int16(high) & 0x7FFFFFFF));
+        LOCAL_BARRIER;
+        int largest = 0;
+        UNROLL for (int i = 0; i < 8; i++) largest = max(largest, magnitude[item / 8 * 8 + i]);
+        LOCAL_BARRIER;
+        if (index >= total) continue;
+        const QUANTIZER q = quantizer_of(largest);
+        const int16 a = quantized_sixteen(q, low), b = quantized_sixteen(q, high);
+        GLOBAL short *m = OPERAND(short, 1) + (ulong)token * packet->stride[1] + k;
+        vstore16(convert_short16(a), 0, m);
+        vstore16(convert_short16(b), 0, m + 16);
+        OPERAND(uint, 3)[(ulong)token * packet->stride[3] + k / 32] =
+            ((uint)sum16(a) & 0xFFFFu) | (uint)sum16(b) << 16;
+        if (item % 8 == 0)
+            OPERAND(float, 2)[(ulong)token * packet->stride[2] + segment] = q.scale;
+    }
+}
+
+#endif

@@ -3,7 +3,9 @@
 // operands: x, weight (may be absent), y
 // sizes:    tokens, groups, width
 // reals:    eps
-// Tokens are split among workers.
+// Tokens are split among workers; or a work-group takes a (token, group) at a time.
+
+#if GROUP_SIZE == 1
 
 static float sum_of_squares(const GLOBAL float *x, uint width) {
     SPAN_FOLD fold = {0.0f, 0.0f, 0};
@@ -43,3 +45,40 @@ void op_rms_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint w
         }
     }
 }
+
+#else
+
+INLINE float group_sum_of_squares(MEMORY memory, const GLOBAL float *x, uint width) {
+    const uint segments = (width + SEGMENT - 1) / SEGMENT;
+    const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
+    SPAN_FOLD fold = {0.0f, 0.0f, 0};
+    for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
+        float squares[16];
+        UNROLL for (int i = 0; i < 16; i++) {
+            const uint k = first * SEGMENT + mine + 16 * i;
+            const float value = k < width ? x[k] : 0.0f;
+            squares[i] = value * value;
+        }
+        fold_group_segments(memory, halved_sixteen(squares),
+                            min(segments - first, (uint)GROUP_SEGMENTS), &fold);
+    }
+    return fold_end(&fold);
+}
+
+void op_rms_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], groups = packet->size[1], width = packet->size[2];
+    const bool weighted = packet->operand[1] != ABSENT;
+    FOR_GROUP_UNITS(unit, tokens * groups) {
+        const uint token = unit / groups, first = unit % groups * width;
+        const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0] + first;
+        GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2] + first;
+        const float mean = divide1(group_sum_of_squares(memory, x, width), (float)width);
+        const float r = divide1(1.0f, sqrt1(mean + packet->real[0]));
+        for (uint k = get_local_id(0); k < width; k += GROUP_SIZE) {
+            const float value = x[k] * r;
+            y[k] = weighted ? value * OPERAND(float, 1)[k] : value;
+        }
+    }
+}
+
+#endif

@@ -5,6 +5,35 @@
 // Pair m is channels (m, m + pairs) if neox, else (2m, 2m + 1); later channels pass through. Tokens
 // are split among workers.
 
+#if GROUP_SIZE > 1
+
+// Units are sixteen pairs of one head.
+void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
+    const bool neox = packet->size[3];
+    const uint pairs = packet->size[4], pieces = (pairs + 15) / 16;
+    FOR_WORKER_UNITS(unit, tokens * heads * pieces) {
+        const uint token = unit / pieces / heads, head = unit / pieces % heads;
+        const uint first = unit % pieces * 16, end = min(first + 16, pairs);
+        const int position = OPERAND(int, 2)[token * packet->stride[2] + 2];
+        const GLOBAL float *cosine = OPERAND(float, 1) + (ulong)position * 2 * pairs;
+        const GLOBAL float *sine = cosine + pairs;
+        const GLOBAL float *x =
+            OPERAND(float, 0) + (ulong)token * packet->stride[0] + head * head_dim;
+        GLOBAL float *y = OPERAND(float, 3) + (ulong)token * packet->stride[3] + head * head_dim;
+        for (uint m = first; m < end; m++) {
+            const uint i = neox ? m : 2 * m, j = neox ? pairs + m : 2 * m + 1;
+            const float a = x[i], b = x[j], c = cosine[m], s = sine[m];
+            y[i] = a * c - b * s;
+            y[j] = a * s + b * c;
+        }
+        if (first == 0)
+            for (uint k = 2 * pairs; k < head_dim; k++) y[k] = x[k];
+    }
+}
+
+#else
+
 void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
     const bool neox = packet->size[3];
@@ -37,3 +66,5 @@ void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint worke
         }
     }
 }
+
+#endif

@@ -55,9 +55,14 @@ static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const GLO
 void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint rows = packet->size[0], vocab = packet->size[1], parts = packet->size[2];
     const uint recent_tokens = packet->size[3];
+#if GROUP_SIZE > 1
+    FOR_GROUP_UNITS(unit, rows * parts) {
+        const SHARE columns = share_of_item(vocab, unit % parts, parts);
+#else
     for (uint unit = worker; unit < rows * parts; unit += workers) {
-        const uint row = unit / parts;
         const SHARE columns = share(vocab, COLUMN_GRANULE, unit % parts, parts);
+#endif
+        const uint row = unit / parts;
         const GLOBAL float *logits = OPERAND(float, 0) + (ulong)row * packet->stride[0];
         const GLOBAL SAMPLING *how = OPERAND(SAMPLING, 1) + row;
         const GLOBAL int *recent = OPERAND(int, 2) + (ulong)row * packet->stride[2];
@@ -80,7 +85,12 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             best = best_in(values, columns.begin, columns.end);
             best.finite &= finite;
         }
+#if GROUP_SIZE > 1
+        best = group_best(memory, best);
+        if (get_local_id(0) == 0) OPERAND(BEST, 4)[unit] = best;
+#else
         OPERAND(BEST, 4)[unit] = best;
+#endif
     }
 }
 

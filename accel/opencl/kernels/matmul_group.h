@@ -1,0 +1,246 @@
+// Products where a work-group shares 16 rows: item i has row i % 16 and, of every segment, the block
+// of 32 columns i / 16. Neighbouring items have neighbouring rows, whose dwords lie side by side.
+
+#ifndef MATMUL_GROUP_H
+#define MATMUL_GROUP_H
+
+#if GROUP_SIZE > 1
+
+#define SEGMENT_BLOCKS (SEGMENT / 32)
+#if GROUP_SIZE != SEGMENT_BLOCKS * LANES
+#error "a work-group is the blocks of a segment of 16 rows"
+#endif
+
+// What blocks contribute to a segment, by (slot, block, row); a slot is a segment of one token.
+#define SLOTS SEGMENT_BLOCKS
+typedef struct {
+    int first[SLOTS][GROUP_SIZE];   // scaled sums, or 32-blocks' terms as bits of a float
+    int second[SLOTS][GROUP_SIZE];  // sums times minima of super-blocks
+} PARTIALS;
+
+// One item's 32 weights. Bytes are in order of columns.
+typedef struct {
+    uint q[8];
+    int scale[2];  // of the sub-blocks of a super-block
+    int minimum;
+    float d;       // of a 32-block
+    float least;
+} BLOCK;
+
+// The bytes 0 2 1 3 of x.
+INLINE uint swap_middle(uint x) {
+#ifdef __NV_CL_C_VERSION
+    uint y;
+    __asm__("prmt.b32 %0, %1, 0, 0x3120;" : "=r"(y) : "r"(x));
+    return y;
+#else
+    return (x & 0xFF0000FFu) | (x >> 8 & 0xFF00u) | (x & 0xFF00u) << 8;
+#endif
+}
+
+// sum + four unsigned bytes times four signed 16-bit numbers.
+INLINE int dot_four(int sum, uint q, uint low, uint high) {
+#ifdef __NV_CL_C_VERSION
+    int half_sum, whole;
+    __asm__("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(half_sum) : "r"(low), "r"(q), "r"(sum));
+    __asm__("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(whole) : "r"(high), "r"(q), "r"(half_sum));
+    return whole;
+#else
+    sum += (int)(q & 0xFF) * (short)(low & 0xFFFFu) + (int)(q >> 8 & 0xFF) * ((int)low >> 16);
+    return sum + (int)(q >> 16 & 0xFF) * (short)(high & 0xFFFFu) +
+           (int)(q >> 24) * ((int)high >> 16);
+#endif
+}
+
+INLINE int low_sum(uint sums) { return (short)(sums & 0xFFFFu); }
+INLINE int high_sum(uint sums) { return (int)sums >> 16; }
+
+// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes.
+INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
+    const uint nibbles = vector + UPPER_VECTORS(dtype);
+    if (dtype == Q8_0) return lane[(nibbles + t) * LANES];
+    uint q = (lane[(nibbles + t / 2) * LANES] >> (4 * (t & 1))) & 0x0F0F0F0Fu;
+    if (UPPER_VECTORS(dtype) == 1)
+        q |= (lane[vector * LANES] >> t & 0x01010101u) << 4;
+    else if (UPPER_VECTORS(dtype) == 2)
+        q |= (lane[(vector + t / 4) * LANES] >> (2 * (t & 3)) & 0x03030303u) << 4;
+    return q;
+}
+
+// Byte i of the sub-scales a lane holds, unpacked as load_sub_scales does.
+INLINE int lane_sub_scale(uint dtype, const GLOBAL uint *lane, uint vector, int s) {
+    const uint place = 8 * (s & 3);
+    if (dtype == Q6_K) return (char)(lane[(vector + s / 4) * LANES] >> place);
+    uint a = lane[vector * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
+    return s < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
+}
+
+INLINE int lane_sub_minimum(const GLOBAL uint *lane, uint vector, int s) {
+    const uint place = 8 * (s & 3);
+    uint b = lane[(vector + 1) * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
+    return s < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
+}
+
+// Where 16 rows lie, for the item's own row.
+typedef struct {
+    const GLOBAL half *header;
+    const GLOBAL uint *lane;
+} LANE_ROWS;
+
+INLINE LANE_ROWS lane_rows(uint dtype, const MATMUL *p, uint row_group) {
+    LANE_ROWS rows;
+    const uint lane = get_local_id(0) % LANES;
+    const GLOBAL uchar *group = p->weight + (ulong)row_group * group_bytes(dtype, p->columns);
+    rows.header = (const GLOBAL half *)group + lane;
+    rows.lane = (const GLOBAL uint *)(group + header_bytes(dtype, p->columns)) + lane;
+    return rows;
+}
+
+INLINE const GLOBAL half *unit_header(uint dtype, LANE_ROWS rows, uint column) {
+    return rows.header + column / UNIT_ELEMENTS(dtype) * (UNIT_BYTES(dtype) / 2);
+}
+
+// Block `part` of the segment that begins at `column`.
+INLINE BLOCK load_block(uint dtype, LANE_ROWS rows, uint column, uint part) {
+    BLOCK block;
+    const uint start = body_vectors(dtype, column);
+    const uint vector = start + SUB_SCALE_VECTORS(dtype) + part * BLOCK_VECTORS(dtype);
+    UNROLL for (int t = 0; t < 8; t++)
+        block.q[t] = swap_middle(lane_bytes(dtype, rows.lane, vector, t));
+    if (dtype == Q6_K) {
+        block.scale[0] = lane_sub_scale(dtype, rows.lane, start, 2 * part);
+        block.scale[1] = lane_sub_scale(dtype, rows.lane, start, 2 * part + 1);
+    } else if (IS_SUPER(dtype)) {
+        block.scale[0] = lane_sub_scale(dtype, rows.lane, start, part);
+        block.minimum = lane_sub_minimum(rows.lane, start, part);
+    } else {
+        const GLOBAL half *unit = unit_header(dtype, rows, column + 32 * part);
+        block.d = vload_half(0, unit);
+        if (HAS_MINIMUM(dtype)) block.least = vload_half(LANES, unit);
+    }
+    return block;
+}
+
+// The block's contribution for the 32 activations m, whose sums are `sums`.
+INLINE void add_block(uint dtype, const BLOCK *block, const GLOBAL short *m, uint sums,
+                      __local PARTIALS *partials, uint slot) {
+    const uint item = get_local_id(0);
+    const GLOBAL uint4 *pairs = (const GLOBAL uint4 *)m;
+    int dot[2] = {0, 0};
+    UNROLL for (int i = 0; i < 4; i++) {
+        const uint4 a = pairs[i];
+        dot[i / 2] = dot_four(dot[i / 2], block->q[2 * i], a.x, a.y);
+        dot[i / 2] = dot_four(dot[i / 2], block->q[2 * i + 1], a.z, a.w);
+    }
+    dot[0] -= OFFSET(dtype) * low_sum(sums);
+    dot[1] -= OFFSET(dtype) * high_sum(sums);
+    const int sum = low_sum(sums) + high_sum(sums);
+    if (dtype == Q6_K) {
+        partials->first[slot][item] = block->scale[0] * dot[0] + block->scale[1] * dot[1];
+    } else if (IS_SUPER(dtype)) {
+        partials->first[slot][item] = block->scale[0] * (dot[0] + dot[1]);
+        partials->second[slot][item] = block->minimum * sum;
+    } else {
+        float term = block->d * (float)(dot[0] + dot[1]);
+        if (HAS_MINIMUM(dtype)) term = term + block->least * (float)sum;
+        partials->first[slot][item] = as_int(term);
+    }
+}
+
+// The segment of `slot` that begins at `column`, for the item's row; before the activation's scale.
+INLINE float slot_segment(uint dtype, LANE_ROWS rows, uint column, uint columns,
+                          const __local PARTIALS *partials, uint slot) {
+    const __local int *first = partials->first[slot] + get_local_id(0) % LANES;
+    const __local int *second = partials->second[slot] + get_local_id(0) % LANES;
+    if (IS_SUPER(dtype)) {
+        const GLOBAL half *unit = unit_header(dtype, rows, column);
+        int scaled = 0, minima = 0;
+        UNROLL for (int b = 0; b < SEGMENT_BLOCKS; b++) {
+            scaled += first[b * LANES];
+            if (HAS_MINIMUM(dtype)) minima += second[b * LANES];
+        }
+        float value = vload_half(0, unit) * (float)scaled;
+        if (HAS_MINIMUM(dtype)) value = value - vload_half(LANES, unit) * (float)minima;
+        return value;
+    }
+    const uint blocks = min(columns - column, (uint)SEGMENT) / 32;
+    float value = 0.0f;
+    for (uint b = 0; b < blocks; b++) value = value + as_float(first[b * LANES]);
+    return value;
+}
+
+// One token: the slots are eight segments.
+INLINE void group_row_decode(uint dtype, MEMORY memory, const MATMUL *p, uint row_group) {
+    __local PARTIALS *partials = (__local PARTIALS *)memory->group;
+    __local float *values = (__local float *)(partials + 1);
+    const uint item = get_local_id(0), part = item / LANES;
+    const uint row = row_group * LANES + item % LANES;
+    const LANE_ROWS rows = lane_rows(dtype, p, row_group);
+    SPAN_FOLD fold = {0.0f, 0.0f, 0};
+    for (uint first = 0; first < p->columns; first += SLOTS * SEGMENT) {
+        const uint count = min((p->columns - first + SEGMENT - 1) / SEGMENT, (uint)SLOTS);
+        _Pragma("unroll 4") for (uint slot = 0; slot < count; slot++) {
+            const uint column = first + slot * SEGMENT, k = column + 32 * part;
+            if (k >= p->columns) continue;
+            const BLOCK block = load_block(dtype, rows, column, part);
+            add_block(dtype, &block, p->m + k, p->sums[k / 32], partials, slot);
+        }
+        LOCAL_BARRIER;
+        if (part < count) {
+            const uint column = first + part * SEGMENT;
+            values[item] = slot_segment(dtype, rows, column, p->columns, partials, part) *
+                           p->scale[column / SEGMENT];
+        }
+        LOCAL_BARRIER;
+        if (part == 0)
+            for (uint slot = 0; slot < count; slot++)
+                fold_next(&fold, values[slot * LANES + item]);
+    }
+    if (part == 0 && row < p->rows) p->y[row] = fold_end(&fold);
+}
+
+// Up to eight tokens from `token`: they are the slots.
+INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint row_group,
+                              uint token) {
+    const uint item = get_local_id(0), part = item / LANES;
+    const uint row = row_group * LANES + item % LANES;
+    const uint count = min(p->tokens - token, (uint)SLOTS);
+    const LANE_ROWS rows = lane_rows(dtype, p, row_group);
+    const GLOBAL float *scale = p->scale + (ulong)(token + min(part, count - 1)) * p->scale_stride;
+    SPAN_FOLD fold = {0.0f, 0.0f, 0};
+    for (uint column = 0; column < p->columns; column += SEGMENT) {
+        // Two buffers, so that one barrier a segment is enough.
+        __local PARTIALS *partials = (__local PARTIALS *)memory->group + column / SEGMENT % 2;
+        const uint k = column + 32 * part;
+        if (k < p->columns) {
+            const BLOCK block = load_block(dtype, rows, column, part);
+            const GLOBAL short *m = p->m + (ulong)token * p->m_stride + k;
+            const GLOBAL uint *sums = p->sums + (ulong)token * p->sums_stride + k / 32;
+            for (uint slot = 0; slot < count; slot++)
+                add_block(dtype, &block, m + slot * p->m_stride, sums[slot * p->sums_stride],
+                          partials, slot);
+        }
+        LOCAL_BARRIER;
+        if (part < count)
+            fold_next(&fold, slot_segment(dtype, rows, column, p->columns, partials, part) *
+                                 scale[column / SEGMENT]);
+    }
+    LOCAL_BARRIER;
+    if (part < count && row < p->rows)
+        p->y[(ulong)(token + part) * p->y_stride + row] = fold_end(&fold);
+}
+
+INLINE void group_rows(uint dtype, MEMORY memory, const MATMUL *p) {
+    const uint row_groups = (p->rows + LANES - 1) / LANES;
+    if (p->tokens == 1) {
+        FOR_GROUP_UNITS(unit, row_groups) group_row_decode(dtype, memory, p, unit);
+        return;
+    }
+    const uint token_groups = (p->tokens + SLOTS - 1) / SLOTS;
+    FOR_GROUP_UNITS(unit, row_groups * token_groups)
+        group_row_prefill(dtype, memory, p, unit % row_groups, unit / row_groups * SLOTS);
+}
+
+#endif
+
+#endif
