@@ -234,7 +234,9 @@ class BankedMemory:
         assert bank is not None
         offset = allocation.address & ((1 << BANK_SHIFT) - 1)
         size = -(-max(allocation.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self.cl.enqueue_fill_buffer(self.queue, bank.buffer, np.uint8(0), offset, size)
+        # NVIDIA's driver faults on fills with a one-byte pattern 2 to 4 GiB into a buffer.
+        pattern = np.zeros(4, np.uint32)
+        self.cl.enqueue_fill_buffer(self.queue, bank.buffer, pattern, offset, size)
 
     def _copy(self, allocation: Allocation, host: Bytes, to_device: bool) -> Any:
         bank = self._banks[allocation.bank]
