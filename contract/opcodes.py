@@ -45,3 +45,4 @@ class Opcode(IntEnum):
     BIAS_ADD = 69
     SWIGLU = 70
     SELECT_ROWS = 71
+    SCALE_COLUMNS = 72

@@ -38,7 +38,7 @@ class BufferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferDecl:
-    """One logical buffer. ``source`` is a weight's tensor name in the model file, else empty."""
+    """One logical buffer. ``source`` says what a weight holds, see ``contract.ir.source``."""
 
     name: str
     kind: BufferKind

@@ -63,7 +63,9 @@ HEAD_DIM = Param("head_dim", int, "elements", minimum=1)
 NEOX = Param(
     "neox", int, "pairs (m, m + n/2) if 1, (2m, 2m + 1) if 0", 0, 0, ("interleaved", "neox")
 )
-GELU = Param("gelu", int, "0: silu, 1: gelu", 0, 0, ("silu", "gelu"))
+ACTIVATION_FUNCTION = Param(
+    "activation", int, "what the gate passes through", 0, 0, ("silu", "gelu", "sigmoid")
+)
 
 EXP_FLOPS = 20
 """R2's exp: 1 for n, 4 for the reduction, 14 for the polynomial, 1 for the scale."""
@@ -95,7 +97,7 @@ def gated(*sizes: str) -> Callable[[Work], int]:
     """Cost of an activation function times a second tensor."""
 
     def flops(work: Work) -> int:
-        per_element = 1 + (GELU_FLOPS if work["gelu"] else SILU_FLOPS)
+        per_element = 1 + (SILU_FLOPS, GELU_FLOPS, SILU_FLOPS)[work["activation"]]
         return each(per_element, *sizes)(work)
 
     return flops

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from contract.opcodes import Opcode
-from contract.ops.common import GELU, TANH_FLOPS, WRITE, activation, each, gated
-from contract.spec import OpSpec, Param
+from contract.ops.common import (
+    ACTIVATION_FUNCTION,
+    TANH_FLOPS,
+    WRITE,
+    activation,
+    each,
+    gated,
+)
+from contract.spec import Dim, OpSpec, Param, Scalar
+
+
+def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    if dims["factors"] in (1, dims["width"]):
+        return None
+    return f"{dims['factors']} factors for {dims['width']} columns"
+
 
 ELEMENTWISE = (
     OpSpec(
@@ -40,6 +56,19 @@ ELEMENTWISE = (
         flops=each(1, "tokens", "width"),
     ),
     OpSpec(
+        Opcode.SCALE_COLUMNS,
+        (
+            activation("x", "tokens", "width"),
+            activation("factors", "factors"),
+            activation("y", "tokens", "width", access=WRITE),
+        ),
+        (),
+        rule="R0",
+        formula="y = x * factors, one factor a column or one for all",
+        flops=each(1, "tokens", "width"),
+        constraint=_one_factor_or_all,
+    ),
+    OpSpec(
         Opcode.SOFT_CAP,
         (activation("x", "rows", "width"), activation("y", "rows", "width", access=WRITE)),
         (Param("cap", float, "bound of |y|; positive", minimum=2.0**-126),),
@@ -66,9 +95,9 @@ ELEMENTWISE = (
             activation("up", "tokens", "width"),
             activation("y", "tokens", "width", access=WRITE),
         ),
-        (GELU,),
+        (ACTIVATION_FUNCTION,),
         rule="R0 R2",
-        formula="y = silu(gate) * up, or gelu(gate) * up",
+        formula="y = f(gate) * up; f is silu, gelu or sigmoid",
         flops=gated("tokens", "width"),
     ),
 )

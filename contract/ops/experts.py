@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from contract.opcodes import Opcode
 from contract.ops.common import (
+    ACTIVATION_FUNCTION,
     EXP_FLOPS,
-    GELU,
     SILU_FLOPS,
     TOKEN_ACTIVATION,
-    UPDATE,
     WRITE,
     activation,
     gated,
@@ -90,9 +89,9 @@ EXPERTS = (
             activation("up", "tokens", "used", "width"),
             activation("y", "tokens", "used", "width", access=WRITE),
         ),
-        (GELU,),
+        (ACTIVATION_FUNCTION,),
         rule="R0 R2",
-        formula="y = silu(gate) * up, or gelu(gate) * up",
+        formula="y = f(gate) * up; f is silu, gelu or sigmoid",
         flops=gated("tokens", "used", "width"),
     ),
     OpSpec(
@@ -103,12 +102,13 @@ EXPERTS = (
             index("ids", "tokens", "used"),
             activation("weights", "tokens", "used"),
             activation("expert_scale", "experts", optional=True),
-            activation("residual", "tokens", "hidden", access=UPDATE),
+            activation("residual", "tokens", "hidden", optional=True),
+            activation("y", "tokens", "hidden", access=WRITE),
         ),
         (),
         rule="R0 R3 R4 R5 R7",
-        formula="residual += weights[e] * ((x[e] down_weight[ids[e]]^T) * expert_scale[ids[e]]), "
-        "experts in order",
+        formula="y = residual or 0; "
+        "y += weights[e] * ((x[e] down_weight[ids[e]]^T) * expert_scale[ids[e]]), e in order",
         flops=_down_flops,
         touched={"down_weight": _used_experts},
     ),
@@ -120,12 +120,13 @@ EXPERTS = (
             weight("up_weight", "width", "hidden"),
             weight("down_weight", "hidden", "width"),
             activation("router_weight", "hidden", optional=True),
-            activation("residual", "tokens", "hidden", access=UPDATE),
+            activation("residual", "tokens", "hidden"),
+            activation("y", "tokens", "hidden", access=WRITE),
         ),
         (),
         rule="R0 R2 R3 R4 R5 R7",
-        formula="residual += sigmoid(x.router_weight) * (silu(x gate_weight^T) * (x up_weight^T)) "
-        "down_weight^T",
+        formula="y = residual + "
+        "sigmoid(x.router_weight) * (silu(x gate_weight^T) * (x up_weight^T)) down_weight^T",
         flops=_shared_flops,
     ),
 )

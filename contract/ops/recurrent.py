@@ -57,7 +57,8 @@ RECURRENT = (
         ),
         (Param("history", int, "earlier tokens kept", minimum=1),),
         rule="R0 R2 R8",
-        formula="y = silu(left fold of weight[:, i] * x[t - history + i]); "
+        formula="position 0 starts from a zero state; "
+        "y = silu(left fold of weight[:, i] * x[t - history + i]); "
         "state keeps the last x, oldest first",
         flops=_conv_flops,
         touched={"state": lambda work: active_slots(work) * work["history"] * work["channels"]},
@@ -90,9 +91,9 @@ RECURRENT = (
             EPS,
         ),
         rule="R0 R2 R4 R8",
-        formula="q, k, v = split(x); q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
+        formula="position 0 starts from M = 0; q, k, v = split(x); q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
         "g = exp(softplus(alpha + dt_bias) * decay); b = sigmoid(beta); "
-        "M = g M; r = v - k^T M; M = M + b k r^T; y = q^T M",
+        "M = g M; r = v - M k; M = M + (b r) k^T; y = M q; a row of M is a value, a column a key",
         flops=_delta_flops,
         touched={
             "state": lambda work: active_slots(work) * work["value_heads"] * work["state_size"] ** 2

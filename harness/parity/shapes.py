@@ -279,9 +279,11 @@ STRATEGIES: Mapping[Opcode, Strategy] = {
     ),
     Opcode.BIAS_ADD: _grid(*WIDE),
     Opcode.SWIGLU: lambda dtype: (
-        _grid(*WIDE, gelu=0)(dtype)
+        _grid(*WIDE, activation=0)(dtype)
         + tuple(
-            Shape(f"gelu-{shape.label}", shape.dims, {"gelu": 1}) for shape in _grid(*WIDE)(dtype)
+            Shape(f"{name}-{shape.label}", shape.dims, {"activation": number})
+            for number, name in ((1, "gelu"), (2, "sigmoid"))
+            for shape in _grid(*WIDE)(dtype)
         )
     ),
 }

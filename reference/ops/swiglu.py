@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.exact.elementary import gelu as gelu_function
-from reference.exact.elementary import silu
+from reference.exact.elementary import gelu, sigmoid, silu
+
+FUNCTIONS = (silu, gelu, sigmoid)
+"""By the value of the parameter ``activation``."""
 
 
 def swiglu(
-    *, gate: NDArray[np.float32], up: NDArray[np.float32], gelu: int = 0
+    *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
 ) -> NDArray[np.float32]:
-    """y = silu(gate) * up, or gelu(gate) * up when ``gelu`` is 1 (rule R2)."""
-    return (gelu_function(gate) if gelu else silu(gate)) * up
+    """y = f(gate) * up with f one of FUNCTIONS (rule R2); any shape."""
+    return FUNCTIONS[activation](gate) * up

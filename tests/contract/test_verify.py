@@ -169,7 +169,7 @@ def test_an_int_parameter_out_of_range_or_kind(value: Scalar) -> None:
 @pytest.mark.parametrize("value", [-1, 2])
 def test_a_choice_that_does_not_exist(value: int) -> None:
     operands = {"gate": View("in"), "up": View("in"), "y": View("out")}
-    rejected(graph(Node("n", Opcode.SWIGLU, operands, {"gelu": value})), "n", Rule.PARAMS)
+    rejected(graph(Node("n", Opcode.SWIGLU, operands, {"activation": value})), "n", Rule.PARAMS)
 
 
 def test_a_buffer_nobody_declared() -> None:

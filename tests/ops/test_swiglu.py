@@ -25,9 +25,9 @@ def test_gelu_is_chosen_by_the_parameter() -> None:
     """The two activations differ, and each is the elementary function times up."""
     rng = np.random.default_rng(3)
     gate, up = rng.standard_normal((2, 3, 64), dtype=np.float32)
-    assert (swiglu(gate=gate, up=up, gelu=1) == elementary.gelu(gate) * up).all()
-    assert (swiglu(gate=gate, up=up, gelu=0) == elementary.silu(gate) * up).all()
-    assert (swiglu(gate=gate, up=up, gelu=1) != swiglu(gate=gate, up=up)).any()
+    assert (swiglu(gate=gate, up=up, activation=1) == elementary.gelu(gate) * up).all()
+    assert (swiglu(gate=gate, up=up, activation=0) == elementary.silu(gate) * up).all()
+    assert (swiglu(gate=gate, up=up, activation=1) != swiglu(gate=gate, up=up)).any()
 
 
 def test_saturates() -> None:

@@ -145,6 +145,9 @@ static inline float16 rint_small16(float16 x) {
     static inline F tanh##W(F x) {                                  \
         return (F)(1.0f) - divide##W((F)(2.0f), exp##W(x + x) + (F)(1.0f)); \
     }                                                               \
+    static inline F sigmoid##W(F x) {                               \
+        return divide##W((F)(1.0f), (F)(1.0f) + exp##W(-x));        \
+    }                                                               \
     static inline F silu##W(F x) { return divide##W(x, (F)(1.0f) + exp##W(-x)); } \
     static inline F gelu##W(F x) {                                  \
         F cube = (x * x) * x;                                       \

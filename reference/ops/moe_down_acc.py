@@ -1,0 +1,33 @@
+"""MOE_DOWN_ACC: the last product of every expert a token uses, and their weighted sum."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.matrix import Matrix
+from reference.ops.moe_gate_up import expert_products
+
+
+def moe_down_acc(
+    *,
+    x: NDArray[np.float32],
+    down_weight: Matrix,
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    expert_scale: NDArray[np.float32] | None = None,
+    residual: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """y = residual (+0 when absent), then y += weights[e] * (x[e] down[ids[e]]^T * scale[ids[e]]).
+
+    The experts are added in the order of ``ids`` (rule R7). x is [tokens, used, width],
+    down_weight [experts, hidden, width], ids and weights [tokens, used], expert_scale [experts],
+    residual and the result [tokens, hidden].
+    """
+    products = expert_products(down_weight, x.reshape(-1, x.shape[-1]), ids)
+    if expert_scale is not None:
+        products = products * expert_scale[ids][..., None]
+    y = np.zeros((len(x), products.shape[-1]), np.float32) if residual is None else residual
+    for place in range(ids.shape[1]):
+        y = y + weights[:, place, None] * products[:, place]
+    return y

@@ -1,0 +1,36 @@
+"""MOE_GATE_UP: the first two products of every expert a token uses."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.matrix import Matrix
+from reference.quant.dot import matmul
+
+
+def moe_gate_up(
+    *,
+    x: NDArray[np.float32],
+    gate_weight: Matrix,
+    up_weight: Matrix,
+    ids: NDArray[np.int32],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """gate, up = x W[ids]^T; x is [tokens, hidden], the weights [experts, width, hidden].
+
+    Returns two arrays [tokens, used, width].
+    """
+    pairs = np.repeat(x, ids.shape[1], axis=0)
+    return expert_products(gate_weight, pairs, ids), expert_products(up_weight, pairs, ids)
+
+
+def expert_products(
+    weight: Matrix, pairs: NDArray[np.float32], ids: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """pairs[i] weight[ids.flat[i]]^T: f32[tokens * used, inner] -> f32[tokens, used, outputs]."""
+    flat = ids.reshape(-1)
+    products = np.empty((len(flat), weight.shape[1]), np.float32)
+    for expert in np.unique(flat):
+        chosen = flat == expert
+        products[chosen] = matmul(weight.expert(int(expert)).blocks, weight.dtype, pairs[chosen])
+    return products.reshape(*ids.shape, weight.shape[1])

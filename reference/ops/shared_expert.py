@@ -1,0 +1,34 @@
+"""SHARED_EXPERT: the expert every token uses, behind a gate of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.exact.elementary import sigmoid
+from reference.exact.sums import sum_axis
+from reference.matrix import Matrix
+from reference.ops.swiglu import swiglu
+from reference.quant.dot import matmul
+
+
+def shared_expert(
+    *,
+    x: NDArray[np.float32],
+    gate_weight: Matrix,
+    up_weight: Matrix,
+    down_weight: Matrix,
+    residual: NDArray[np.float32],
+    router_weight: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """y = residual + sigmoid(x.router_weight) * ((silu(x gate^T) * (x up^T)) down^T).
+
+    x, residual and the result are [tokens, hidden], router_weight [hidden]; without it the
+    expert counts in full. The dot product with the router is R4 segments (rule R3).
+    """
+    gate = matmul(gate_weight.blocks, gate_weight.dtype, x)
+    up = matmul(up_weight.blocks, up_weight.dtype, x)
+    down = matmul(down_weight.blocks, down_weight.dtype, swiglu(gate=gate, up=up))
+    if router_weight is not None:
+        down = sigmoid(sum_axis(x * router_weight))[:, None] * down
+    return residual + down

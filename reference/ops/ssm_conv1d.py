@@ -1,0 +1,37 @@
+"""SSM_CONV1D: the short causal convolution of a delta-net layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.records import QUERY_TOKEN
+from reference.exact.elementary import silu
+
+
+def ssm_conv1d(
+    *,
+    x: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    query: NDArray[np.int32],
+    state: NDArray[np.float32],
+    history: int,
+) -> NDArray[np.float32]:
+    """y[t] = silu(sum_i weight[:, i] * x[t - history + i]), a left fold, oldest first (rule R8).
+
+    x is [tokens, channels], weight [channels, history + 1], state [slots, history, channels]: the
+    last inputs of each slot, oldest first, updated in place. The tokens of a slot come in order
+    of position; position 0 starts from zeros.
+    """
+    y = np.empty_like(x)
+    for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
+        past = state[token["slot"]]
+        if token["position"] == 0:
+            past[...] = 0.0
+        window = np.concatenate([past, x[t : t + 1]])
+        total = np.zeros(x.shape[1], np.float32)
+        for tap in range(history + 1):
+            total = total + weight[:, tap] * window[tap]
+        y[t] = silu(total)
+        past[...] = window[1:]
+    return y

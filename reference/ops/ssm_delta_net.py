@@ -1,0 +1,64 @@
+"""SSM_DELTA_NET: the gated delta rule, one token at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.records import QUERY_TOKEN
+from reference.exact.elementary import exp, sigmoid, softplus
+from reference.exact.sums import sum_axis
+
+ONE = np.float32(1.0)
+
+
+def ssm_delta_net(
+    *,
+    x: NDArray[np.float32],
+    alpha: NDArray[np.float32],
+    beta: NDArray[np.float32],
+    decay: NDArray[np.float32],
+    dt_bias: NDArray[np.float32],
+    query: NDArray[np.int32],
+    state: NDArray[np.float32],
+    key_heads: int,
+    value_heads: int,
+    state_size: int,
+    eps: float,
+    grouped: int = 0,
+) -> NDArray[np.float32]:
+    """Advance the state of every token's slot and read it (rule R8).
+
+    x is [tokens, (2 key_heads + value_heads) state_size]: queries, keys, values. alpha and beta
+    are [tokens, value_heads], decay and dt_bias [value_heads]. ``state`` [slots, value_heads,
+    value, key] is updated in place; the tokens of a slot come in order of position, and position 0
+    starts from zeros. Value head j reads key head j // (value_heads / key_heads) when ``grouped``,
+    else j mod key_heads. Sums over the key axis are R4 segments. Returns
+    [tokens, value_heads * state_size].
+    """
+    keys_width = key_heads * state_size
+    shape = (len(x), -1, state_size)
+    q = l2_norm(x[:, :keys_width].reshape(shape), eps) * np.float32(1.0 / math.sqrt(state_size))
+    k = l2_norm(x[:, keys_width : 2 * keys_width].reshape(shape), eps)
+    v = x[:, 2 * keys_width :].reshape(shape)
+    heads = np.arange(value_heads)
+    key_of = heads // (value_heads // key_heads) if grouped else heads % key_heads
+    g = exp(softplus(alpha + dt_bias) * decay)
+    b = sigmoid(beta)
+    y = np.empty((len(x), value_heads, state_size), np.float32)
+    for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
+        key, memory = k[t, key_of][:, None, :], state[token["slot"]]
+        if token["position"] == 0:
+            memory[...] = 0.0
+        decayed = memory * g[t, :, None, None]
+        error = v[t] - sum_axis(decayed * key)
+        memory[...] = decayed + (b[t, :, None] * error)[..., None] * key
+        y[t] = sum_axis(memory * q[t, key_of][:, None, :])
+    return y.reshape(len(x), -1)
+
+
+def l2_norm(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+    """x * (1 / sqrt(sum(x x) + eps)) over the last axis (rule R4)."""
+    return x * (ONE / np.sqrt(sum_axis(x * x) + np.float32(eps)))[..., None]
