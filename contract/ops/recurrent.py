@@ -91,7 +91,8 @@ RECURRENT = (
             EPS,
         ),
         rule="R0 R2 R4 R8",
-        formula="position 0 starts from M = 0; q, k, v = split(x); q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
+        formula="position 0 starts from M = 0; q, k, v = split(x); "
+        "q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
         "g = exp(softplus(alpha + dt_bias) * decay); b = sigmoid(beta); "
         "M = g M; r = v - M k; M = M + (b r) k^T; y = M q; a row of M is a value, a column a key",
         flops=_delta_flops,

@@ -7,12 +7,9 @@ from numpy.typing import NDArray
 
 from reference.exact.elementary import gelu, sigmoid, silu
 
-FUNCTIONS = (silu, gelu, sigmoid)
-"""By the value of the parameter ``activation``."""
-
 
 def swiglu(
     *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
 ) -> NDArray[np.float32]:
-    """y = f(gate) * up with f one of FUNCTIONS (rule R2); any shape."""
-    return FUNCTIONS[activation](gate) * up
+    """y = f(gate) * up with f = silu, gelu or sigmoid (rule R2); any shape."""
+    return (silu, gelu, sigmoid)[activation](gate) * up

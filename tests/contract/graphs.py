@@ -203,6 +203,8 @@ def _satisfy(
         fix("channels", int(params["state_size"]) * heads)
     if "used" in params:
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
+    if "factors" in sizes:
+        fix("factors", draw(st.sampled_from((1, int(sizes["width"])))))
     if "slot_words" in sizes:
         fix("slot_words", 8)
     if "ring_events" in sizes:

@@ -21,7 +21,7 @@ def test_text_and_back(numbers: list[int], whole: bool) -> None:
 @pytest.mark.parametrize("text", ["", "a[0:1]", "a[1:1/2]", "a[0:3/2]", "a[0:1/2]b", "[0:1/2]"])
 def test_what_is_no_source(text: str) -> None:
     """Malformed text and empty or overlong slices are refused."""
-    with pytest.raises(ValueError, match="names no tensor|rows"):
+    with pytest.raises(ValueError, match=r"names no tensor|rows"):
         parse_source(text)
 
 

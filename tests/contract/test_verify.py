@@ -40,28 +40,29 @@ def scale(name: str, x: str, y: str, **params: Scalar) -> Node:
     return Node(name, Opcode.SCALE, {"x": View(x), "y": View(y)}, params or {"factor": 2.0})
 
 
-def down(name: str, residual: str | View) -> Node:
-    """A MOE_DOWN_ACC, the smallest op that updates an activation in place."""
-    view = residual if isinstance(residual, View) else View(residual)
-    operands = {
-        "x": View("expert_x"),
-        "down_weight": View("down"),
-        "ids": View("ids"),
-        "weights": View("gates"),
-        "residual": view,
-    }
-    return Node(name, Opcode.MOE_DOWN_ACC, operands, {})
+def store(name: str, table: str | View) -> Node:
+    """A STORE_REQUEST_STATE, the smallest op that updates in place."""
+    view = table if isinstance(table, View) else View(table)
+    operands = {"slot_ids": View("slot_ids"), "value": View("value"), "slot_table": view}
+    return Node(name, Opcode.STORE_REQUEST_STATE, operands, {"field": 1})
+
+
+def load(name: str, table: str | View) -> Node:
+    """A LOAD_REQUEST_STATE of the same table into the output."""
+    view = table if isinstance(table, View) else View(table)
+    operands = {"slot_ids": View("slot_ids"), "slot_table": view, "value": View("loaded")}
+    return Node(name, Opcode.LOAD_REQUEST_STATE, operands, {"field": 1})
 
 
 INPUT = buffer("in", K.REQUEST)
 OUT = buffer("out", K.OUTPUT)
 TMP = buffer("tmp", K.SCRATCH)
-EXPERT_INPUTS = (
-    buffer("expert_x", K.REQUEST, ("tokens", 2, 16)),
-    buffer("down", K.WEIGHT, (4, 8, 16)),
-    buffer("ids", K.REQUEST, ("tokens", 2), I32),
-    buffer("gates", K.REQUEST, ("tokens", 2)),
+SLOT_BUFFERS = (
+    buffer("slot_ids", K.REQUEST, ("rows",), I32),
+    buffer("value", K.REQUEST, ("rows",), I32),
+    buffer("loaded", K.OUTPUT, ("rows",), I32),
 )
+TABLE_STATE = buffer("table", K.STATE, (4, 16), I32)
 BARRIER = Node("fence", Opcode.BARRIER, {}, {})
 
 
@@ -166,7 +167,7 @@ def test_an_int_parameter_out_of_range_or_kind(value: Scalar) -> None:
     rejected(graph(bad), "n", Rule.PARAMS)
 
 
-@pytest.mark.parametrize("value", [-1, 2])
+@pytest.mark.parametrize("value", [-1, 3])
 def test_a_choice_that_does_not_exist(value: int) -> None:
     operands = {"gate": View("in"), "up": View("in"), "y": View("out")}
     rejected(graph(Node("n", Opcode.SWIGLU, operands, {"activation": value})), "n", Rule.PARAMS)
@@ -286,7 +287,8 @@ def test_reading_columns_of_which_some_were_not_written() -> None:
 
 
 def test_updating_what_nothing_wrote() -> None:
-    bad = graph(down("n", "tmp"), buffers=(*EXPERT_INPUTS, TMP))
+    table = buffer("table", K.SCRATCH, (4, 16), I32)
+    bad = graph(store("n", "table"), load("m", "table"), buffers=(*SLOT_BUFFERS, table))
     rejected(bad, "n", Rule.READ_BEFORE_WRITE)
 
 
@@ -333,34 +335,30 @@ def test_writing_an_input_of_the_same_node() -> None:
     verify(graph(add("n", "in", "in", "out")))
 
 
-def residual_graph(*tail: Node) -> Graph:
-    return graph(scale("x", "in", "tmp"), *tail, buffers=(INPUT, TMP, OUT, *EXPERT_INPUTS))
+def slot_graph(*nodes: Node) -> Graph:
+    return graph(*nodes, buffers=(*SLOT_BUFFERS, TABLE_STATE))
 
 
 def test_reading_after_an_update_needs_a_barrier() -> None:
-    read = scale("n", "tmp", "out")
-    verify(residual_graph(down("update", "tmp"), BARRIER, read))
-    detail = rejected(residual_graph(down("update", "tmp"), read), "n", Rule.UNGUARDED_READ)
+    update, read = store("update", "table"), load("n", "table")
+    verify(slot_graph(update, BARRIER, read))
+    detail = rejected(slot_graph(update, read), "n", Rule.UNGUARDED_READ)
     assert "update; put a barrier" in detail
-    rejected(residual_graph(BARRIER, down("update", "tmp"), read), "n", Rule.UNGUARDED_READ)
+    rejected(slot_graph(BARRIER, update, read), "n", Rule.UNGUARDED_READ)
 
 
 def test_updating_after_an_update_needs_a_barrier() -> None:
-    tail = (dataclasses.replace(BARRIER, name="f2"), scale("end", "tmp", "out"))
-    verify(residual_graph(down("first", "tmp"), BARRIER, down("n", "tmp"), *tail))
-    bad = residual_graph(down("first", "tmp"), down("n", "tmp"), *tail)
-    rejected(bad, "n", Rule.UNGUARDED_READ)
+    first, second = store("first", "table"), store("n", "table")
+    tail = (dataclasses.replace(BARRIER, name="f2"), load("end", "table"))
+    verify(slot_graph(first, BARRIER, second, *tail))
+    rejected(slot_graph(first, second, *tail), "n", Rule.UNGUARDED_READ)
 
 
 def test_reading_other_columns_than_were_updated_needs_none() -> None:
-    wide = buffer("tmp", K.SCRATCH, ("tokens", 16))
-    source = buffer("wide_in", K.REQUEST, ("tokens", 16))
-    buffers = (INPUT, wide, source, OUT, *EXPERT_INPUTS)
-    fill = scale("x", "wide_in", "tmp")
-    update = down("update", View("tmp", (0, 8)))
-    verify(graph(fill, update, add("n", View("tmp", (8, 16)), "in", "out"), buffers=buffers))
-    touching = add("n", View("tmp", (7, 15)), "in", "out")
-    rejected(graph(fill, update, touching, buffers=buffers), "n", Rule.UNGUARDED_READ)
+    update = store("update", View("table", (0, 8)))
+    verify(slot_graph(update, load("n", View("table", (8, 16)))))
+    touching = load("n", View("table", (7, 15)))
+    rejected(slot_graph(update, touching), "n", Rule.UNGUARDED_READ)
 
 
 def test_an_output_nothing_writes() -> None:
