@@ -46,3 +46,4 @@ class Opcode(IntEnum):
     SWIGLU = 70
     SELECT_ROWS = 71
     SCALE_COLUMNS = 72
+    FEED_TOKENS = 73

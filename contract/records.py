@@ -28,10 +28,13 @@ SAMPLING = np.dtype(
         ("position", "<i4"),
         ("presence_penalty", "<f4"),
         ("frequency_penalty", "<f4"),
-        ("reserved", "<i4", (6,)),
+        ("repeat_last_n", "<i4"),
+        ("reserved", "<i4", (5,)),
     ]
 )
-"""How one output row is sampled (rule R9). ``position`` is the position being sampled."""
+"""How one output row is sampled (rule R9). ``position`` is the position being sampled. Of the last
+``repeat_last_n`` tokens, the one at position p lies in entry p mod repeat_last_n of the row's
+recent tokens; 0 when no penalty looks at them."""
 
 SLOT = np.dtype(
     [

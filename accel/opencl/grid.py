@@ -60,6 +60,7 @@ GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
 """Units of ops that a whole group works on."""
 
 ITEM_UNITS: Mapping[str, Callable[[Sizes], int]] = {
+    "feed_tokens": lambda s: s[0],
     "embed": lambda s: s[0] * s[1],
     "select_rows": lambda s: s[0] * s[1],
     "rope": lambda s: s[0] * s[1] * -(-s[4] // 16),

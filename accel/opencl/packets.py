@@ -47,6 +47,7 @@ OPS = (
     "sample_part",
     "sample",
     "stream_out",
+    "feed_tokens",
     "load_request_state",
     "store_request_state",
     "verify_k",

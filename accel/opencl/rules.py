@@ -252,6 +252,11 @@ def _stream_out(low: Lowering, node: Node) -> None:
     low.add(Op("stream_out", tuple(_tensors(low, node)), (ANY,) * 4, (3,), sizes))
 
 
+def _feed_tokens(low: Lowering, node: Node) -> None:
+    sizes = (low.dims(node)["rows"],)
+    low.add(Op("feed_tokens", tuple(_tensors(low, node)), (ANY,) * 5, (2, 3, 4), sizes))
+
+
 def _slot_state(written: int) -> Callable[[Lowering, Node], None]:
     def rule(low: Lowering, node: Node) -> None:
         name = TABLE[node.opcode].name
@@ -293,6 +298,7 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.ARGMAX: _argmax,
         Opcode.SAMPLE: _sample,
         Opcode.STREAM_OUT: _stream_out,
+        Opcode.FEED_TOKENS: _feed_tokens,
         Opcode.LOAD_REQUEST_STATE: _slot_state(2),
         Opcode.STORE_REQUEST_STATE: _slot_state(2),
         Opcode.VERIFY_K: _verify_k,

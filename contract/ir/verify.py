@@ -7,6 +7,8 @@ Each rule has a stable name (``Rule``), reported with the node that breaks it. M
 - An UPDATE reads and writes in place. Whatever touches the same columns afterwards, another UPDATE
   included, needs a BARRIER in between. There is no exception for accumulations that would commute:
   floating-point addition does not, and the order is part of the result.
+- An UPDATE of an OUTPUT buffer goes on with what the step before left there (the output ring); an
+  UPDATE of a REQUEST buffer prepares a step that follows without the host.
 - A tier keeps the order of an UPDATE after the earlier reads of the same buffer.
 """
 
@@ -41,7 +43,12 @@ Columns = tuple[int, int]
 
 WRITABLE: Mapping[Access, tuple[BufferKind, ...]] = {
     Access.WRITE: (BufferKind.SCRATCH, BufferKind.OUTPUT),
-    Access.UPDATE: (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE),
+    Access.UPDATE: (
+        BufferKind.SCRATCH,
+        BufferKind.OUTPUT,
+        BufferKind.STATE,
+        BufferKind.REQUEST,
+    ),
 }
 PERSISTENT = (BufferKind.WEIGHT, BufferKind.CONSTANT, BufferKind.STATE)
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.OUTPUT)
@@ -283,6 +290,7 @@ class _Memory:
                 self.written[view.buffer].append((columns, node.name))
             elif operand.access is Access.UPDATE:
                 self.unsettled[view.buffer].append((columns, node.name))
+                self.written[view.buffer].append((columns, node.name))
             if operand.access is not Access.READ:
                 self.touched.add(view.buffer)
 
@@ -334,7 +342,9 @@ class _Memory:
                 )
 
     def _check_written(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
-        if self.graph.buffers[view.buffer].kind not in STEP_LOCAL:
+        kind = self.graph.buffers[view.buffer].kind
+        continues = kind is BufferKind.OUTPUT and operand.access is Access.UPDATE
+        if kind not in STEP_LOCAL or continues:
             return
         if not _covers(self.written[view.buffer], columns):
             raise VerifyError(

@@ -112,6 +112,24 @@ STEP = (
         constraint=_ring_has_room,
     ),
     OpSpec(
+        Opcode.FEED_TOKENS,
+        (
+            index("token", "rows"),
+            index("output_rows", "rows"),
+            index("query", "tokens", "4", access=UPDATE),
+            index("sampling", "rows", "16", access=UPDATE),
+            index("recent", "rows", "recent_tokens", access=UPDATE),
+        ),
+        (),
+        rule="R1",
+        formula="query[output_rows[r]] becomes the query of token[r] at the next position, "
+        "sampling[r] and recent[r] those of the token after it; output_rows are distinct",
+        touched={
+            "query": lambda work: 4 * work["rows"],
+            "recent": lambda work: work["rows"],
+        },
+    ),
+    OpSpec(
         Opcode.LOAD_REQUEST_STATE,
         (
             index("slot_ids", "rows"),

@@ -77,6 +77,8 @@ def build_graph(case: Case) -> Graph:
 def _kind(operand: Operand) -> BufferKind:
     if operand.access is Access.WRITE:
         return BufferKind.OUTPUT
+    if operand.access is Access.UPDATE and operand.dims[0] in SYMBOLS:
+        return BufferKind.REQUEST
     if operand.access is Access.UPDATE or operand.name in ("kv", "slot_table"):
         return BufferKind.STATE
     if operand.dims[0] in SYMBOLS or operand.dtypes == (I32,):

@@ -140,7 +140,7 @@ def _few(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32
 
 
 def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    ids = rng.integers(0, case.sizes["vocab"], shape)
+    ids = rng.integers(0, case.sizes.get("vocab", 1000), shape)
     return np.where(rng.random(shape) < 0.3, UNUSED, ids).astype(np.int32)
 
 
@@ -167,6 +167,7 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
     records["seed_low"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
     records["seed_high"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
     records["position"] = rng.integers(0, 2**20, shape[0])
+    records["repeat_last_n"] = rng.integers(0, case.sizes["recent_tokens"] + 1, shape[0])
     return records.view(np.int32).reshape(shape)
 
 

@@ -171,6 +171,11 @@ def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> Shape:
     return Shape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
 
 
+def _feed_tokens(rows: int, recent_tokens: int, runs: tuple[Run, ...]) -> Shape:
+    label = f"{rows}x{recent_tokens}"
+    return Shape(label, {"rows": rows, "recent_tokens": recent_tokens}, runs=runs)
+
+
 WIDE = (
     {"tokens": 1, "width": 1},
     {"tokens": 3, "width": 257},
@@ -200,6 +205,12 @@ STRATEGIES: Mapping[Opcode, Strategy] = {
         _stream_out(5, 9, DECODE_MANY),
         _stream_out(9, 5, MIXED),
         _stream_out(0, 4, MIXED),
+    ),
+    Opcode.FEED_TOKENS: _always(
+        _feed_tokens(1, 1, DECODE_ONE),
+        _feed_tokens(5, 8, DECODE_MANY),
+        _feed_tokens(7, 64, MIXED),
+        _feed_tokens(0, 4, MIXED),
     ),
     Opcode.LOAD_REQUEST_STATE: _grid(
         {"rows": 1, "slots": 1, "slot_words": 8}, {"rows": 5, "slots": 9, "slot_words": 8}, field=6

@@ -90,7 +90,7 @@ class Drawn:
     params: dict[str, Scalar]
 
     def build(self) -> Graph:
-        """A graph of this one node, and whatever must have written its step-local operands."""
+        """A graph of this one node."""
         b = GraphBuilder("drawn", self.spec.stages)
         views: dict[str, View] = {}
         for operand in self.spec.operands:
@@ -106,16 +106,8 @@ class Drawn:
             return b.scratch(operand.name, *shape, dtype=dtype)
         if operand.access is Access.UPDATE and not local:
             return b.buffer(operand.name, BufferKind.STATE, dtype, shape)
-        source = b.buffer(
-            f"{operand.name}.source" if operand.access is Access.UPDATE else operand.name,
-            BufferKind.REQUEST if local else BufferKind.WEIGHT,
-            dtype,
-            shape,
-        )
-        if operand.access is Access.READ:
-            return source
-        updated = b.scratch(operand.name, *shape)
-        return b.emit(Opcode.SCALE, f"{operand.name}.init", x=source, factor=1.0, y=updated)
+        kind = BufferKind.REQUEST if local else BufferKind.WEIGHT
+        return b.buffer(operand.name, kind, dtype, shape)
 
 
 @st.composite

@@ -292,6 +292,13 @@ def test_updating_what_nothing_wrote() -> None:
     rejected(bad, "n", Rule.READ_BEFORE_WRITE)
 
 
+def test_what_an_update_may_go_on_with() -> None:
+    """An output keeps what the step before left, a request buffer is there from the start."""
+    for kind in (K.OUTPUT, K.REQUEST, K.STATE):
+        table = buffer("table", kind, (4, 16), I32)
+        verify(graph(store("n", "table"), buffers=(*SLOT_BUFFERS[:2], table)))
+
+
 @pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST, K.STATE])
 def test_writing_what_is_not_the_steps_to_write(kind: BufferKind) -> None:
     shape: tuple[Dim, ...] = ("tokens", 8) if kind is K.REQUEST else (3, 8)
@@ -300,7 +307,7 @@ def test_writing_what_is_not_the_steps_to_write(kind: BufferKind) -> None:
     rejected(bad, "n", Rule.WRITABLE_BUFFER)
 
 
-@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST])
+@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT])
 def test_updating_what_is_read_only(kind: BufferKind) -> None:
     operands = {"slot_ids": View("ids"), "value": View("ids"), "slot_table": View("table")}
     node = Node("n", Opcode.STORE_REQUEST_STATE, operands, {"field": 1})
