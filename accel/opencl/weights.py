@@ -25,6 +25,9 @@ VECTOR_BYTES = 64
 CHUNK_BYTES = 1 << 18
 """Stored bytes arranged at a time, so that temporaries stay in the cache."""
 
+THREADED_BYTES = 1 << 26
+"""Below this, threads that hand the interpreter lock to and fro take three times as long as one."""
+
 HALVES = {Q4_1: 2, Q5_1: 2, Q4_K: 2, Q5_K: 2}
 """binary16 numbers of a block, where there is a minimum besides the scale."""
 UPPER_BITS = (Q5_0, Q5_1)
@@ -67,9 +70,14 @@ def repack(dtype: DType, blocks: Bytes) -> RepackedWeight:
             part = np.concatenate([part, np.zeros((missing, row_bytes), np.uint8)])
         _arrange_groups(dtype, part, out[first : first + step])
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(arrange, range(0, groups, step)):
-            pass
+    firsts = range(0, groups, step)
+    if blocks.nbytes < THREADED_BYTES:
+        for first in firsts:
+            arrange(first)
+    else:
+        with ThreadPoolExecutor() as pool:
+            for _ in pool.map(arrange, firsts):
+                pass
     return RepackedWeight(out, Layout.LANES, rows, columns)
 
 
