@@ -7,6 +7,7 @@ columns as the product before it did, and a cheap op is computed by every worker
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -89,16 +90,17 @@ def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Sched
 def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """First fit in order of first use: offsets, and the bytes of all."""
     offsets: dict[str, int] = {}
-    placed: list[tuple[int, int, int]] = []
+    alive: list[tuple[int, int, int]] = []
+    total = 0
     for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
         size = -(-max(sizes[name], 1) // ALIGNMENT) * ALIGNMENT
+        alive = [place for place in alive if place[2] >= first]
         offset = 0
-        for start, stop, busy_until in sorted(placed):
-            if busy_until < first:
-                continue
+        for start, stop, _ in alive:
             if offset + size <= start:
                 break
             offset = max(offset, stop)
         offsets[name] = offset
-        placed.append((offset, offset + size, last))
-    return offsets, max((stop for _, stop, _ in placed), default=0)
+        total = max(total, offset + size)
+        insort(alive, (offset, offset + size, last))
+    return offsets, total
