@@ -123,9 +123,12 @@ class ExecutableGraph:
         """True when ``key`` was recorded and is still kept."""
         return key in self._variants
 
-    def replay(self, key: ShapeKey) -> Fence:
-        """Submit the batch recorded for exactly ``key``; MissingVariant when there is none."""
-        return self.tier.submit(self._batch(key))
+    def replay(self, key: ShapeKey, *, resume: bool = False) -> Fence:
+        """Submit the batch recorded for exactly ``key``; MissingVariant when there is none.
+
+        ``resume``: see ``Tier.submit``.
+        """
+        return self.tier.submit(self._batch(key), resume=resume)
 
     def replay_on(self, key: ShapeKey, stream: Stream) -> None:
         """As ``replay``, in the order of ``stream``."""

@@ -46,6 +46,8 @@ class TierInfo:
     opcodes: frozenset[Opcode]
     memory_bytes: int
     host_unified: bool
+    asynchronous: bool = False
+    """True when ``submit`` returns before the work is done, so that a queue keeps it busy."""
 
 
 class Buffer(Protocol):
@@ -125,8 +127,12 @@ class Tier(Protocol):
     def lower(self, graph: Graph, buffers: Mapping[str, Buffer], key: ShapeKey) -> PacketBatch:
         """The graph in native form. ``buffers`` holds every buffer that is not SCRATCH."""
 
-    def submit(self, batch: PacketBatch) -> Fence:
-        """Start executing a batch after everything submitted before it."""
+    def submit(self, batch: PacketBatch, *, resume: bool = False) -> Fence:
+        """Start executing a batch after everything submitted before it.
+
+        The request buffers hold what the host wrote; with ``resume``, what the batch before left
+        in them, and the host has written nothing since.
+        """
 
     def wait(self, fence: Fence, timeout: float | None = None) -> None:
         """Return when ``fence`` is done; DeviceLost after ``timeout`` seconds."""

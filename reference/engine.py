@@ -17,7 +17,8 @@ from contract.errors import RequestError
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.memory.pages import PagePool, pages_for
-from reference.runner import ModelRunner, StepInput
+from reference.model.families.tensors import RING_STEPS
+from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.planner import Chunk, Pending, plan_step
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
@@ -41,11 +42,21 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way: what of which sequence it computes, and the rows each wants."""
+
+    submission: Submission
+    parts: tuple[tuple[Sequence, Chunk, int], ...]
+
+
 class Engine:
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
+    ``steps_ahead``: decode steps submitted before their predecessor's tokens are read, at most
+    RING_STEPS - 1; None is one where the tier queues work, else none.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class Engine:
         end_of_generation: frozenset[int] = frozenset(),
         chunk_tokens: int | None = None,
         page_order: Iterable[int] | None = None,
+        steps_ahead: int | None = None,
     ) -> None:
         capacity, limits = runner.capacity, runner.limits
         if capacity.tokens <= limits.slots or capacity.rows < limits.slots:
@@ -67,6 +79,10 @@ class Engine:
         self._free_slots = deque(range(limits.slots))
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
+        self._under_way: deque[_Step] = deque()
+        if steps_ahead is None:
+            steps_ahead = 1 if runner.tier.info.asynchronous else 0
+        self._steps_ahead = min(steps_ahead, RING_STEPS - 1)
 
     def submit(self, request: Request, on_logits: LogitsSink | None = None) -> None:
         """Queue a request. Raises RequestError when it can never run here.
@@ -95,11 +111,43 @@ class Engine:
             yield from self.step()
 
     def step(self) -> list[TokenEvent]:
-        """Admit what fits, compute one step, return the tokens it produced."""
-        self._admit()
+        """Admit what fits, compute one step, return the tokens it produced.
+
+        While decoding is all there is to do, the step after it is already under way on a tier
+        that queues work: its queries are the tokens the device has just sampled.
+        """
+        self._drop_abandoned()
+        if not self._under_way:
+            self._admit()
+            self._under_way.append(self._start())
+        while self._may_feed():
+            self._under_way.append(self._feed())
+        step = self._under_way.popleft()
+        output = self.runner.collect(step.submission)
+        events = []
+        first_row = 0
+        for sequence, chunk, count in step.parts:
+            logits = output.logits[first_row : first_row + count]
+            tokens = output.token[first_row : first_row + count]
+            first_row += count
+            # A sequence that ended or was cancelled may have been fed one token too many.
+            if self._running.get(chunk.slot) is sequence:
+                events += self._advance(sequence, chunk, logits, tokens)
+        return events
+
+    def _drop_abandoned(self) -> None:
+        """Wait out steps nobody looks at any more: the next inputs must not overtake them."""
+        while self._under_way and not any(
+            self._running.get(chunk.slot) is sequence
+            for sequence, chunk, _ in self._under_way[0].parts
+        ):
+            self.runner.collect(self._under_way.popleft().submission)
+
+    def _start(self) -> _Step:
+        """Submit a step with inputs from the host."""
         chunks = self._plan()
         query, rows, owners = self._rows(chunks)
-        output = self.runner.step(
+        submission = self.runner.submit(
             StepInput(
                 query=query,
                 output_rows=np.array(rows, np.int32),
@@ -108,16 +156,37 @@ class Engine:
                 page_table=self._page_table,
             )
         )
-        events = []
-        first_row = 0
+        parts = []
         for chunk in chunks:
             sequence = self._running[chunk.slot]
-            count = self._row_count(sequence, chunk)
-            logits = output.logits[first_row : first_row + count]
-            tokens = output.token[first_row : first_row + count]
-            first_row += count
-            events += self._advance(sequence, chunk, logits, tokens)
-        return events
+            parts.append((sequence, chunk, self._row_count(sequence, chunk)))
+        return _Step(submission, tuple(parts))
+
+    def _may_feed(self) -> bool:
+        """True when the last step under way decodes and all of its sequences surely go on."""
+        if self._waiting or len(self._under_way) > self._steps_ahead:
+            return False
+        for sequence, chunk, count in self._under_way[-1].parts:
+            request, known = sequence.request, chunk.start + 1
+            if (
+                chunk.count != 1
+                or count != 1
+                or sequence.on_logits is not None
+                or self._running.get(chunk.slot) is not sequence
+                or known + 1 - len(request.prompt) >= request.max_tokens
+                or known + 1 >= self._reach(request)
+            ):
+                return False
+        return True
+
+    def _feed(self) -> _Step:
+        """Submit the step after the last one, its queries being what that one samples."""
+        last = self._under_way[-1]
+        parts = tuple(
+            (sequence, Chunk(chunk.slot, chunk.start + 1, 1), 1)
+            for sequence, chunk, _ in last.parts
+        )
+        return _Step(self.runner.feed(last.submission), parts)
 
     def _check(self, request: Request) -> None:
         limits, vocab = self.runner.limits, self.runner.model.config.vocab
@@ -205,7 +274,8 @@ class Engine:
             sampling = sequence.request.sampling
             if sampling.penalizes:
                 tail = sequence.tokens[max(0, position - sampling.repeat_last_n) : position]
-                row[: len(tail)] = tail
+                places = np.arange(position - len(tail), position) % sampling.repeat_last_n
+                row[places] = tail
         return recent
 
     def _advance(
@@ -256,3 +326,4 @@ def fill_sampling(record: np.void, sampling: SamplingParams, position: int) -> N
     record["seed_low"] = sampling.seed & 0xFFFFFFFF
     record["seed_high"] = sampling.seed >> 32
     record["position"] = position
+    record["repeat_last_n"] = sampling.repeat_last_n if sampling.penalizes else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import ModelFileError
+from contract.errors import DeviceLost, ModelFileError
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
-from contract.records import QUERY_TOKEN, SAMPLING
+from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Heap, Tier
+from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
 from reference.model.families.decoder import ROPE_FACTORS, ROPE_TABLE
 from reference.model.families.tensors import Limits
@@ -25,6 +26,9 @@ from reference.quant import find_nonfinite_scale
 
 MAX_VARIANTS = 64
 """Lowered graphs kept at once: chunk sizes repeat, decode batch sizes vary slowly."""
+
+EVENT_NUMBERS = 1 << 32
+"""Ring events are numbered modulo this."""
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
@@ -43,7 +47,8 @@ class StepInput:
     """One step: ``query`` QUERY_TOKEN[tokens], the rows wanted and how each is sampled.
 
     ``output_rows`` int32[rows] indexes query; ``sampling`` is SAMPLING[rows]; ``recent`` is
-    int32[rows, recent_tokens], padded with -1; ``page_table`` int32[slots, slot_pages].
+    int32[rows, recent_tokens], laid out as SAMPLING says and padded with -1; ``page_table``
+    int32[slots, slot_pages].
     """
 
     query: NDArray[np.void]
@@ -55,13 +60,22 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Views of the output buffers, valid until the next step.
+    """What a step produced. ``logits`` is a view, valid until the next submission.
 
     ``logits`` float32[rows, vocab]; ``token`` int32[rows], -1 where a logit was not finite.
     """
 
     logits: NDArray[np.float32]
     token: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A step under way: its completion, its size, and the number of its first ring event."""
+
+    fence: Fence
+    key: ShapeKey
+    first_event: int
 
 
 class ModelRunner:
@@ -81,6 +95,7 @@ class ModelRunner:
         self.capacity = capacity
         self.graph: Graph = model.graph(limits)
         self._buffers: dict[str, Buffer] = {}
+        self._last: Submission | None = None
         largest = ShapeKey(capacity.tokens, capacity.rows)
         try:
             for decl in self.graph.buffers.values():
@@ -101,9 +116,15 @@ class ModelRunner:
         )
         self._logits = self._mapped("output.logits", np.float32).reshape(capacity.rows, -1)
         self._token = self._mapped("output.token", np.int32)
+        self._events = self._mapped("output.ring", OUTPUT_EVENT)
+        self._event_count = 0
 
     def step(self, inputs: StepInput) -> StepOutput:
         """Execute one step and wait for it."""
+        return self.collect(self.submit(inputs))
+
+    def submit(self, inputs: StepInput) -> Submission:
+        """Start a step. Everything submitted before it must have been collected."""
         tokens, rows = len(inputs.query), len(inputs.output_rows)
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
@@ -113,15 +134,42 @@ class ModelRunner:
         key = ShapeKey(tokens, rows)
         if not self._executable.has_variant(key):
             self._executable.record(key)
-        self.tier.wait(self._executable.replay(key))
-        return StepOutput(self._logits[:rows], self._token[:rows])
+        return self._submitted(key, self._executable.replay(key))
+
+    def feed(self, before: Submission) -> Submission:
+        """Start the step after ``before``, the last one submitted, without waiting for it.
+
+        Every query token of ``before`` is an output row; its query becomes the sampled token at
+        the next position, which must have a page.
+        """
+        return self._submitted(before.key, self._executable.replay(before.key, resume=True))
+
+    def collect(self, submission: Submission) -> StepOutput:
+        """Wait for a step. Steps are collected in the order of their submission."""
+        self.tier.wait(submission.fence)
+        rows = submission.key.rows
+        if rows > self.limits.slots:
+            return StepOutput(self._logits[:rows], self._token[:rows].copy())
+        numbers = submission.first_event + np.arange(rows)
+        token = self._events["token"][1 + numbers % EVENT_NUMBERS % (len(self._events) - 1)]
+        return StepOutput(self._logits[:rows], token)
+
+    def _submitted(self, key: ShapeKey, fence: Fence) -> Submission:
+        submission = Submission(fence, key, self._event_count)
+        self._event_count = (self._event_count + key.rows) % EVENT_NUMBERS
+        self._last = submission
+        return submission
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
         return self.tier.map(self._buffers[name])
 
     def close(self) -> None:
-        """Free the buffers; the tier stays open."""
+        """Wait for the last step and free the buffers; the tier stays open."""
+        if self._last is not None:
+            with contextlib.suppress(DeviceLost):
+                self.tier.wait(self._last.fence)
+            self._last = None
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
@@ -25,6 +27,19 @@ CONTEXT = 96
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
     limits = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES)
     model = open_model(tiny_model_path)
+    with (
+        model.file,
+        CpuTier() as tier,
+        ModelRunner(model, tier, limits, Capacity(32, 16)) as runner,
+    ):
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def fed_runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+    """One runner for many engines: what an engine leaves behind must not matter."""
+    model = open_model(tiny_model_path)
+    limits = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES)
     with (
         model.file,
         CpuTier() as tier,
@@ -175,3 +190,74 @@ def test_a_request_that_can_never_run_is_refused(
         engine.submit(bad)
     assert raised.value.field == field
     assert engine.idle
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_feeding_on_the_device_changes_no_token(
+    fed_runner: ModelRunner, data: st.DataObject
+) -> None:
+    """Any requests joining and leaving at any time: the tokens are those of single steps."""
+    requests = [
+        request(
+            number,
+            length=data.draw(st.integers(1, 9)),
+            max_tokens=data.draw(st.integers(1, 12)),
+            sampling=SamplingParams(
+                temperature=data.draw(st.sampled_from((0.0, 1.5))),
+                repeat_penalty=data.draw(st.sampled_from((1.0, 1.4))),
+                frequency_penalty=data.draw(st.sampled_from((0.0, 0.6))),
+                repeat_last_n=data.draw(st.integers(0, 8)),
+                seed=number,
+            ),
+        )
+        for number in range(data.draw(st.integers(1, 5)))
+    ]
+    joins = {r.id: data.draw(st.integers(0, 6)) for r in requests}
+    cancels = {r.id: data.draw(st.integers(1, 40)) for r in requests}
+    end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=30)))
+    expected = _tokens(fed_runner, requests, joins, cancels={}, end=end, steps_ahead=0)
+    ahead = data.draw(st.integers(1, 3))
+    assert _tokens(fed_runner, requests, joins, {}, end, ahead) == expected
+    for number, tokens in _tokens(fed_runner, requests, joins, cancels, end, ahead).items():
+        assert tokens == expected[number][: len(tokens)]
+
+
+def test_steps_are_fed_while_nothing_else_is_to_do(
+    fed_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt and eleven tokens: two inputs from the host, the other nine steps without it."""
+    submitted, fed = [], []
+    submit, feed = fed_runner.submit, fed_runner.feed
+    monkeypatch.setattr(fed_runner, "submit", lambda i: submitted.append(1) or submit(i))
+    monkeypatch.setattr(fed_runner, "feed", lambda s: fed.append(1) or feed(s))
+    engine = Engine(fed_runner, steps_ahead=1)
+    engine.submit(request(1, max_tokens=11))
+    assert len(list(engine.run())) == 11
+    assert (len(submitted), len(fed)) == (2, 9)
+
+
+def _tokens(
+    runner: ModelRunner,
+    requests: list[Request],
+    joins: dict[int, int],
+    cancels: dict[int, int],
+    end: frozenset[int],
+    steps_ahead: int,
+) -> dict[int, list[int]]:
+    """Tokens of each request; joins and cancels happen before the step of that number."""
+    engine = Engine(runner, end_of_generation=end, steps_ahead=steps_ahead)
+    tokens: dict[int, list[int]] = {r.id: [] for r in requests}
+    step = 0
+    while step <= max(joins.values()) or not engine.idle:
+        for r in requests:
+            if joins[r.id] == step:
+                engine.submit(r)
+            if cancels.get(r.id) == step:
+                engine.cancel(r.id)
+        if not engine.idle:
+            for event in engine.step():
+                tokens[event.request_id].append(event.token)
+        step += 1
+    assert engine.pool.free == PAGES
+    return tokens

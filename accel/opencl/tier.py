@@ -152,6 +152,7 @@ class OpenClTier:
             opcodes=frozenset(RULES),
             memory_bytes=device.memory_bytes,
             host_unified=device.host_unified,
+            asynchronous=True,
         )
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
@@ -238,13 +239,14 @@ class OpenClTier:
         weakref.finalize(batch, self._memory.free, place)
         return batch
 
-    def submit(self, batch: OpenClBatch) -> OpenClFence:
+    def submit(self, batch: OpenClBatch, *, resume: bool = False) -> OpenClFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         if self._lost:
             raise DeviceLost(self._lost)
         cl = self._cl
         try:
-            self._memory.to_device()
+            if not resume:
+                self._memory.to_device()
             event = batch.recording.enqueue()
             event = self._memory.to_host() or event
             self._runtime.engine.queue.flush()

@@ -171,7 +171,7 @@ class CpuTier:
         )
         return CpuBatch(key, calls, graph.nodes, operands, self._arena)
 
-    def submit(self, batch: CpuBatch) -> CpuFence:
+    def submit(self, batch: CpuBatch, *, resume: bool = False) -> CpuFence:
         """Run the batch. Floating-point trouble shows in the values, never as a warning."""
         with np.errstate(all="ignore"):
             for call in batch.calls:

@@ -90,7 +90,7 @@ class ListTier:
         self.lowered.append(key)
         return Batch(graph, dict(buffers), key)
 
-    def submit(self, batch: Batch) -> Done:
+    def submit(self, batch: Batch, *, resume: bool = False) -> Done:
         self.submitted.append(batch.graph.name)
         for node in batch.graph.nodes:
             x, y = (batch.buffers[node.operands[name].buffer].floats for name in ("x", "y"))

@@ -194,13 +194,13 @@ def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
 def test_an_engine_computes_the_number_of_tokens_it_is_asked_for(tiny_model_path, monkeypatch):
     engine = TierEngine("cpu", Setup(str(tiny_model_path), 1, 64, "f16"))
     steps = []
-    step = engine._session.runner.step
+    submit = engine._session.runner.submit
 
     def counted(inputs):
         steps.append(len(inputs.query))
-        return step(inputs)
+        return submit(inputs)
 
-    monkeypatch.setattr(engine._session.runner, "step", counted)
+    monkeypatch.setattr(engine._session.runner, "submit", counted)
     timing = engine.generate(range(7), 5)
     assert steps == [7, 1, 1, 1, 1, 1]
     assert timing.prefill_seconds > 0

@@ -130,7 +130,7 @@ class Unlucky(CpuTier):
         self.lost_at, self.error = lost_at, error
         Unlucky.opened += 1
 
-    def submit(self, batch):
+    def submit(self, batch, *, resume=False):
         Unlucky.submissions += 1
         if Unlucky.submissions == self.lost_at:
             raise self.error

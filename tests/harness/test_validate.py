@@ -63,7 +63,7 @@ class CorruptTier(CpuTier):
         calls[number] = self._wrong(calls[number], array)
         return replace(batch, calls=tuple(calls))
 
-    def submit(self, batch):
+    def submit(self, batch, *, resume=False):
         fence = super().submit(batch)
         self.submissions += 1
         return fence

@@ -23,7 +23,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner, StepInput, StepOutput
+from reference.runner import Capacity, ModelRunner, StepInput, Submission
 
 SLOTS = 4
 CONTEXT = 176
@@ -39,10 +39,15 @@ class ObservedRunner:
     inner: Any
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def step(self, inputs: StepInput) -> StepOutput:
+    def submit(self, inputs: StepInput) -> Submission:
         """Record and forward."""
         self.steps.append((len(inputs.query), len(np.unique(inputs.query["slot"]))))
-        return self.inner.step(inputs)
+        return self.inner.submit(inputs)
+
+    def feed(self, before: Submission) -> Submission:
+        """Record and forward."""
+        self.steps.append((before.key.tokens, before.key.tokens))
+        return self.inner.feed(before)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

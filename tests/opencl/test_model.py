@@ -49,6 +49,26 @@ def generate(
     return tokens, logits
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_fed_on_the_device_sample_the_same_tokens(
+    open_opencl: OpenTier, tiny_model_path: Path, way: str
+) -> None:
+    """Decode without the host between the steps, on device memory of either kind."""
+    model = open_model(tiny_model_path)
+    limits = Limits(slots=len(REQUESTS), context=CONTEXT, pages=24)
+    outcomes = []
+    for tier, ahead in ((CpuTier(), 0), (open_way(open_opencl, WAYS[way]), 3)):
+        with ModelRunner(model, tier, limits, Capacity(64, 32)) as runner:
+            engine = Engine(runner, steps_ahead=ahead)
+            for request in REQUESTS:
+                engine.submit(request)
+            tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
+            for event in engine.run():
+                tokens[event.request_id].append(event.token)
+            outcomes.append(tokens)
+    assert outcomes[0] == outcomes[1]
+
+
 def assert_same(expected: Outcome, got: Outcome) -> None:
     """Tokens and every bit of every logit."""
     assert got[0] == expected[0]

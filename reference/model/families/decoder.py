@@ -261,14 +261,27 @@ class Decoder:
             builder.emit(Opcode.BIAS_ADD, "lm_head_bias", x=product, bias=bias, y=logits)
         else:
             builder.emit(Opcode.LM_HEAD, "lm_head", x=h, weight=weight, logits=logits)
-        builder.emit(
-            Opcode.SAMPLE,
-            "sample",
-            logits=logits,
-            sampling=builder.request("request.sampling", "rows", 16),
-            recent=builder.request("request.recent", "rows", self.limits.recent_tokens),
-            token=builder.output("output.token", "rows", dtype=I32),
-        )
+        emit_tokens(builder, self.limits, logits, rows, self.query)
+
+
+def emit_tokens(
+    builder: GraphBuilder, limits: Limits, logits: View, rows: View, query: View
+) -> None:
+    """Sample every output row, report it in the ring and prepare the step after this one."""
+    sampling = builder.request("request.sampling", "rows", 16)
+    recent = builder.request("request.recent", "rows", limits.recent_tokens)
+    token = builder.emit(
+        Opcode.SAMPLE,
+        "sample",
+        logits=logits,
+        sampling=sampling,
+        recent=recent,
+        token=builder.output("output.token", "rows", dtype=I32),
+    )
+    ring = builder.output("output.ring", limits.ring_events, 8, dtype=I32)
+    written = {"token": token, "output_rows": rows, "query": query}
+    builder.emit(Opcode.STREAM_OUT, "stream_out", **written, ring=ring)
+    builder.emit(Opcode.FEED_TOKENS, "feed_tokens", **written, sampling=sampling, recent=recent)
 
 
 def build_decoder(

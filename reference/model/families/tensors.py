@@ -10,6 +10,9 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from reference.model.gguf import TensorInfo
 
+RING_STEPS = 4
+"""Decode steps whose tokens the output ring holds: more than are ever under way at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -28,6 +31,11 @@ class Limits:
     def __post_init__(self) -> None:
         if self.kv_dtype not in (F32, F16):
             raise ValueError(f"KV pages are f32 or f16, not {self.kv_dtype}")
+
+    @property
+    def ring_events(self) -> int:
+        """Entries of the output ring: its header and the tokens of RING_STEPS decode steps."""
+        return 1 + RING_STEPS * self.slots
 
     @property
     def slot_pages(self) -> int:
