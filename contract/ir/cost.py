@@ -40,19 +40,46 @@ class Cost:
         return self.flops / self.bytes_moved if self.bytes_moved else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes a node reads and writes of one operand."""
+
+    bytes_read: int
+    bytes_written: int
+
+
 def cost(node: Node, graph: Graph, key: ShapeKey, context: int) -> Cost:
     """The cost of one node of a verified graph.
 
     ``context`` is the mean number of positions a query token attends, itself included.
     """
-    spec = TABLE[node.opcode]
+    work = _work(node, graph, key, context)
+    moved = _traffic(node, graph, key, work).values()
+    return Cost(
+        sum(operand.bytes_read for operand in moved),
+        sum(operand.bytes_written for operand in moved),
+        TABLE[node.opcode].flops(work),
+    )
+
+
+def traffic(node: Node, graph: Graph, key: ShapeKey, context: int) -> dict[str, Traffic]:
+    """The bytes of ``cost`` by operand name."""
+    return _traffic(node, graph, key, _work(node, graph, key, context))
+
+
+def _work(node: Node, graph: Graph, key: ShapeKey, context: int) -> Work:
     shapes = {name: graph.shape(view) for name, view in node.operands.items()}
     sizes = key.sizes()
-    bound = bind_shapes(spec, shapes, node.params)
-    work = Work(
+    bound = bind_shapes(TABLE[node.opcode], shapes, node.params)
+    return Work(
         {name: sizes[dim] if isinstance(dim, str) else dim for name, dim in bound.items()}, context
     )
-    read = written = 0
+
+
+def _traffic(node: Node, graph: Graph, key: ShapeKey, work: Work) -> dict[str, Traffic]:
+    spec = TABLE[node.opcode]
+    sizes = key.sizes()
+    moved = {}
     for operand in spec.operands:
         view = node.operands.get(operand.name)
         if view is None:
@@ -62,14 +89,13 @@ def cost(node: Node, graph: Graph, key: ShapeKey, context: int) -> Cost:
             elements = spec.touched[operand.name](work)
         else:
             elements = 1
-            for dim in shapes[operand.name]:
+            for dim in graph.shape(view):
                 elements *= sizes[dim] if isinstance(dim, str) else dim
         nbytes = elements // dtype.block_elements * dtype.block_bytes
-        if operand.access is not Access.WRITE and operand.name not in spec.stored:
-            read += nbytes
-        if operand.access is not Access.READ:
-            written += nbytes
-    return Cost(read, written, spec.flops(work))
+        reads = operand.access is not Access.WRITE and operand.name not in spec.stored
+        writes = operand.access is not Access.READ
+        moved[operand.name] = Traffic(nbytes if reads else 0, nbytes if writes else 0)
+    return moved
 
 
 def graph_cost(graph: Graph, key: ShapeKey, context: int) -> Cost:

@@ -1,21 +1,16 @@
-"""Graphs for people and tools: JSON with costs, and Graphviz. Both are deterministic text."""
+"""Graphs for people and tools: JSON values with costs, and Graphviz. Both are deterministic."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contract.ir.analysis import node_costs, op_mix
 from contract.ir.codec import graph_digest
-from contract.ir.cost import Cost, cost
-from contract.ir.nodes import BufferKind, Graph, Node, View
-from contract.ops import TABLE
+from contract.ir.cost import Cost
+from contract.ir.flow import data_flow
+from contract.ir.nodes import BufferKind, Graph, Node, layer_of
 from contract.shape_key import ShapeKey
-from contract.spec import Access
-
-LAYER = re.compile(r"\[(\d+)\]")
-"""Node and buffer labels of layer N carry ``[N]``."""
 
 DRAWN = {
     BufferKind.STATE: "#ffe0b0",
@@ -26,34 +21,27 @@ DRAWN = {
 """Kinds of buffers shown in Graphviz, with their colours."""
 
 
-def layer_of(name: str) -> int | None:
-    """The layer a label belongs to, or None for what is outside the layers."""
-    match = LAYER.search(name)
-    return int(match.group(1)) if match else None
+def to_document(
+    graph: Graph, key: ShapeKey, context: int, costs: Sequence[Cost] | None = None
+) -> dict[str, Any]:
+    """The graph with the cost of every node for one ShapeKey, as JSON values.
 
-
-def to_json(graph: Graph, key: ShapeKey, context: int) -> str:
-    """The graph with the cost of every node for one ShapeKey, as indented JSON.
-
-    ``context`` is the mean number of positions a query token attends. Keys: ``name``, ``stage``,
-    ``digest``, ``key``, ``context``, ``buffers``, ``nodes``, ``totals``, ``op_mix`` (per opcode:
-    nodes and cost, most bytes first).
+    ``context`` is the mean number of positions a query token attends; ``costs`` are those of
+    ``node_costs`` for it, counted here when not given. Keys: ``name``, ``stage``, ``digest``,
+    ``key``, ``context``, ``totals``, ``op_mix`` (per opcode: nodes and cost, most bytes first),
+    ``buffers``, ``nodes``.
     """
-    costs = [cost(node, graph, key, context) for node in graph.nodes]
-    mix: dict[str, Cost] = {}
-    for node, node_cost in zip(graph.nodes, costs, strict=True):
-        mix[node.opcode.name] = mix.get(node.opcode.name, Cost()) + node_cost
-    counts = Counter(node.opcode.name for node in graph.nodes)
-    ordered = sorted(mix, key=lambda name: (-mix[name].bytes_moved, name))
-    document = {
+    costs = node_costs(graph, key, context) if costs is None else costs
+    return {
         "name": graph.name,
         "stage": graph.stage.name,
         "digest": graph_digest(graph),
         "key": {"tokens": key.tokens, "rows": key.rows},
         "context": context,
-        "totals": {"nodes": len(graph.nodes), **_cost_fields(sum(costs, Cost()))},
+        "totals": {"nodes": len(graph.nodes), **cost_fields(sum(costs, Cost()))},
         "op_mix": [
-            {"opcode": name, "nodes": counts[name], **_cost_fields(mix[name])} for name in ordered
+            {"opcode": share.opcode, "nodes": share.nodes, **cost_fields(share.cost)}
+            for share in op_mix(graph, costs)
         ],
         "buffers": [
             {
@@ -70,39 +58,76 @@ def to_json(graph: Graph, key: ShapeKey, context: int) -> str:
             for node, node_cost in zip(graph.nodes, costs, strict=True)
         ],
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def to_dot(graph: Graph, key: ShapeKey, context: int) -> str:
-    """The graph as Graphviz text: nodes in layer clusters, edges where data flows.
-
-    An edge leads from what wrote a buffer's columns to each node that reads them, labelled with
-    the buffer. Step inputs, outputs and state are drawn as ellipses; weights and tables are not.
-    """
-    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=TB; node [shape=box];"]
-    clusters: dict[int | None, list[str]] = {}
-    for index, node in enumerate(graph.nodes):
-        label = _label(node, cost(node, graph, key, context))
-        line = f"n{index} [label={label}];"
-        clusters.setdefault(layer_of(node.name), []).append(line)
-    for layer, members in clusters.items():
-        if layer is None:
-            lines += [f"  {line}" for line in members]
-            continue
-        lines.append(f"  subgraph cluster_{layer} {{ label={_quote(f'layer {layer}')};")
-        lines += [f"    {line}" for line in members]
-        lines.append("  }")
-    lines += _edges(graph)
-    lines.append("}")
-    return "\n".join(lines) + "\n"
-
-
-def _cost_fields(value: Cost) -> dict[str, int | float]:
+def cost_fields(value: Cost) -> dict[str, int]:
+    """A cost as JSON values."""
     return {
         "bytes_read": value.bytes_read,
         "bytes_written": value.bytes_written,
         "flops": value.flops,
     }
+
+
+def to_dot(graphs: Mapping[str, Graph], key: ShapeKey, context: int) -> str:
+    """Labelled graphs as Graphviz text: a cluster a graph, in it a cluster a layer.
+
+    An edge leads from what wrote a buffer's columns to each node that reads them, labelled with
+    the buffer. Step inputs, outputs and state are drawn as ellipses; weights and tables are not.
+    """
+    lines = [f"digraph {_quote(', '.join(graphs))} {{", "  rankdir=TB; node [shape=box];"]
+    for number, (label, graph) in enumerate(graphs.items()):
+        lines.append(f"  subgraph cluster_g{number} {{ label={_quote(label)};")
+        lines += [f"    {line}" for line in _drawing(graph, f"g{number}", key, context)]
+        lines.append("  }")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _drawing(graph: Graph, prefix: str, key: ShapeKey, context: int) -> list[str]:
+    """Boxes and edges of one graph; ``prefix`` keeps its identifiers apart from other graphs'."""
+    lines: list[str] = []
+    clusters: dict[int | None, list[str]] = {}
+    costs = node_costs(graph, key, context)
+    for index, (node, node_cost) in enumerate(zip(graph.nodes, costs, strict=True)):
+        line = f"{prefix}_n{index} [label={_label(node, node_cost)}];"
+        clusters.setdefault(layer_of(node.name), []).append(line)
+    for layer, members in clusters.items():
+        if layer is None:
+            lines += members
+            continue
+        lines.append(f"subgraph cluster_{prefix}_l{layer} {{ label={_quote(f'layer {layer}')};")
+        lines += [f"  {line}" for line in members]
+        lines.append("}")
+    return lines + _edges(graph, prefix)
+
+
+def _edges(graph: Graph, prefix: str) -> list[str]:
+    """Boxes of the buffers that outlive the step, and an edge for every flow of data."""
+    boxes: dict[str, str] = {}
+    edges: dict[str, None] = {}
+    flow = data_flow(graph)
+
+    def box(buffer: str) -> str:
+        return boxes.setdefault(buffer, f"{prefix}_b{len(boxes)}")
+
+    def edge(source: str, target: str, buffer: str) -> None:
+        edges[f"{source} -> {target} [label={_quote(buffer)}];"] = None
+
+    for index, flows in enumerate(flow.reads):
+        for read in flows:
+            if graph.buffers[read.buffer].kind in DRAWN:
+                source = box(read.buffer) if read.source is None else f"{prefix}_n{read.source}"
+                edge(source, f"{prefix}_n{index}", read.buffer)
+    for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT):
+        for writer in flow.last.get(decl.name, ()):
+            edge(f"{prefix}_n{writer}", box(decl.name), decl.name)
+    drawn = [
+        f"{identifier} [shape=ellipse, style=filled, "
+        f"fillcolor={_quote(DRAWN[graph.buffers[name].kind])}, label={_quote(name)}];"
+        for name, identifier in boxes.items()
+    ]
+    return [*drawn, *edges]
 
 
 def _node_fields(node: Node, node_cost: Cost) -> dict[str, Any]:
@@ -114,53 +139,8 @@ def _node_fields(node: Node, node_cost: Cost) -> dict[str, Any]:
             for name, view in node.operands.items()
         },
         "params": dict(node.params),
-        **_cost_fields(node_cost),
+        **cost_fields(node_cost),
     }
-
-
-def _edges(graph: Graph) -> list[str]:
-    """Boxes of the buffers that outlive the step, and an edge for every flow of data."""
-    boxes: dict[str, str] = {}
-    edges: dict[str, None] = {}
-    writers: dict[str, list[tuple[str, View]]] = {}
-
-    def box(buffer: str) -> str:
-        return boxes.setdefault(buffer, f"b{len(boxes)}")
-
-    def edge(source: str, target: str, buffer: str) -> None:
-        edges[f"  {source} -> {target} [label={_quote(buffer)}];"] = None
-
-    for index, node in enumerate(graph.nodes):
-        bound = [o for o in TABLE[node.opcode].operands if o.name in node.operands]
-        for operand in bound:
-            view = node.operands[operand.name]
-            if operand.access is Access.WRITE or graph.buffers[view.buffer].kind not in DRAWN:
-                continue
-            sources = [name for name, w in writers.get(view.buffer, []) if _meet(w, view)]
-            for source in sources or [box(view.buffer)]:
-                edge(source, f"n{index}", view.buffer)
-        for operand in bound:
-            view = node.operands[operand.name]
-            if operand.access is Access.UPDATE:
-                kept = [w for w in writers.get(view.buffer, []) if not _meet(w[1], view)]
-                writers[view.buffer] = [*kept, (f"n{index}", view)]
-            elif operand.access is Access.WRITE:
-                writers.setdefault(view.buffer, []).append((f"n{index}", view))
-    for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT):
-        for source, _ in writers.get(decl.name, []):
-            edge(source, box(decl.name), decl.name)
-    drawn = [
-        f"  {identifier} [shape=ellipse, style=filled, "
-        f"fillcolor={_quote(DRAWN[graph.buffers[name].kind])}, label={_quote(name)}];"
-        for name, identifier in boxes.items()
-    ]
-    return [*drawn, *edges]
-
-
-def _meet(a: View, b: View) -> bool:
-    if a.columns is None or b.columns is None:
-        return True
-    return a.columns[0] < b.columns[1] and b.columns[0] < a.columns[1]
 
 
 def _label(node: Node, node_cost: Cost) -> str:

@@ -7,6 +7,7 @@ the shapes and become numbers when a tier lowers the graph for one ShapeKey.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,6 +18,15 @@ from contract.spec import Dim, Scalar, Stage
 
 IR_VERSION = 1
 """Version of the records below as serialized; a change of meaning raises it."""
+
+LAYER = re.compile(r"\[(\d+)\]")
+"""Node and buffer labels of layer N carry ``[N]``."""
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a label belongs to, or None for what is outside the layers."""
+    match = LAYER.search(name)
+    return int(match.group(1)) if match else None
 
 
 class BufferKind(IntEnum):

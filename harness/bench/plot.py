@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.bench.engines import PEER
 from harness.bench.report import Report, digits, label_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PANELS = ("decode_short", "decode_long", "prefill")
 FORMATS = ("svg", "png")
 HEADROOM = 1.28
 """Height of a panel over its tallest thing: room for two lines of label."""
+TITLE_PAD = 18.0
+"""Points between a panel and its title: room for the line that says the memory bound."""
 COLORS = ("#2166ac", "#67a9cf", "#5aae61", "#9970ab")
 PEER_COLOR = "#999999"
 BOUND_COLOR = "#b2182b"
@@ -41,24 +46,31 @@ def write_plot(report: Report, path: Path) -> None:
     ConfigError when the file cannot be written.
     """
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, metric in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-            _panel(axes, report, metric)
-        machine, model = report["machine"], report["model"]
-        threads = report["settings"]["threads"]
-        title = f"{model['file']}, {machine['cpu']}, {threads} threads"
-        title += f" (x: ratio to {PEER})" if report["ratios"] else ""
-        figure.suptitle(title, fontsize=9)
+        figure = draw(report)
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         try:
             figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def draw(report: Report) -> Figure:
+    """The plot as a matplotlib figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, metric in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        _panel(axes, report, metric)
+    machine, model = report["machine"], report["model"]
+    threads = report["settings"]["threads"]
+    title = f"{model['file']}, {machine['cpu']}, {threads} threads"
+    title += f" (x: ratio to {PEER})" if report["ratios"] else ""
+    figure.suptitle(title, fontsize=9)
+    return figure
 
 
 def _panel(axes: Any, report: Report, metric: str) -> None:
@@ -76,27 +88,30 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
         axes.annotate(
             label,
             (place, rate["maximum"]),
-            xytext=(0, 3),
+            xytext=(0, 5),
             textcoords="offset points",
             ha="center",
+            # A line may pass behind a value, never through it.
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
     top = max(rate["maximum"] for rate in found.values())
     if metric in report["bytes_per_token"]:
         stream = report["stream_bytes_per_second"]["median"]
         bound = stream / report["bytes_per_token"][metric]
         axes.axhline(bound, color=BOUND_COLOR, linestyle="--", linewidth=1)
+        # Above the panel: inside it a bar of any height could carry its value to the same place.
         axes.annotate(
-            f"memory bound {digits(bound)}",
-            (1, bound),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
+            f"- - memory bound {digits(bound)}",
+            (0.5, 1),
+            xycoords="axes fraction",
+            xytext=(0, 3),
             textcoords="offset points",
-            ha="right",
+            ha="center",
             color=BOUND_COLOR,
         )
         top = max(top, bound)
     axes.set_ylim(0, top * HEADROOM)
-    axes.set_title(label_of(metric, report), fontsize=9)
+    axes.set_title(label_of(metric, report), fontsize=9, pad=TITLE_PAD)
     axes.set_ylabel("tokens per second")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -1,75 +1,175 @@
-"""``zinc-rt graph``: the forward pass of a model with the cost of every operation."""
+"""``zinc-rt graph``: the forward passes of models, with the cost of every operation."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.serving import MODEL_SETTINGS, asked_context, model_file
-from harness.settings import add_flags, resolve
+from harness.settings import Settings, add_flags, resolve
+
+if TYPE_CHECKING:
+    from contract.ir.nodes import Graph
+    from harness.report.document import Assumptions
 
 NAMES = (*MODEL_SETTINGS, "context", "kv_dtype")
+FORMATS = ("json", "dot", "svg", "html")
+MODELS_MAX = 16
+"""Columns of one report."""
 DRAWING_SECONDS = 120
 """Longest wait for Graphviz; graphs of hundreds of layers take it minutes."""
+BANDWIDTH = "100G"
+PEAK = "1T"
+"""Bytes and FLOPs a second of an everyday processor, so that an estimate needs no flags."""
+RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)([kMGTP]?)")
+PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 EXAMPLES = """\
 examples:
-  zinc-rt graph | jq .op_mix               where the bytes and FLOPs of a decode token go
-  zinc-rt graph --tokens 256 --out prefill.json
-  zinc-rt graph --format svg --out model.svg
+  zinc-rt graph | jq '.[0].op_mix'         where the bytes and FLOPs of a decode token go
+  zinc-rt graph a.gguf b.gguf --format html -o compare.html
+  zinc-rt graph --tokens 256 -o prefill.json
+  zinc-rt graph --format svg -o model.svg
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the ``graph`` command; its parser sets ``func(args) -> exit code``."""
-    text = "write the graph of a model's forward pass, with the cost of every node"
+    text = "write the graphs of models' forward passes side by side, with the cost of every node"
     parser = subparsers.add_parser("graph", help=text, description=text, epilog=EXAMPLES)
-    parser.add_argument("--format", choices=("json", "dot", "svg"), default="json")
-    parser.add_argument("--out", metavar="FILE", help="file to write [default: standard output]")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="GGUF file or catalog id [default: --model]"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="json")
+    parser.add_argument(
+        "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
+    )
     parser.add_argument(
         "--tokens", type=int, default=1, metavar="N", help="query tokens of the step [default: 1]"
     )
+    for flag, default, what in (
+        ("--bandwidth", BANDWIDTH, "bytes"),
+        ("--flops", PEAK, "FLOPs"),
+    ):
+        parser.add_argument(
+            flag,
+            metavar="RATE",
+            default=default,
+            help=f"{what} a second of the machine that times are estimated for, such as 1.5T "
+            f"or 80e9 (json, html) [default: {default}]",
+        )
     add_flags(parser, NAMES)
     parser.set_defaults(func=graph)
 
 
 def graph(args: argparse.Namespace) -> int:
-    """Write the graph; every query token attends the whole ``--context``."""
+    """Write the graphs; every query token attends the whole ``--context``."""
     settings = resolve(args, NAMES)
     if not 1 <= args.tokens < 1 << 20:
         raise ConfigError(f"flag --tokens: {args.tokens} is not from 1 to {(1 << 20) - 1}")
+    rates = (_rate("--bandwidth", args.bandwidth), _rate("--flops", args.flops))
     if args.format == "svg" and shutil.which("dot") is None:
         raise ConfigError(
             "--format svg needs the program dot: apt install graphviz, or take --format dot"
         )
-    path = model_file(settings, pull_missing=False)
-    from contract.dtypes import BY_NAME
-    from contract.ir.export import to_dot, to_json
+    if args.models and args.model is not None:
+        raise ConfigError(f"flag --model: {args.model} is given beside {args.models[0]}")
+    paths = _paths(settings, args.models)
+    if args.out is not None and Path(args.out).resolve() in {p.resolve() for p in paths.values()}:
+        raise ConfigError(f"flag --out: {args.out} is the model file; name another")
+    from contract.ir.analysis import Machine
     from contract.shape_key import ShapeKey
+    from harness.report.document import Assumptions
+
+    graphs, architectures, context = _graphs(paths, settings)
+    assumptions = Assumptions(ShapeKey(args.tokens, 1), context, Machine(*rates))
+    _write(_text(args.format, graphs, architectures, assumptions), args.out)
+    return 0
+
+
+def _rate(flag: str, text: str) -> float:
+    match = RATE.fullmatch(text)
+    value = float(match[1]) * PREFIXES[match[2]] if match else 0.0
+    if not 1 <= value <= 1e21:
+        raise ConfigError(
+            f"flag {flag}: {text!r} is not accepted; expected a rate from 1 to 1e21 a second, "
+            "such as 100G or 1.5e12"
+        )
+    return value
+
+
+def _paths(settings: Settings, names: Sequence[str]) -> dict[str, Path]:
+    """The files by the label they get in the output: their names where these differ."""
+    if not names:
+        path = model_file(settings, pull_missing=False)
+        return {path.name: path}
+    if len(names) > MODELS_MAX:
+        raise ConfigError(f"{len(names)} models, at most {MODELS_MAX} fit side by side")
+    found: dict[Path, Path] = {}
+    for name in names:
+        named = replace(settings, values_by_name={**settings, "model": name})
+        path = model_file(named, pull_missing=False)
+        if path.resolve() in found:
+            raise ConfigError(f"{name} is the file {path.resolve()}, which is named already")
+        found[path.resolve()] = path
+    files = [path.name for path in found.values()]
+    return {str(path) if files.count(path.name) > 1 else path.name: path for path in found.values()}
+
+
+def _graphs(
+    paths: Mapping[str, Path], settings: Settings
+) -> tuple[dict[str, Graph], dict[str, str], int]:
+    """Graphs and architectures by label, all for one context.
+
+    When nobody asked for a context it is the longest that every model has.
+    """
+    from contextlib import ExitStack
+
+    from contract.dtypes import BY_NAME
     from harness.generate import checked_context
     from reference.memory.pages import pages_for
     from reference.model.families.tensors import Limits
     from reference.model.open import open_model
 
-    model = open_model(path)
-    with model.file:
-        context = checked_context(model, asked_context(settings))
-        ir = model.graph(
-            Limits(
-                slots=1,
-                context=context,
-                pages=pages_for(context),
-                kv_dtype=BY_NAME[settings["kv_dtype"]],
-            )
-        )
-    export = to_json if args.format == "json" else to_dot
-    text = export(ir, ShapeKey(args.tokens, 1), context)
-    _write(_drawn(text) if args.format == "svg" else text, args.out)
-    return 0
+    asked = asked_context(settings)
+    with ExitStack() as stack:
+        models = {}
+        for label, path in paths.items():
+            models[label] = open_model(path)
+            stack.enter_context(models[label].file)
+        context = min(checked_context(model, asked) for model in models.values())
+        kv_dtype = BY_NAME[settings["kv_dtype"]]
+        limits = Limits(slots=1, context=context, pages=pages_for(context), kv_dtype=kv_dtype)
+        graphs = {label: model.graph(limits) for label, model in models.items()}
+        architectures = {label: model.config.architecture for label, model in models.items()}
+        return graphs, architectures, context
+
+
+def _text(
+    form: str,
+    graphs: Mapping[str, Graph],
+    architectures: Mapping[str, str],
+    assumptions: Assumptions,
+) -> str:
+    if form in ("dot", "svg"):
+        from contract.ir.export import to_dot
+
+        dot = to_dot(graphs, assumptions.key, assumptions.context)
+        return _drawn(dot) if form == "svg" else dot
+    from harness.report.document import model_document
+    from harness.report.render import render_html, render_json
+
+    documents = [
+        model_document(label, architectures[label], ir, assumptions) for label, ir in graphs.items()
+    ]
+    return render_html(documents) if form == "html" else render_json(documents)
 
 
 def _drawn(dot: str) -> str:

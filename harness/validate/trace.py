@@ -13,8 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from contract.ir.export import layer_of
 from contract.ir.graph import BufferKind, Graph, View
+from contract.ir.nodes import layer_of
 from contract.ir.scratch import buffer_bytes, concrete_shape
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey

@@ -96,7 +96,7 @@ def test_inspect_shows_no_control_characters(zinc: Zinc, variant: Callable[[Chan
 
 def test_graph_json_is_the_graph_of_the_file(zinc: Zinc, tiny_model: Path) -> None:
     words = ("graph", "--model", tiny_model, "--context", 64, "--tokens", 3)
-    document = json_of(zinc(*words, "--kv-dtype", "f32"))
+    (document,) = json_of(zinc(*words, "--kv-dtype", "f32"))
     model = open_model(tiny_model)
     with model.file:
         graph = model.graph(Limits(slots=1, context=64, pages=4))

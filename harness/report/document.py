@@ -1,0 +1,135 @@
+"""What is reported of one model, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from contract.ir.analysis import (
+    Machine,
+    PathPart,
+    critical_path,
+    fold_path,
+    layer_kinds,
+    node_costs,
+    role_mix,
+    step_bytes,
+    weight_storage,
+)
+from contract.ir.cost import Cost, graph_cost
+from contract.ir.export import cost_fields, to_document
+from contract.ir.nodes import Graph
+from contract.ir.scratch import plan_scratch
+from contract.shape_key import ShapeKey
+
+DECODE = ShapeKey(1, 1)
+PROMPT_TOKENS = 512
+"""Longest prompt whose prefill is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """The step that is counted, the context its query tokens attend, the machine estimated for."""
+
+    key: ShapeKey
+    context: int
+    machine: Machine
+
+
+def model_document(
+    label: str, architecture: str, graph: Graph, assumptions: Assumptions
+) -> dict[str, Any]:
+    """The graph's document of ``contract.ir.export``, and what its counts say.
+
+    Added keys: ``model``, ``architecture``, ``layers`` (one object a layer), ``parameters``,
+    ``weights`` (by storage type), ``scratch_bytes``, ``decode`` (one token: bytes by holder and
+    FLOPs), ``prefill`` (a prompt of ``tokens``: FLOPs), ``roles`` (nodes folded over the layers)
+    and ``critical_path`` (seconds estimated for ``machine``).
+    """
+    key, context, machine = assumptions.key, assumptions.context, assumptions.machine
+    costs = node_costs(graph, key, context)
+    storage = weight_storage(graph)
+    return {
+        "model": label,
+        "architecture": architecture,
+        "layers": [
+            {
+                "layer": kind.layer,
+                "mixer": kind.mixer.value,
+                "feed_forward": kind.feed_forward.value,
+                "window": kind.window,
+            }
+            for kind in layer_kinds(graph)
+        ],
+        "parameters": sum(row.elements for row in storage),
+        "weights": [
+            {
+                "type": row.dtype,
+                "tensors": row.tensors,
+                "elements": row.elements,
+                "bytes": row.nbytes,
+            }
+            for row in storage
+        ],
+        "scratch_bytes": plan_scratch(graph, key).nbytes,
+        "decode": _decode(graph, context),
+        "prefill": _prefill(graph, context),
+        "roles": [
+            {
+                "role": share.name,
+                "opcode": share.opcode,
+                "nodes": share.nodes,
+                **cost_fields(share.cost),
+            }
+            for share in role_mix(graph, costs)
+        ],
+        "critical_path": _critical_path(graph, costs, machine),
+        "machine": {
+            "bytes_per_second": machine.bytes_per_second,
+            "flops_per_second": machine.flops_per_second,
+        },
+        **to_document(graph, key, context, costs),
+    }
+
+
+def _decode(graph: Graph, context: int) -> dict[str, Any]:
+    """One token at the end of the context."""
+    moved = step_bytes(graph, DECODE, context)
+    return {
+        "context": context,
+        "bytes": asdict(moved),
+        "bytes_per_token": moved.total,
+        "flops_per_token": graph_cost(graph, DECODE, context).flops,
+    }
+
+
+def _prefill(graph: Graph, context: int) -> dict[str, Any]:
+    """A prompt from position 0: its tokens attend half of it in the mean; one row of logits."""
+    tokens = min(PROMPT_TOKENS, context)
+    work = graph_cost(graph, ShapeKey(tokens, 1), (tokens + 1) // 2)
+    return {"tokens": tokens, "flops": work.flops, "flops_per_token": work.flops // tokens}
+
+
+def _critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> dict[str, Any]:
+    path = critical_path(graph, costs, machine)
+    return {
+        "estimate": "each node takes the longer of bytes / bandwidth and FLOPs / peak",
+        "nodes": [graph.nodes[index].name for index in path.nodes],
+        "seconds": path.seconds,
+        "serial_seconds": path.serial_seconds,
+        "memory_bound_seconds": sum(
+            machine.seconds(costs[index])
+            for index in path.nodes
+            if costs[index].intensity <= machine.ridge
+        ),
+        "parts": [_part(part) for part in fold_path(graph, path, costs, machine)],
+    }
+
+
+def _part(part: PathPart) -> dict[str, Any]:
+    return {
+        "layers": list(part.layers),
+        "opcodes": list(part.opcodes),
+        "seconds": part.seconds,
+    }
