@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contract.dtypes import F32
+from contract.dtypes import F16, F32
 from reference.model.gguf import write_gguf
 
 HIDDEN, VOCAB, LAYERS = 80, 96, 4
@@ -26,7 +26,7 @@ Array = np.ndarray
 
 @dataclass
 class FamilyFile:
-    """``keys`` are without the architecture's prefix; ``values`` are f32, row-major."""
+    """``keys`` are without the architecture's prefix; ``values`` are row-major."""
 
     architecture: str
     keys: dict[str, Any]
@@ -59,13 +59,15 @@ class FamilyFile:
         """All keys, as the file has them."""
         return {
             "general.architecture": self.architecture,
+            "tokenizer.ggml.tokens": [f"token {n}" for n in range(VOCAB)],
             **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
         }
 
     def write(self, path: Path) -> Path:
-        """The file, F32 throughout."""
+        """The file, F32 but for values of another width."""
+        stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
         tensors = {
-            name: (F32, value.shape, np.ascontiguousarray(value, "<f4"))
+            name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
             for name, value in self.values.items()
         }
         write_gguf(path, self.metadata, tensors)
