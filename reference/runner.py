@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,11 +16,11 @@ from contract.errors import DeviceLost, ModelFileError
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
+from contract.ir.source import parse_source
 from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
-from reference.model.families.decoder import ROPE_FACTORS, ROPE_TABLE
 from reference.model.families.tensors import Limits
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -187,20 +188,23 @@ class ModelRunner:
 
     def _provide(self, decl: BufferDecl, largest: ShapeKey, progress: Progress | None) -> Buffer:
         if decl.kind is BufferKind.WEIGHT:
-            data = self.model.file.tensor_bytes(decl.source)
+            source = parse_source(decl.source)
+            data = self.model.file.tensor_bytes(source.tensor)
+            if source.rows is not None:
+                data = source.rows.take(data)
             broken = find_nonfinite_scale(decl.dtype, data)
             if broken is not None:
                 raise ModelFileError(
                     self.model.file.path,
-                    f"tensor {decl.source}",
+                    f"tensor {source}",
                     f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
                     "fetch the file again or convert it again",
                 )
             if progress is not None:
                 progress(data.nbytes)
             return self.tier.upload(decl, data)
-        if decl.name == ROPE_TABLE:
-            table = self._rotary_table()
+        if decl.kind is BufferKind.CONSTANT:
+            table = self._rotary_table(decl.name)
             return self.tier.upload(decl, table.reshape(-1, table.shape[-1]).view(np.uint8))
         heap = {
             BufferKind.STATE: Heap.DEVICE_LOCAL,
@@ -209,18 +213,20 @@ class ModelRunner:
         }[decl.kind]
         return self.tier.alloc(decl, buffer_bytes(decl, largest), heap)
 
-    def _rotary_table(self) -> NDArray[np.float32]:
-        config = self.model.config
+    def _rotary_table(self, name: str) -> NDArray[np.float32]:
+        rope = next(rope for rope in self.model.config.ropes if rope.table == name)
+        tensor = rope.factors_for(self.limits.context)
         factors = None
-        if ROPE_FACTORS in self.model.file.tensors:
-            factors = self.model.file.tensor_array(ROPE_FACTORS).tolist()
-        return rotary_table(
-            self.limits.context,
-            config.rope_base,
-            config.rotary_dim,
-            config.rope_scaling,
-            factors,
-        )
+        if tensor:
+            factors = self.model.file.tensor_array(tensor).tolist()
+            if not all(0.0 < factor < math.inf for factor in factors):
+                raise ModelFileError(
+                    self.model.file.path,
+                    f"tensor {tensor}",
+                    "holds a divisor that is not a positive number",
+                    "fetch the file again or convert it again",
+                )
+        return rotary_table(self.limits.context, rope.base, rope.dims, rope.scaling, factors)
 
     def _mapped(self, name: str, dtype: Any) -> NDArray[Any]:
         return self.tier.map(self._buffers[name]).reshape(-1).view(dtype)

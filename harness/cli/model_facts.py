@@ -103,7 +103,7 @@ def run_facts(file: GgufFile, *, context: int | None, kv_dtype: str, chunk: int)
         "hidden": config.hidden,
         "heads": _per_layer(config.heads),
         "kv_heads": _per_layer(config.kv_heads),
-        "head_dim": config.head_dim,
+        "head_dim": _per_layer(config.head_dims),
         "feed_forward": _per_layer(config.feed_forward),
         "longest_context": config.context,
         "memory": memory_facts(graph, positions, min(chunk, positions), kv_dtype),

@@ -14,11 +14,13 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
 from reference.cpu.matmul import (
+    PreparedActivation,
     PreparedWeight,
     prepare_weight,
     prepared_matmul,
 )
 from reference.matrix import Matrix
+from reference.ops.rms_norm import rms_norm
 
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
@@ -61,6 +63,22 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
 
         return kernel
 
+    def norm_products(*names: str) -> Kernel:
+        """One norm, then a product per name: x name_weight^T goes to name."""
+
+        def kernel(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+            weights = [(matrices.prepare(bound[f"{name}_weight"]), bound[name]) for name in names]
+
+            def call() -> None:
+                h = rms_norm(x=bound["x"], weight=bound["norm_weight"], eps=params["eps"])
+                activation = PreparedActivation(h)
+                for prepared, y in weights:
+                    prepared_matmul(prepared, activation, y, threads)
+
+            return call
+
+        return kernel
+
     def attention(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
         shape = AttentionShape(
             heads=int(params["heads"]),
@@ -75,6 +93,8 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
 
     return {
         Opcode.MATMUL: product("x", "weight", "y"),
+        Opcode.RMS_NORM_FUSED_QKV: norm_products("q", "k", "v"),
+        Opcode.RMS_NORM_FUSED_MLP_GATE_UP: norm_products("gate", "up"),
         Opcode.MATMUL_WMMA_F16: product("a", "b", "c"),
         Opcode.MATMUL_WMMA_Q4K: product("b", "a", "c"),
         Opcode.LM_HEAD: product("x", "weight", "logits"),

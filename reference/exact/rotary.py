@@ -46,8 +46,8 @@ class RotaryScaling:
     """How a model stretches its rotary angles.
 
     ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles
-    by frequency for a model trained on ``original_context`` positions, and multiplies both
-    sine and cosine by ``(1 + 0.1 ln factor) * attention_factor``.
+    by frequency for a model trained on ``original_context`` positions. Both sine and cosine are
+    multiplied by ``attention_factor``, with ``yarn`` by ``(1 + 0.1 ln factor)`` as well.
     """
 
     factor: float = 1.0
@@ -109,7 +109,7 @@ def rotary_table(
     frequency = frequencies(base, rotary_dim)
     if factors is not None:
         frequency = frequency / np.asarray(factors, dtype=np.float64)
-    magnitude = 1.0
+    magnitude = scaling.attention_factor
     if scaling.yarn:
         frequency = _yarn(frequency, base, rotary_dim, scaling)
         magnitude = _yarn_magnitude(scaling)

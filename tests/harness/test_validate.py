@@ -111,8 +111,8 @@ def test_the_cpu_tier_agrees_with_the_definitions(model, kv_dtype):
     "corruption",
     [
         Corruption("embed", (0, 5)),
-        Corruption("attn_k[0]", (7, 3)),
-        Corruption("q_rope[1]", (2, 64)),
+        Corruption("attn_qkv[0]", (7, 3), result="k"),
+        Corruption("kv_write[1]", (2, 64), result="q"),
         Corruption("attention[1]", (0, 255)),
         Corruption("swiglu[0]", (4, 511)),
         Corruption("ffn_residual[1]", (6, 17)),
@@ -233,14 +233,15 @@ def test_command_as_json(tiny_model_path, capsys):
 
 def test_command_fails_on_a_wrong_tier(tiny_model_path, capsys, monkeypatch):
     def open_wrong(name, threads):
-        return CorruptTier(Corruption("k_norm[1]", (2, 3)))
+        return CorruptTier(Corruption("ffn_gate_up[1]", (2, 3), result="up"))
 
     monkeypatch.setattr("harness.validate.__main__.open_tier", open_wrong)
     assert main(["--model", str(tiny_model_path), "--tokens", "1,2,3", "--decode", "0"]) == 1
     printed = capsys.readouterr().out
-    assert "cpu: first diverging op: k_norm[1] (RMS_NORM), step 0" in printed
-    assert "y[2, 3] is" in printed
-    assert printed.splitlines()[-1].startswith("FAIL: cpu at k_norm[1]")
+    opcode = "RMS_NORM_FUSED_MLP_GATE_UP"
+    assert f"cpu: first diverging op: ffn_gate_up[1] ({opcode}), step 0" in printed
+    assert "up[2, 3] is" in printed
+    assert printed.splitlines()[-1].startswith("FAIL: cpu at ffn_gate_up[1]")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
 from reference.matrix import Matrix
+from reference.ops.rms_norm import rms_norm
 from reference.quant import FORMATS
 from reference.runner import ModelRunner, StepInput, Submission
 
@@ -28,7 +29,7 @@ class BrokenTier(CpuTier):
         self.broken = (opcode, output, kernel, above)
 
     def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
-        """The sound batch with the calls of one opcode replaced."""
+        """The sound batch, one result of one opcode computed again and otherwise."""
         batch = super().lower(graph, buffers, key)
         parts = zip(batch.calls, batch.nodes, batch.operands, strict=True)
         return replace(batch, calls=tuple(self._replaced(*part) for part in parts))
@@ -41,6 +42,7 @@ class BrokenTier(CpuTier):
             return call
 
         def broken_call() -> None:
+            call()
             operands[output][...] = kernel(operands, node.params)
 
         return broken_call
@@ -65,9 +67,13 @@ def library_sum_norm(operands: Operands, params: Mapping[str, Any]) -> np.ndarra
 
 
 def contracted_rope(operands: Operands, params: Mapping[str, Any]) -> np.ndarray:
-    """Rotation with a fused multiply-add: one rounding for each a*cos - b*sin."""
-    x, table, query = (operands[name] for name in ("x", "rope_table", "query"))
-    y = x.reshape(len(x), params["heads"], params["head_dim"]).astype(np.float64)
+    """Queries rotated with a fused multiply-add: one rounding for each a*cos - b*sin."""
+    packed, table, query = (operands[name] for name in ("qkv", "rope_table", "query"))
+    heads, size = params["heads"], params["head_dim"]
+    x = packed[:, : heads * size]
+    if "q_norm" in operands:
+        x = rms_norm(x=x, weight=operands["q_norm"], eps=params["eps"], groups=heads)
+    y = x.reshape(len(x), heads, size).astype(np.float64)
     pairs = table.shape[-1]
     if params["neox"]:
         first, second = y[..., :pairs], y[..., pairs : 2 * pairs]
@@ -94,7 +100,7 @@ def library_sum_tier() -> CpuTier:
 
 def contracted_tier() -> CpuTier:
     """Fused multiply-adds in the rotary embedding, for batches only."""
-    return BrokenTier(Opcode.ROPE, "y", contracted_rope)
+    return BrokenTier(Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE, "q", contracted_rope)
 
 
 def fallback_tier() -> CpuTier:

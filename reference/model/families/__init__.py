@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from contract.errors import UnsupportedModel
 from contract.ir.graph import Graph
 from reference.model.config import ModelConfig
-from reference.model.families import llama, qwen2, qwen3
+from reference.model.families import gemma3, gemma4, llama, qwen2, qwen3
+from reference.model.families.hybrid import build_qwen3next, build_qwen35
 from reference.model.families.tensors import Limits, ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
@@ -16,19 +16,22 @@ FAMILIES: Mapping[str, Family] = {
     "llama": llama.build,
     "qwen2": qwen2.build,
     "qwen3": qwen3.build,
+    "qwen3moe": qwen3.build,
+    "qwen35": build_qwen35,
+    "qwen35moe": build_qwen35,
+    "qwen3next": build_qwen3next,
+    "gemma3": gemma3.build,
+    "gemma4": gemma4.build,
 }
 
 
 def build_graph(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-    """The forward pass of the model. Raises UnsupportedModel for an unknown architecture."""
-    family = FAMILIES.get(config.architecture)
-    if family is None:
-        raise UnsupportedModel(
-            tensors.path,
-            "key general.architecture",
-            f"is {config.architecture!r}",
-            f"supported are {', '.join(FAMILIES)}",
-        )
-    graph = family(config, tensors, limits)
-    tensors.reject_unused(config.architecture)
+    """The forward pass of the model.
+
+    Tensors of the drafting blocks behind the last layer are ignored. Raises ModelFileError for a
+    missing tensor or a wrong shape, UnsupportedModel for one that no formula reads.
+    """
+    graph = FAMILIES[config.architecture](config, tensors, limits)
+    drafting = tuple(f"blk.{block}." for block in range(config.layers, config.blocks))
+    tensors.reject_unused(config.architecture, drafting)
     return graph

@@ -1,13 +1,13 @@
-"""``llama``: Llama 2 and 3, SmolLM, Mistral. Rotary pairs are interleaved."""
+"""``llama``: Llama 1 to 3, Mistral, Mixtral and relatives. Rotary pairs are neighbours."""
 
 from __future__ import annotations
 
 from contract.ir.graph import Graph
 from reference.model.config import ModelConfig
-from reference.model.families.decoder import Variant, build_decoder
+from reference.model.families.decoder import build_decoder
 from reference.model.families.tensors import Limits, ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Llama model."""
-    return build_decoder(config, tensors, limits, Variant(neox=False))
+    return build_decoder(config, tensors, limits, query_key_norm=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contract.ir.graph import Graph
 from reference.model.config import ModelConfig
-from reference.model.families.decoder import Variant, build_decoder
+from reference.model.families.decoder import build_decoder
 from reference.model.families.tensors import Limits, ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Qwen 2 model."""
-    return build_decoder(config, tensors, limits, Variant(neox=True))
+    return build_decoder(config, tensors, limits, query_key_norm=False)

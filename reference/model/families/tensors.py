@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from contract.dtypes import F16, F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.source import RowSlice, WeightSource
 from reference.model.gguf import TensorInfo
 
 RING_STEPS = 4
@@ -45,18 +46,29 @@ class Limits:
 
 @dataclass(slots=True)
 class ModelTensors:
-    """The tensors of one file, and which of them a family has taken."""
+    """The tensors of one file, and which of them a family has taken.
+
+    ``parts`` are the rows taken of tensors that hold several matrices, within one group of rows.
+    """
 
     path: str
     tensors: Mapping[str, TensorInfo]
     used: set[str] = field(default_factory=set)
+    parts: dict[str, set[int]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor of this name."""
         return name in self.tensors
 
-    def take(self, name: str, *shape: int) -> DType:
-        """Check that ``name`` exists with this shape, mark it used and return its type."""
+    def take(self, name: str, *shape: int, rows: RowSlice | None = None) -> DType:
+        """Check that ``name`` exists, ``rows`` of it being ``shape``, and return its type.
+
+        It counts as used once all of its rows are taken. Raises ModelFileError for a missing
+        tensor or another shape, UnsupportedModel for a type without arithmetic.
+        """
+        if rows is not None:
+            whole = shape[-2] * rows.group // (rows.stop - rows.start)
+            shape = (*shape[:-2], whole, shape[-1])
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(
@@ -76,26 +88,43 @@ class ModelTensors:
                 f"is of type {info.ggml_type}",
                 "this build has no arithmetic for it; use another quantization of the model",
             )
-        self.used.add(name)
+        taken = self.parts.setdefault(name, set())
+        if rows is not None:
+            taken.update(range(rows.start, rows.stop))
+        if rows is None or len(taken) == rows.group:
+            self.used.add(name)
         return info.dtype
 
-    def weight(self, builder: GraphBuilder, logical: str, name: str, *shape: int) -> View:
-        """Declare tensor ``name`` as buffer ``logical``; errors give the expected shape."""
-        dtype = self.take(name, *shape)
-        return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=name)
+    def weight(
+        self,
+        builder: GraphBuilder,
+        logical: str,
+        name: str,
+        *shape: int,
+        rows: RowSlice | None = None,
+    ) -> View:
+        """Declare tensor ``name``, or ``rows`` of it, as buffer ``logical`` of ``shape``."""
+        dtype = self.take(name, *shape, rows=rows)
+        source = str(WeightSource(name, rows))
+        return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=source)
 
-    def vector(self, builder: GraphBuilder, logical: str, name: str, width: int) -> View:
-        """A one-dimensional F32 tensor: norm weights and biases."""
+    def parameters(self, builder: GraphBuilder, logical: str, name: str, *shape: int) -> View:
+        """An F32 tensor: norm weights, biases, scales, convolution taps."""
         info = self.tensors.get(name)
         if info is not None and info.dtype is not F32:
             raise UnsupportedModel(
                 self.path, f"tensor {name}", f"is of type {info.ggml_type}", "expected f32"
             )
-        return self.weight(builder, logical, name, width)
+        return self.weight(builder, logical, name, *shape)
 
-    def reject_unused(self, architecture: str) -> None:
-        """A tensor nobody reads means the model is not what its metadata says."""
-        unused = sorted(set(self.tensors) - self.used)
+    def reject_unused(self, architecture: str, ignored: tuple[str, ...] = ()) -> None:
+        """A tensor nobody reads means the model is not what its metadata says.
+
+        Names that begin with one of ``ignored`` are left out knowingly.
+        """
+        unused = sorted(
+            name for name in set(self.tensors) - self.used if not name.startswith(ignored)
+        )
         if unused:
             raise UnsupportedModel(
                 self.path,

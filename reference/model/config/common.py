@@ -1,0 +1,86 @@
+"""The keys that every family reads, and the rules they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from contract.errors import ModelFileError
+from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
+from reference.model.config.records import ModelConfig, Rope
+from reference.model.config.rope import read_rope
+from reference.model.gguf import GgufFile
+
+RopeReader = Callable[[Keys, int, int], Rope]
+"""The rotation of heads of a size in a context."""
+
+
+def read_common(keys: Keys, rope: RopeReader = read_rope) -> ModelConfig:
+    """What all families share: every layer attends to everything, with heads of one size."""
+    if not keys.file.get(keys.key("attention.causal"), bool, True):
+        raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
+    blocks = keys.integer("block_count", 1, MAX_LAYERS)
+    layers = blocks - keys.integer("nextn_predict_layers", 0, MAX_LAYERS, 0)
+    if layers < 1:
+        raise keys.error(
+            "nextn_predict_layers", f"is {blocks - layers}, must be below the {blocks} blocks"
+        )
+    hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
+    heads = keys.per_layer("attention.head_count", layers, blocks, 1)
+    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, 1, heads)
+    for layer, (query, key) in enumerate(zip(heads, kv_heads, strict=True)):
+        if query % key:
+            raise keys.error(
+                "attention.head_count_kv", f"{key} does not divide {query} heads (layer {layer})"
+            )
+    head_dim = read_head_dim(keys, hidden, heads[0])
+    context = keys.integer("context_length", 1, MAX_CONTEXT)
+    return ModelConfig(
+        architecture=keys.architecture,
+        name=keys.file.get("general.name", str, keys.architecture),
+        layers=layers,
+        blocks=blocks,
+        hidden=hidden,
+        vocab=_vocab(keys.file),
+        context=context,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dims=(head_dim,) * layers,
+        feed_forward=keys.per_layer("feed_forward_length", layers, blocks, 0, (0,) * layers),
+        rms_eps=keys.positive("attention.layer_norm_rms_epsilon", allow_zero=True),
+        ropes=(rope(keys, head_dim, context),) * layers,
+        windows=(0,) * layers,
+        attention_scales=(1.0 / math.sqrt(head_dim),) * layers,
+        kv_layers=tuple(range(layers)),
+    )
+
+
+def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
+    """``attention.key_length``, which the values share; by default the heads divide ``hidden``."""
+    if hidden % heads and not keys.has("attention.key_length"):
+        raise keys.error("attention.head_count", f"{heads} does not divide {hidden}")
+    head_dim = keys.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
+    value_length = keys.integer("attention.value_length", 1, MAX_WIDTH, head_dim)
+    if value_length != head_dim:
+        raise keys.error("attention.value_length", f"is {value_length}, the key's is {head_dim}")
+    return head_dim
+
+
+def _vocab(file: GgufFile) -> int:
+    key = "tokenizer.ggml.tokens"
+    if key in file.metadata:
+        return len(file.metadata[key])  # type: ignore[arg-type]
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFileError(file.path, f"key {key}", "is missing", "the file has no vocabulary")
+    return embedding.shape[0]
+
+
+def require_feed_forward(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """``config``, whose every layer has a dense feed-forward block."""
+    if 0 in config.feed_forward:
+        layer = config.feed_forward.index(0)
+        raise keys.error(
+            "feed_forward_length", f"is 0 or missing (layer {layer}), must be 1 to {MAX_WIDTH}"
+        )
+    return config

@@ -1,0 +1,80 @@
+"""The keys of a mixture of experts."""
+
+from __future__ import annotations
+
+from reference.model.config.keys import MAX_WIDTH, Keys
+from reference.model.config.records import Experts, ModelConfig
+
+COUNT = "expert_count"
+USED = "expert_used_count"
+WIDTH = "expert_feed_forward_length"
+SHARED_WIDTH = "expert_shared_feed_forward_length"
+SHARED_TENSOR = "blk.0.ffn_up_shexp.weight"
+MAX_EXPERTS = 1 << 16
+
+
+def read_mixtral_experts(keys: Keys, config: ModelConfig) -> Experts | None:
+    """Experts as wide as the dense block they replace, or None when the model is dense."""
+    counted = _counts(keys, config)
+    if counted is None:
+        return None
+    return Experts(*counted, config.feed_forward)
+
+
+def read_experts(keys: Keys, config: ModelConfig, shared: bool = False) -> Experts:
+    """Experts of ``expert_feed_forward_length``; 0 or absent is F / experts used."""
+    counted = _counts(keys, config)
+    if counted is None:
+        raise keys.error(COUNT, f"is 0 or missing, must be 1 to {MAX_EXPERTS}")
+    count, used = counted
+    given = _widths(keys, config)
+    widths = []
+    for layer, (width, dense, chosen) in enumerate(
+        zip(given, config.feed_forward, used, strict=True)
+    ):
+        if width == 0 and (dense == 0 or dense % chosen):
+            raise keys.error(
+                WIDTH,
+                f"is 0 or missing and {keys.key('feed_forward_length')} ({dense}) is no multiple "
+                f"of the {chosen} experts used (layer {layer})",
+            )
+        widths.append(width or dense // chosen)
+    return Experts(count, used, tuple(widths), _shared_width(keys, config) if shared else 0)
+
+
+def read_parallel_experts(keys: Keys, config: ModelConfig) -> Experts | None:
+    """Experts beside a dense block, which says nothing about their width; None when dense."""
+    counted = _counts(keys, config)
+    if counted is None:
+        return None
+    widths = _widths(keys, config)
+    if 0 in widths:
+        raise keys.error(WIDTH, f"is 0 or missing, must be 1 to {MAX_WIDTH}")
+    return Experts(*counted, widths)
+
+
+def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:
+    nothing = (0,) * config.layers
+    return keys.per_layer(WIDTH, config.layers, config.blocks, 0, nothing)
+
+
+def _counts(keys: Keys, config: ModelConfig) -> tuple[int, tuple[int, ...]] | None:
+    """All experts and those used per layer; both keys, or neither."""
+    count = keys.integer(COUNT, 0, MAX_EXPERTS, 0)
+    used = keys.per_layer(USED, config.layers, config.blocks, 0, (0,) * config.layers)
+    for layer, chosen in enumerate(used):
+        if chosen > count or (chosen == 0) != (count == 0):
+            must = f"must be 1 to the {count} of {keys.key(COUNT)}" if count else "must be 0"
+            raise keys.error(USED, f"is {chosen} (layer {layer}), {must}")
+    return (count, used) if count else None
+
+
+def _shared_width(keys: Keys, config: ModelConfig) -> int:
+    """0 or absent is F; files that give neither have the width in the tensor only."""
+    width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0)
+    tensor = keys.file.tensors.get(SHARED_TENSOR)
+    if width == 0:
+        width = tensor.shape[0] if tensor is not None else config.feed_forward[0]
+    if width == 0:
+        raise keys.error(SHARED_WIDTH, f"is 0 or missing, must be 1 to {MAX_WIDTH}")
+    return width

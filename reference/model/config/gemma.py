@@ -1,0 +1,119 @@
+"""The keys of the Gemma families: sliding windows, shared keys and values, soft-caps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.experts import read_parallel_experts
+from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
+from reference.model.config.records import ModelConfig
+from reference.model.config.rope import FACTORS, read_sliding_rope
+
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
+SHARED = "attention.shared_kv_layers"
+KEY_LENGTH = "attention.key_length_swa"
+VALUE_LENGTH = "attention.value_length_swa"
+CAP = "final_logit_softcapping"
+GEMMA3_PATTERN = 6
+GEMMA3_27B_LAYERS = 62
+"""The one size that scales its scores by the residual width; only its depth tells it apart."""
+GEMMA4_CAP = 30.0
+
+
+def read_gemma3(keys: Keys) -> ModelConfig:
+    """Every n-th layer attends to everything, the others to a window; no window, no difference."""
+    config = _gemma(keys, cap=0.0)
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    sliding = _gemma3_pattern(keys, config) if window else (False,) * config.layers
+    head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH, config.head_dims[0])
+    config = _with_windows(keys, config, window, sliding, head_dim)
+    scales = tuple(1.0 / math.sqrt(dim) for dim in config.head_dims)
+    if config.layers == GEMMA3_27B_LAYERS:
+        scales = tuple(1.0 / math.sqrt(config.hidden / heads) for heads in config.heads)
+    return replace(config, attention_scales=scales)
+
+
+def read_gemma4(keys: Keys) -> ModelConfig:
+    """Layers of two kinds with sizes of their own; the last layers may own no keys and values."""
+    config = _gemma(keys, cap=GEMMA4_CAP)
+    window = keys.integer(WINDOW, 1, MAX_CONTEXT)
+    sliding = keys.flags(PATTERN, config.layers, config.blocks)
+    head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH)
+    full = replace(config.ropes[0], factors=FACTORS)
+    config = replace(config, ropes=(full,) * config.layers)
+    config = _with_windows(keys, config, window, sliding, head_dim)
+    return replace(
+        config,
+        attention_scales=(1.0,) * config.layers,
+        kv_layers=_kv_layers(keys, config, sliding),
+        experts=read_parallel_experts(keys, config),
+        per_layer_width=keys.integer("embedding_length_per_layer_input", 0, MAX_WIDTH),
+    )
+
+
+def _gemma(keys: Keys, cap: float) -> ModelConfig:
+    config = require_feed_forward(keys, read_common(keys))
+    return replace(
+        config,
+        embedding_scale=math.sqrt(config.hidden),
+        logit_cap=keys.positive(CAP, cap, allow_zero=True),
+    )
+
+
+def _gemma3_pattern(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
+    if isinstance(keys.file.metadata.get(keys.key(PATTERN)), np.ndarray):
+        return keys.flags(PATTERN, config.layers, config.blocks)
+    period = keys.integer(PATTERN, 1, MAX_LAYERS, GEMMA3_PATTERN)
+    return tuple(layer % period < period - 1 for layer in range(config.layers))
+
+
+def _with_windows(
+    keys: Keys, config: ModelConfig, window: int, sliding: Sequence[bool], head_dim: int
+) -> ModelConfig:
+    """``config`` with window, head size and rotation of the sliding layers."""
+    value_length = keys.integer(VALUE_LENGTH, 1, MAX_WIDTH, head_dim)
+    if value_length != head_dim:
+        raise keys.error(VALUE_LENGTH, f"is {value_length}, the key's is {head_dim}")
+    if not any(sliding):
+        return config
+    full = config.ropes[0]
+    rope = read_sliding_rope(keys, head_dim, full)
+    return replace(
+        config,
+        windows=tuple(window if slides else 0 for slides in sliding),
+        ropes=tuple(rope if slides else full for slides in sliding),
+        head_dims=tuple(
+            head_dim if slides else size
+            for slides, size in zip(sliding, config.head_dims, strict=True)
+        ),
+    )
+
+
+def _kv_layers(keys: Keys, config: ModelConfig, sliding: Sequence[bool]) -> tuple[int, ...]:
+    """The last layers read the last full and the last sliding layer that own keys and values."""
+    layers = config.layers
+    own = layers - keys.integer(SHARED, 0, layers - 1, 0)
+    sources = list(range(own))
+    for layer in range(own, layers):
+        donor = own - 2 if sliding[layer] else own - 1
+        kind = "a sliding-window" if sliding[layer] else "a full-attention"
+        if donor < 0 or sliding[donor] != sliding[layer]:
+            raise keys.error(
+                SHARED,
+                f"is {layers - own}: layer {layer} would read layer {donor}, which is not {kind} "
+                "layer like itself",
+            )
+        if config.kv_heads[donor] != config.kv_heads[layer]:
+            raise keys.error(
+                "attention.head_count_kv",
+                f"is {config.kv_heads[layer]} in layer {layer}, which reads the keys of layer "
+                f"{donor} with {config.kv_heads[donor]}",
+            )
+        sources.append(donor)
+    return tuple(sources)

@@ -1,0 +1,43 @@
+"""The keys of models whose layers are gated delta nets, but every few that attend."""
+
+from __future__ import annotations
+
+from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
+from reference.model.config.records import DeltaNet, ModelConfig
+
+DEFAULT_INTERVAL = 4
+MAX_TAPS = 1 << 10
+
+
+def read_delta_net(keys: Keys, config: ModelConfig) -> DeltaNet:
+    """Sizes that fit each other, and which layers are recurrent."""
+    state_size = keys.integer("ssm.state_size", 1, MAX_WIDTH)
+    value_heads = keys.integer("ssm.time_step_rank", 1, MAX_WIDTH)
+    key_heads = keys.integer("ssm.group_count", 1, MAX_WIDTH)
+    if value_heads % key_heads:
+        raise keys.error(
+            "ssm.group_count",
+            f"is {key_heads}, must divide {keys.key('ssm.time_step_rank')} ({value_heads})",
+        )
+    inner_size = keys.integer("ssm.inner_size", 1, MAX_WIDTH)
+    if inner_size != state_size * value_heads:
+        raise keys.error(
+            "ssm.inner_size",
+            f"is {inner_size}, must be {state_size * value_heads}: {keys.key('ssm.state_size')} "
+            f"({state_size}) times {keys.key('ssm.time_step_rank')} ({value_heads})",
+        )
+    return DeltaNet(
+        taps=keys.integer("ssm.conv_kernel", 2, MAX_TAPS),
+        state_size=state_size,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        layers=_recurrent_layers(keys, config),
+    )
+
+
+def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
+    """``attention.recurrent_layers`` decides alone where it is given."""
+    if keys.has("attention.recurrent_layers"):
+        return keys.flags("attention.recurrent_layers", config.layers, config.blocks)
+    interval = keys.integer("full_attention_interval", 1, MAX_LAYERS, DEFAULT_INTERVAL)
+    return tuple((layer + 1) % interval != 0 for layer in range(config.layers))

@@ -1,0 +1,91 @@
+"""Typed, range-checked access to the metadata keys of one architecture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.gguf import GgufFile
+
+MAX_LAYERS = 1 << 12
+MAX_WIDTH = 1 << 20
+MAX_CONTEXT = 1 << 24
+"""Bounds on what a file may declare; the largest public models stay far below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys ``architecture.*`` of ``file``. Every error names the file and the key."""
+
+    file: GgufFile
+    architecture: str
+
+    def key(self, name: str) -> str:
+        """The full name of a key."""
+        return f"{self.architecture}.{name}"
+
+    def has(self, name: str) -> bool:
+        """Whether the file has the key."""
+        return self.key(name) in self.file.metadata
+
+    def error(self, name: str, problem: str) -> ModelFileError:
+        """The error of a value that contradicts the rest of the file."""
+        return ModelFileError(
+            self.file.path, f"key {self.key(name)}", problem, "the file was converted wrongly"
+        )
+
+    def unsupported(self, name: str, problem: str, supported: str) -> UnsupportedModel:
+        """The error of a value that this build has no code for."""
+        return UnsupportedModel(self.file.path, f"key {self.key(name)}", problem, supported)
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """An integer from ``low`` to ``high``; required when there is no default."""
+        if default is None:
+            value = self.file.require(self.key(name), int)
+        else:
+            value = self.file.get(self.key(name), int, default)
+        if not low <= value <= high:
+            raise self.error(name, f"is {value}, must be {low} to {high}")
+        return value
+
+    def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
+        """A finite number above 0; required when there is no default."""
+        if default is None:
+            value = self.file.require(self.key(name), float)
+        else:
+            value = self.file.get(self.key(name), float, default)
+        if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+            raise self.error(name, f"is {value}, must be a positive number")
+        return value
+
+    def per_layer(
+        self,
+        name: str,
+        layers: int,
+        blocks: int,
+        low: int,
+        default: tuple[int, ...] | None = None,
+    ) -> tuple[int, ...]:
+        """A value for each of ``layers``, from a scalar or an array of exactly ``blocks``."""
+        value = self.file.metadata.get(self.key(name))
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, np.ndarray):
+            return (self.integer(name, low, MAX_WIDTH),) * layers
+        if len(value) != blocks or not np.issubdtype(value.dtype, np.integer):
+            raise self.error(name, f"has {len(value)} {value.dtype} entries for {blocks} layers")
+        if value.min() < low or value.max() > MAX_WIDTH:
+            raise self.error(name, f"has entries outside {low} to {MAX_WIDTH}")
+        return tuple(int(entry) for entry in value[:layers])
+
+    def flags(self, name: str, layers: int, blocks: int) -> tuple[bool, ...]:
+        """A yes or no for each of ``layers``, from an array of exactly ``blocks``; required."""
+        value = self.file.require(self.key(name), np.ndarray)
+        if len(value) != blocks or not set(value.tolist()) <= {0, 1}:
+            raise self.error(
+                name, f"has {len(value)} {value.dtype} entries, must be {blocks} times yes or no"
+            )
+        return tuple(bool(entry) for entry in value[:layers])

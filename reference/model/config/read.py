@@ -1,0 +1,81 @@
+"""From the metadata of a file to a ModelConfig: one reader per architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from contract.errors import UnsupportedModel
+from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.experts import read_experts, read_mixtral_experts
+from reference.model.config.gemma import read_gemma3, read_gemma4
+from reference.model.config.hybrid import read_delta_net
+from reference.model.config.keys import Keys
+from reference.model.config.records import ModelConfig
+from reference.model.config.rope import check_text_sections, read_llama_rope
+from reference.model.gguf import GgufFile
+
+
+def read_config(file: GgufFile) -> ModelConfig:
+    """The hyperparameters of ``file``; errors name the key, what it is and what it must be.
+
+    Raises UnsupportedModel for an architecture without a family, ModelFileError for the rest.
+    """
+    architecture = file.require("general.architecture", str)
+    reader = READERS.get(architecture)
+    if reader is None:
+        raise UnsupportedModel(
+            file.path,
+            "key general.architecture",
+            f"is {architecture!r}",
+            f"supported are {', '.join(READERS)}",
+        )
+    return reader(Keys(file, architecture))
+
+
+def _llama(keys: Keys) -> ModelConfig:
+    config = require_feed_forward(keys, read_common(keys, read_llama_rope))
+    return replace(config, experts=read_mixtral_experts(keys, config))
+
+
+def _dense(keys: Keys) -> ModelConfig:
+    return require_feed_forward(keys, read_common(keys))
+
+
+def _qwen3moe(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    return replace(config, experts=read_experts(keys, config))
+
+
+def _qwen35(keys: Keys) -> ModelConfig:
+    config = require_feed_forward(keys, read_common(keys))
+    check_text_sections(keys, config.ropes[0].dims)
+    return replace(config, delta_net=read_delta_net(keys, config))
+
+
+def _qwen35moe(keys: Keys) -> ModelConfig:
+    config = _qwen3next(keys)
+    check_text_sections(keys, config.ropes[0].dims)
+    return config
+
+
+def _qwen3next(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    return replace(
+        config,
+        experts=read_experts(keys, config, shared=True),
+        delta_net=read_delta_net(keys, config),
+    )
+
+
+READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
+    "llama": _llama,
+    "qwen2": _dense,
+    "qwen3": _dense,
+    "qwen3moe": _qwen3moe,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen3next,
+    "gemma3": read_gemma3,
+    "gemma4": read_gemma4,
+}

@@ -1,0 +1,110 @@
+"""The rotary keys: base, rotated channels, scaling and the tensors that divide frequencies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference.exact.rotary import RotaryScaling
+from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
+from reference.model.config.records import Rope
+
+FACTORS = "rope_freqs.weight"
+LONG_FACTORS = "rope_factors_long.weight"
+SHORT_FACTORS = "rope_factors_short.weight"
+TABLE = "constant.rope_table"
+SLIDING_TABLE = "constant.rope_table_sliding"
+DEFAULT_BASE = 10000.0
+
+
+def read_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """The rotation of layers with full attention."""
+    dims = rotary_dims(keys, "rope.dimension_count", head_dim, head_dim)
+    return Rope(
+        table=TABLE,
+        base=keys.positive("rope.freq_base", DEFAULT_BASE),
+        dims=dims,
+        neox=True,
+        scaling=_scaling(keys, context, ("none", "linear", "yarn")),
+    )
+
+
+def read_llama_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """Whole heads in interleaved pairs; ``longrope`` has a divisor per pair for either reach."""
+    dims = rotary_dims(keys, "rope.dimension_count", head_dim, head_dim)
+    if dims != head_dim:
+        raise keys.error("rope.dimension_count", f"is {dims}, must be the head size {head_dim}")
+    long = keys.file.get(keys.key("rope.scaling.type"), str, "") == "longrope"
+    factors = FACTORS if FACTORS in keys.file.tensors else ""
+    return Rope(
+        table=TABLE,
+        base=keys.positive("rope.freq_base", DEFAULT_BASE),
+        dims=dims,
+        neox=False,
+        scaling=_scaling(keys, context, ("none", "linear", "yarn", "longrope")),
+        factors=SHORT_FACTORS if long else factors,
+        long_factors=LONG_FACTORS if long else "",
+    )
+
+
+def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
+    """The rotation of sliding-window layers: a base of its own and no scaling."""
+    return Rope(
+        table=SLIDING_TABLE,
+        base=keys.positive("rope.freq_base_swa", DEFAULT_BASE),
+        dims=rotary_dims(keys, "rope.dimension_count_swa", head_dim, full.dims),
+        neox=True,
+        scaling=RotaryScaling(),
+    )
+
+
+def check_text_sections(keys: Keys, dims: int) -> None:
+    """``rope.dimension_sections`` must leave text what plain NeoX rotation is.
+
+    Pair m belongs to position stream t, h, w or e by its place in the sections. Text has the same
+    t, h and w, and e = 0: no pair may fall on e.
+    """
+    name = "rope.dimension_sections"
+    sections = keys.file.require(keys.key(name), np.ndarray)
+    if len(sections) != 4 or not np.issubdtype(sections.dtype, np.integer):
+        raise keys.error(
+            name, f"has {len(sections)} {sections.dtype} entries, must be 4 integers [t, h, w, e]"
+        )
+    t, h, w, e = (int(section) for section in sections)
+    if min(t, h, w, e) < 0 or t + h + w + e == 0:
+        raise keys.error(name, f"is {[t, h, w, e]}, must be counts of pairs, not all 0")
+    for pair in range(dims // 2):
+        place = pair % (t + h + w + e)
+        if place >= 3 * (t, h, w)[place % 3]:
+            raise keys.unsupported(
+                name,
+                f"is {[t, h, w, e]}, which leaves pair {pair} of {dims // 2} to the fourth stream",
+                "text needs every pair in one of the first three",
+            )
+
+
+def rotary_dims(keys: Keys, name: str, head_dim: int, default: int) -> int:
+    """How many channels of a head are rotated: even, at most all."""
+    dims = keys.integer(name, 2, MAX_WIDTH, default)
+    if dims > head_dim or dims % 2:
+        raise keys.error(name, f"is {dims}, must be even and at most {head_dim}")
+    return dims
+
+
+def _scaling(keys: Keys, context: int, supported: tuple[str, ...]) -> RotaryScaling:
+    kind = keys.file.get(keys.key("rope.scaling.type"), str, "linear")
+    if kind not in supported:
+        raise keys.unsupported(
+            "rope.scaling.type", f"is {kind!r}", f"supported are {', '.join(supported)}"
+        )
+    legacy = keys.positive("rope.scale_linear", 0.0, allow_zero=True)
+    factor = keys.positive("rope.scaling.factor", legacy, allow_zero=True)
+    if kind == "none" or (factor == 0.0 and kind != "longrope"):
+        return RotaryScaling()
+    return RotaryScaling(
+        factor=factor or 1.0,
+        yarn=kind == "yarn",
+        original_context=keys.integer(
+            "rope.scaling.original_context_length", 1, MAX_CONTEXT, context
+        ),
+        attention_factor=keys.positive("rope.scaling.attn_factor", 1.0),
+    )

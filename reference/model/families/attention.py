@@ -1,0 +1,164 @@
+"""Attention over the paged cache, from the residual stream to the output projection."""
+
+from __future__ import annotations
+
+from contract.errors import UnsupportedModel
+from contract.ir.graph import BufferKind, View
+from contract.ir.source import RowSlice
+from contract.opcodes import Opcode
+from reference.model.families.emitter import SIGMOID, Emitter, file_name
+
+PROJECTIONS = ("attn_q", "attn_k", "attn_v")
+FUSED = "attn_qkv"
+
+
+def attention(e: Emitter, x: View, layer: int, *, query_key_norm: bool) -> View:
+    """attn(rope(norm q), rope(norm k), v) Wo of h = rms(x, attn_norm)."""
+    packed = project(e, x, layer)
+    q = rotate_and_store(e, packed, layer, query_key_norm=query_key_norm)
+    return output(e, attend(e, q, layer), layer)
+
+
+def gated_attention(e: Emitter, x: View, layer: int) -> View:
+    """(attn(q, K, V) * sigmoid(g)) Wo; every head of attn_q is d query rows, then d gate rows."""
+    if e.has(f"{FUSED}.weight", layer):
+        raise UnsupportedModel(
+            e.tensors.path,
+            f"tensor {file_name(f'{FUSED}.weight', layer)}",
+            "packs queries, gates, keys and values of a layer that attends",
+            "this build reads them from attn_q, attn_k and attn_v",
+        )
+    hidden, size = e.config.hidden, e.config.head_dims[layer]
+    packed, (q, k, v) = packed_views(e, layer)
+    q_width, kv_width = widths(e, layer)
+    h = e.norm(x, "attn_norm", layer)
+    queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
+    e.linear(h, "attn_q", layer, q_width, hidden, y=q, rows=queries)
+    e.linear(h, "attn_k", layer, kv_width, hidden, y=k)
+    e.linear(h, "attn_v", layer, kv_width, hidden, y=v)
+    gate = e.linear(h, "attn_q_gate", layer, q_width, hidden, tensor="attn_q", rows=gates)
+    q = rotate_and_store(e, packed, layer, query_key_norm=True)
+    gated = e.builder.emit(
+        Opcode.SWIGLU,
+        f"attn_gated[{layer}]",
+        gate=gate,
+        up=attend(e, q, layer),
+        activation=SIGMOID,
+    )
+    return output(e, gated, layer)
+
+
+def widths(e: Emitter, layer: int) -> tuple[int, int]:
+    """Elements of the queries, and of the keys or values, of a token."""
+    config = e.config
+    size = config.head_dims[layer]
+    return config.heads[layer] * size, config.kv_heads[layer] * size
+
+
+def packed_views(e: Emitter, layer: int) -> tuple[View, tuple[View, View, View]]:
+    """One buffer for queries, keys and values, and its three parts."""
+    q_width, kv_width = widths(e, layer)
+    end = q_width + 2 * kv_width
+    packed = e.builder.scratch(f"scratch.qkv[{layer}]", "tokens", end)
+    middle = q_width + kv_width
+    return packed, (packed[0:q_width], packed[q_width:middle], packed[middle:end])
+
+
+def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View:
+    """Queries, keys and values of rms(x, attn_norm), packed; the values to ``values`` if given.
+
+    A fused tensor gives all three in one product.
+    """
+    packed, (q, k, v) = packed_views(e, layer)
+    (q_width, kv_width), hidden = widths(e, layer), e.config.hidden
+    targets, outputs = (q, k, values or v), (q_width, kv_width, kv_width)
+    if not e.has(f"{FUSED}.weight", layer) and all(e.is_plain(n, layer) for n in PROJECTIONS):
+        q_weight, k_weight, v_weight = (
+            e.weight(name, layer, width, hidden)
+            for name, width in zip(PROJECTIONS, outputs, strict=True)
+        )
+        e.builder.emit(
+            Opcode.RMS_NORM_FUSED_QKV,
+            f"attn_qkv[{layer}]",
+            x=x,
+            norm_weight=e.norm_weight("attn_norm", layer),
+            q_weight=q_weight,
+            k_weight=k_weight,
+            v_weight=v_weight,
+            q=targets[0],
+            k=targets[1],
+            v=targets[2],
+            eps=e.config.rms_eps,
+        )
+        return packed
+    h = e.norm(x, "attn_norm", layer)
+    if not e.has(f"{FUSED}.weight", layer):
+        for name, y, width in zip(PROJECTIONS, targets, outputs, strict=True):
+            e.linear(h, name, layer, width, hidden, y=y)
+    elif values is None:
+        e.linear(h, FUSED, layer, sum(outputs), hidden, y=packed)
+    else:
+        edges = (0, q_width, q_width + kv_width, q_width + 2 * kv_width)
+        for n, (name, y) in enumerate(zip(PROJECTIONS, targets, strict=True)):
+            rows = RowSlice(edges[n], edges[n + 1], edges[-1])
+            e.linear(h, name, layer, outputs[n], hidden, y=y, tensor=FUSED, rows=rows)
+    return packed
+
+
+def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:
+    """Per-head norms where the family has them, the rotation, and the write of keys and values.
+
+    Returns the queries.
+    """
+    config = e.config
+    size = config.head_dims[layer]
+    norms = ("q_norm", "k_norm") if query_key_norm else ()
+    q = e.builder.emit(
+        Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
+        f"kv_write[{layer}]",
+        qkv=packed,
+        rope_table=e.rope_table(layer),
+        query=e.query,
+        page_table=e.page_table,
+        kv=kv_pages(e, layer),
+        heads=config.heads[layer],
+        kv_heads=config.kv_heads[layer],
+        head_dim=size,
+        neox=int(config.ropes[layer].neox),
+        eps=config.rms_eps,
+        **{name: e.parameters(f"attn_{name}.weight", layer, size) for name in norms},
+    )
+    e.builder.barrier()
+    return q
+
+
+def kv_pages(e: Emitter, layer: int) -> View:
+    """The pages of the keys and values that ``layer`` reads."""
+    owner = e.config.kv_layers[layer]
+    _, kv_width = widths(e, owner)
+    shape = (e.limits.pages, 2, 16, kv_width)
+    return e.builder.buffer(f"state.kv[{owner}]", BufferKind.STATE, e.limits.kv_dtype, shape)
+
+
+def attend(e: Emitter, q: View, layer: int) -> View:
+    """Causal attention, to the layer's window where it has one."""
+    config = e.config
+    return e.builder.emit(
+        Opcode.FLASH_ATTN_BATCHED,
+        f"attention[{layer}]",
+        q=q,
+        kv=kv_pages(e, layer),
+        page_table=e.page_table,
+        query=e.query,
+        heads=config.heads[layer],
+        kv_heads=config.kv_heads[layer],
+        head_dim=config.head_dims[layer],
+        scale=config.attention_scales[layer],
+        window=config.windows[layer],
+    )
+
+
+def output(e: Emitter, attended: View, layer: int) -> View:
+    """Back to the residual width."""
+    q_width, _ = widths(e, layer)
+    return e.linear(attended, "attn_output", layer, e.config.hidden, q_width)

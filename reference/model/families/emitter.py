@@ -1,0 +1,208 @@
+"""What every family emits: inputs, weights, norms, products, the embedding and the head.
+
+Names follow the file: tensor ``blk.3.attn_q.weight`` is buffer ``model.attn_q.weight[3]``, and the
+node that multiplies with it ``attn_q[3]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contract.dtypes import F32, I32
+from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.source import RowSlice
+from contract.opcodes import Opcode
+from reference.model.config import ModelConfig
+from reference.model.families.tensors import Limits, ModelTensors
+
+SILU, GELU, SIGMOID = 0, 1, 2
+"""Values of the parameter ``activation``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """Appends the nodes of one model to ``builder``."""
+
+    builder: GraphBuilder
+    config: ModelConfig
+    tensors: ModelTensors
+    limits: Limits
+
+    @property
+    def query(self) -> View:
+        """The step's query tokens: (token, slot, position, flags) each."""
+        return self.builder.request("request.query", "tokens", 4)
+
+    @property
+    def page_table(self) -> View:
+        """The KV page of every 16 positions of every slot."""
+        limits = self.limits
+        return self.builder.request("request.page_table", limits.slots, limits.slot_pages)
+
+    def has(self, name: str, layer: int | None = None) -> bool:
+        """Whether the file holds tensor ``name`` (with its suffix) of the layer."""
+        return self.tensors.has(file_name(name, layer))
+
+    def is_plain(self, name: str, layer: int | None = None) -> bool:
+        """Whether the product with ``name`` is its matrix alone: no bias, no scale."""
+        return not (self.has(f"{name}.bias", layer) or self.has(f"{name}.scale", layer))
+
+    def weight(
+        self,
+        name: str,
+        layer: int | None,
+        *shape: int,
+        tensor: str = "",
+        rows: RowSlice | None = None,
+    ) -> View:
+        """Matrix ``name``; ``tensor`` and ``rows`` when it is a part of another tensor."""
+        stored = file_name(f"{tensor or name}.weight", layer)
+        logical = f"model.{label(f'{name}.weight', layer)}"
+        return self.tensors.weight(self.builder, logical, stored, *shape, rows=rows)
+
+    def parameters(self, name: str, layer: int | None, *shape: int) -> View:
+        """The F32 tensor ``name`` (with its suffix)."""
+        logical = f"model.{label(name, layer)}"
+        return self.tensors.parameters(self.builder, logical, file_name(name, layer), *shape)
+
+    def norm_weight(self, name: str, layer: int | None = None) -> View:
+        """The weight of a norm over the residual width."""
+        return self.parameters(f"{name}.weight", layer, self.config.hidden)
+
+    def norm(self, x: View, name: str, layer: int | None = None) -> View:
+        """RMS norm over the residual width."""
+        return self.builder.emit(
+            Opcode.RMS_NORM,
+            label(name, layer),
+            x=x,
+            weight=self.norm_weight(name, layer),
+            eps=self.config.rms_eps,
+        )
+
+    def add(self, name: str, layer: int | None, x: View, y: View) -> View:
+        """x + y."""
+        return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
+
+    def add_and_norm(self, x: View, y: View, layer: int, norm: str) -> tuple[View, View]:
+        """x + y, and its RMS norm."""
+        h = self.builder.scratch(f"scratch.{label(norm, layer)}", "tokens", self.config.hidden)
+        total = self.builder.emit(
+            Opcode.RESIDUAL_RMS_NORM,
+            label(norm, layer),
+            x=y,
+            residual=x,
+            norm_weight=self.norm_weight(norm, layer),
+            eps=self.config.rms_eps,
+            y=h,
+        )
+        return total, h
+
+    def linear(
+        self,
+        x: View,
+        name: str,
+        layer: int | None,
+        outputs: int,
+        inner: int,
+        *,
+        y: View | None = None,
+        tensor: str = "",
+        rows: RowSlice | None = None,
+    ) -> View:
+        """x W^T, times the scale and plus the bias where the file has them for this matrix."""
+        weight = self.weight(name, layer, outputs, inner, tensor=tensor, rows=rows)
+        has_scale, has_bias = (self.has(f"{name}.{part}", layer) for part in ("scale", "bias"))
+        product = self.builder.emit(
+            Opcode.MATMUL,
+            label(name, layer),
+            x=x,
+            weight=weight,
+            y=None if has_scale or has_bias else y,
+        )
+        if has_scale:
+            product = self.builder.emit(
+                Opcode.SCALE_COLUMNS,
+                label(f"{name}_scale", layer),
+                x=product,
+                factors=self.parameters(f"{name}.scale", layer, 1),
+                y=None if has_bias else y,
+            )
+        if has_bias:
+            bias = self.parameters(f"{name}.bias", layer, outputs)
+            product = self.builder.emit(
+                Opcode.BIAS_ADD, label(f"{name}_bias", layer), x=product, bias=bias, y=y
+            )
+        return product
+
+    def rope_table(self, layer: int) -> View:
+        """Cosines and sines of the layer's rotation, [context, 2, pairs]."""
+        rope = self.config.ropes[layer]
+        for name in rope.factor_tensors:
+            self.tensors.take(name, rope.dims // 2)
+        shape = (self.limits.context, 2, rope.dims // 2)
+        return self.builder.buffer(rope.table, BufferKind.CONSTANT, F32, shape)
+
+    def embed(self) -> View:
+        """The residual stream of the step's tokens, [tokens, hidden]."""
+        config = self.config
+        table = self.weight("token_embd", None, config.vocab, config.hidden)
+        x = self.builder.emit(Opcode.EMBED, "embed", query=self.query, table=table)
+        if config.embedding_scale == 1.0:
+            return x
+        return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
+
+    def head(self, x: View) -> None:
+        """Logits and one sampled token for every output row."""
+        builder, config = self.builder, self.config
+        rows = builder.request("request.output_rows", "rows")
+        x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=rows)
+        h = self.norm(x, "output_norm")
+        tied = not self.has("output.weight")
+        weight = self.weight("token_embd" if tied else "output", None, config.vocab, config.hidden)
+        logits = builder.output("output.logits", "rows", config.vocab)
+        has_bias, has_cap = self.has("output.bias"), config.logit_cap > 0
+        y = builder.emit(
+            Opcode.LM_HEAD,
+            "lm_head",
+            x=h,
+            weight=weight,
+            logits=None if has_bias or has_cap else logits,
+        )
+        if has_bias:
+            bias = self.parameters("output.bias", None, config.vocab)
+            y = builder.emit(
+                Opcode.BIAS_ADD, "lm_head_bias", x=y, bias=bias, y=None if has_cap else logits
+            )
+        if has_cap:
+            builder.emit(Opcode.SOFT_CAP, "logit_cap", x=y, cap=config.logit_cap, y=logits)
+        emit_tokens(builder, self.limits, logits, rows, self.query)
+
+
+def emit_tokens(
+    builder: GraphBuilder, limits: Limits, logits: View, rows: View, query: View
+) -> None:
+    """Sample every output row, report it in the ring and prepare the step after this one."""
+    sampling = builder.request("request.sampling", "rows", 16)
+    recent = builder.request("request.recent", "rows", limits.recent_tokens)
+    token = builder.emit(
+        Opcode.SAMPLE,
+        "sample",
+        logits=logits,
+        sampling=sampling,
+        recent=recent,
+        token=builder.output("output.token", "rows", dtype=I32),
+    )
+    ring = builder.output("output.ring", limits.ring_events, 8, dtype=I32)
+    written = {"token": token, "output_rows": rows, "query": query}
+    builder.emit(Opcode.STREAM_OUT, "stream_out", **written, ring=ring)
+    builder.emit(Opcode.FEED_TOKENS, "feed_tokens", **written, sampling=sampling, recent=recent)
+
+
+def label(name: str, layer: int | None) -> str:
+    """The name of a node or buffer; a layer's carry its number."""
+    return name if layer is None else f"{name}[{layer}]"
+
+
+def file_name(name: str, layer: int | None) -> str:
+    """The name of a tensor in the file."""
+    return name if layer is None else f"blk.{layer}.{name}"

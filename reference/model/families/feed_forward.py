@@ -1,0 +1,146 @@
+"""Feed-forward blocks: dense, and mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contract.dtypes import I32
+from contract.ir.graph import View
+from contract.ir.source import RowSlice
+from contract.opcodes import Opcode
+from reference.model.config import Experts
+from reference.model.families.emitter import SILU, Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of every token and how much of each counts, both [tokens, used]."""
+
+    ids: View
+    weights: View
+
+
+def add_feed_forward(e: Emitter, x: View, attended: View, layer: int, norm: str) -> View:
+    """x + attended, plus its dense block or its experts, behind one norm."""
+    if e.config.experts is None:
+        x = e.add("attn_residual", layer, x, attended)
+        return e.add("ffn_residual", layer, x, dense(e, x, layer, norm))
+    x, h = e.add_and_norm(x, attended, layer, norm)
+    y = experts(e, h, layer, route(e, h, layer), residual=x)
+    return shared_expert(e, h, layer, y) if e.config.experts.shared_width else y
+
+
+def dense(e: Emitter, x: View, layer: int, norm: str, activation: int = SILU) -> View:
+    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm)."""
+    width, hidden = e.config.feed_forward[layer], e.config.hidden
+    if e.is_plain("ffn_gate", layer) and e.is_plain("ffn_up", layer):
+        up = e.builder.scratch(f"scratch.ffn_up[{layer}]", "tokens", width)
+        gate = e.builder.emit(
+            Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
+            f"ffn_gate_up[{layer}]",
+            x=x,
+            norm_weight=e.norm_weight(norm, layer),
+            gate_weight=e.weight("ffn_gate", layer, width, hidden),
+            up_weight=e.weight("ffn_up", layer, width, hidden),
+            up=up,
+            eps=e.config.rms_eps,
+        )
+    else:
+        h = e.norm(x, norm, layer)
+        gate = e.linear(h, "ffn_gate", layer, width, hidden)
+        up = e.linear(h, "ffn_up", layer, width, hidden)
+    gated = e.builder.emit(
+        Opcode.SWIGLU, f"swiglu[{layer}]", gate=gate, up=up, activation=activation
+    )
+    return e.linear(gated, "ffn_down", layer, hidden, width)
+
+
+def route(e: Emitter, r: View, layer: int) -> Routing:
+    """The largest of softmax(r Wr), renormalized."""
+    mixture = _mixture(e)
+    used = mixture.used[layer]
+    ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
+    weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
+    e.builder.emit(
+        Opcode.MOE_GATE_TOPK,
+        f"moe_route[{layer}]",
+        x=r,
+        gate_weight=e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
+        ids=ids,
+        weights=weights,
+        used=used,
+    )
+    return Routing(ids, weights)
+
+
+def experts(
+    e: Emitter,
+    h: View,
+    layer: int,
+    routing: Routing,
+    activation: int = SILU,
+    residual: View | None = None,
+) -> View:
+    """The weighted sum of the chosen experts, added to ``residual`` if there is one."""
+    mixture, hidden = _mixture(e), e.config.hidden
+    count, used, width = mixture.count, mixture.used[layer], mixture.widths[layer]
+    gate_weight, up_weight = _gate_and_up(e, layer, count, width)
+    up = e.builder.scratch(f"scratch.moe_up[{layer}]", "tokens", used, width)
+    gate = e.builder.emit(
+        Opcode.MOE_GATE_UP,
+        f"moe_gate_up[{layer}]",
+        x=h,
+        gate_weight=gate_weight,
+        up_weight=up_weight,
+        ids=routing.ids,
+        up=up,
+    )
+    gated = e.builder.emit(
+        Opcode.MOE_SWIGLU, f"moe_swiglu[{layer}]", gate=gate, up=up, activation=activation
+    )
+    scale = "ffn_down_exps.scale"
+    return e.builder.emit(
+        Opcode.MOE_DOWN_ACC,
+        f"moe_down[{layer}]",
+        x=gated,
+        down_weight=e.weight("ffn_down_exps", layer, count, hidden, width),
+        ids=routing.ids,
+        weights=routing.weights,
+        expert_scale=e.parameters(scale, layer, count) if e.has(scale, layer) else None,
+        residual=residual,
+    )
+
+
+def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
+    """residual + sigmoid(h.g) * Wdown (silu(Wgate h) * (Wup h))."""
+    width, hidden = _mixture(e).shared_width, e.config.hidden
+    return e.builder.emit(
+        Opcode.SHARED_EXPERT,
+        f"shared_expert[{layer}]",
+        x=h,
+        gate_weight=e.weight("ffn_gate_shexp", layer, width, hidden),
+        up_weight=e.weight("ffn_up_shexp", layer, width, hidden),
+        down_weight=e.weight("ffn_down_shexp", layer, hidden, width),
+        router_weight=e.parameters("ffn_gate_inp_shexp.weight", layer, hidden),
+        residual=residual,
+    )
+
+
+def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, View]:
+    """The first two matrices of all experts; a fused tensor has gate rows, then up rows."""
+    shape, fused = (count, width, e.config.hidden), "ffn_gate_up_exps"
+    if not e.has(f"{fused}.weight", layer):
+        return (
+            e.weight("ffn_gate_exps", layer, *shape),
+            e.weight("ffn_up_exps", layer, *shape),
+        )
+    gate, up = RowSlice(0, width, 2 * width), RowSlice(width, 2 * width, 2 * width)
+    return (
+        e.weight("ffn_gate_exps", layer, *shape, tensor=fused, rows=gate),
+        e.weight("ffn_up_exps", layer, *shape, tensor=fused, rows=up),
+    )
+
+
+def _mixture(e: Emitter) -> Experts:
+    assert e.config.experts is not None
+    return e.config.experts

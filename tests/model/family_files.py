@@ -1,0 +1,347 @@
+"""Small random-weight files of every family, as dictionaries a test can change before writing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contract.dtypes import F16, F32
+from reference.model.gguf import write_gguf
+
+HIDDEN, VOCAB, LAYERS = 80, 96, 4
+HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 4, 2, 16, 112
+EXPERTS, USED, EXPERT_WIDTH, SHARED_WIDTH = 6, 2, 48, 32
+STATE, KEY_HEADS, VALUE_HEADS, TAPS = 16, 2, 4, 4
+CHANNELS, VALUE_WIDTH = STATE * (2 * KEY_HEADS + VALUE_HEADS), STATE * VALUE_HEADS
+WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
+
+Array = np.ndarray
+
+
+@dataclass
+class FamilyFile:
+    """``keys`` are without the architecture's prefix; ``values`` are row-major."""
+
+    architecture: str
+    keys: dict[str, Any]
+    values: dict[str, Array] = field(default_factory=dict)
+
+    def add(self, name: str, *shape: int) -> None:
+        """A tensor of random numbers that its name alone decides."""
+        self.values[name] = random_values(name, shape)
+
+    def rows(self, name: str, rows: int, columns: int = HIDDEN) -> None:
+        """A matrix."""
+        self.add(f"{name}.weight", rows, columns)
+
+    def vector(self, name: str, width: int = HIDDEN) -> None:
+        """A vector with the suffix of a weight."""
+        self.add(f"{name}.weight", width)
+
+    def stack(self, name: str, *parts: str, axis: int = 0) -> None:
+        """Tensor ``name`` from ``parts``, which go, joined along ``axis``."""
+        self.values[name] = np.concatenate([self.values.pop(part) for part in parts], axis)
+
+    def interleave(self, name: str, groups: int, *parts: str) -> None:
+        """Tensor ``name``: for each of ``groups``, the rows of that group of every part."""
+        pieces = [self.values.pop(part) for part in parts]
+        split = [piece.reshape(groups, -1, piece.shape[-1]) for piece in pieces]
+        self.values[name] = np.concatenate(split, axis=1).reshape(-1, pieces[0].shape[-1])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All keys, as the file has them."""
+        return {
+            "general.architecture": self.architecture,
+            "tokenizer.ggml.tokens": [f"token {n}" for n in range(VOCAB)],
+            **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
+        }
+
+    def write(self, path: Path) -> Path:
+        """The file, F32 but for values of another width."""
+        stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
+        tensors = {
+            name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
+            for name, value in self.values.items()
+        }
+        write_gguf(path, self.metadata, tensors)
+        return path
+
+
+def random_values(name: str, shape: tuple[int, ...]) -> Array:
+    """Products that keep their inputs' size; norms and scales near 1, decays below 0."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    drawn = np.random.default_rng(seed).standard_normal(shape)
+    if name.endswith("ssm_a"):
+        drawn = -np.exp(drawn)
+    elif "conv1d" in name or name.endswith(".bias"):
+        drawn = drawn * 0.5
+    elif len(shape) == 1 and "shexp" not in name:
+        drawn = 1.0 + 0.3 * drawn
+    elif name != "token_embd.weight":
+        drawn = drawn / math.sqrt(shape[-1])
+    return drawn.astype(np.float32)
+
+
+def family_file(architecture: str, **keys: Any) -> FamilyFile:
+    """The file of an architecture with its usual parts; ``keys`` change or add metadata."""
+    file = FamilyFile(architecture, {**_common_keys(), **_KEYS.get(architecture, {})})
+    file.keys.update({name.replace("__", "."): value for name, value in keys.items()})
+    file.rows("token_embd", VOCAB)
+    file.vector("output_norm")
+    for layer in range(file.keys["block_count"]):
+        _LAYERS[architecture](file, layer)
+    return file
+
+
+def add_experts(file: FamilyFile, layer: int, width: int = EXPERT_WIDTH) -> None:
+    """A router and three matrices of every expert."""
+    file.rows(f"blk.{layer}.ffn_gate_inp", EXPERTS)
+    for name, shape in {
+        "gate": (width, HIDDEN),
+        "up": (width, HIDDEN),
+        "down": (HIDDEN, width),
+    }.items():
+        file.add(f"blk.{layer}.ffn_{name}_exps.weight", EXPERTS, *shape)
+
+
+def make_mixtral(file: FamilyFile) -> FamilyFile:
+    """A llama file with experts as wide as the dense blocks they replace."""
+    file.keys.update({"expert_count": EXPERTS, "expert_used_count": USED})
+    for layer in range(LAYERS):
+        for name in ("gate", "up", "down"):
+            del file.values[f"blk.{layer}.ffn_{name}.weight"]
+        add_experts(file, layer, FEED_FORWARD)
+    return file
+
+
+def make_gemma4_moe(file: FamilyFile) -> FamilyFile:
+    """A gemma4 file with experts beside the dense blocks, in all layers but the first."""
+    file.keys.update(_EXPERT_KEYS)
+    for layer in range(1, LAYERS):
+        prefix = f"blk.{layer}"
+        add_experts(file, layer)
+        file.stack(
+            f"{prefix}.ffn_gate_up_exps.weight",
+            f"{prefix}.ffn_gate_exps.weight",
+            f"{prefix}.ffn_up_exps.weight",
+            axis=1,
+        )
+        file.add(f"{prefix}.ffn_gate_inp.scale", HIDDEN)
+        file.add(f"{prefix}.ffn_down_exps.scale", EXPERTS)
+        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            file.vector(f"{prefix}.{name}")
+    return file
+
+
+def make_gemma4_per_layer(file: FamilyFile, shared: int = 2) -> FamilyFile:
+    """A gemma4 file with embeddings of every layer; its last layers own no keys and values."""
+    layers = file.keys["block_count"]
+    file.keys["embedding_length_per_layer_input"] = PER_LAYER
+    file.keys["attention.shared_kv_layers"] = shared
+    widths = [
+        FEED_FORWARD if layer < layers - shared else 2 * FEED_FORWARD for layer in range(layers)
+    ]
+    file.keys["feed_forward_length"] = widths
+    file.rows("per_layer_token_embd", VOCAB, layers * PER_LAYER)
+    file.rows("per_layer_model_proj", layers * PER_LAYER)
+    file.vector("per_layer_proj_norm", PER_LAYER)
+    for layer, width in enumerate(widths):
+        prefix = f"blk.{layer}"
+        _dense(file, layer, width)
+        file.rows(f"{prefix}.inp_gate", PER_LAYER)
+        file.rows(f"{prefix}.proj", HIDDEN, PER_LAYER)
+        file.vector(f"{prefix}.post_norm")
+        if layer >= layers - shared:
+            for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"):
+                file.values.pop(f"{prefix}.{name}", None)
+    return file
+
+
+def _common_keys() -> dict[str, Any]:
+    return {
+        "block_count": LAYERS,
+        "context_length": 256,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FEED_FORWARD,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }
+
+
+_EXPERT_KEYS = {
+    "expert_count": EXPERTS,
+    "expert_used_count": USED,
+    "expert_feed_forward_length": EXPERT_WIDTH,
+}
+_HYBRID_KEYS = {
+    "rope.dimension_count": 8,
+    "rope.freq_base": 1e5,
+    "full_attention_interval": 2,
+    "ssm.conv_kernel": TAPS,
+    "ssm.inner_size": VALUE_WIDTH,
+    "ssm.state_size": STATE,
+    "ssm.time_step_rank": VALUE_HEADS,
+    "ssm.group_count": KEY_HEADS,
+}
+_SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
+_SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
+_KEYS: Mapping[str, dict[str, Any]] = {
+    "qwen3moe": _EXPERT_KEYS,
+    "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
+    "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **_EXPERT_KEYS, **_SHARED_KEYS},
+    "qwen3next": {**_HYBRID_KEYS, **_EXPERT_KEYS, **_SHARED_KEYS},
+    "gemma3": {
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    },
+    "gemma4": {
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.head_count_kv": [KV_HEADS, FULL_KV_HEADS] * 2,
+        "attention.key_length": FULL_HEAD_DIM,
+        "attention.value_length": FULL_HEAD_DIM,
+        "attention.key_length_swa": HEAD_DIM,
+        "attention.value_length_swa": HEAD_DIM,
+        "rope.dimension_count": FULL_HEAD_DIM,
+        "rope.dimension_count_swa": HEAD_DIM,
+        "rope.freq_base": 1e6,
+        "embedding_length_per_layer_input": 0,
+    },
+}
+
+
+def _attention(file: FamilyFile, layer: int, *, gated: bool = False, norms: bool = False) -> None:
+    prefix = f"blk.{layer}"
+    file.vector(f"{prefix}.attn_norm")
+    file.rows(f"{prefix}.attn_q", (1 + gated) * HEADS * HEAD_DIM)
+    file.rows(f"{prefix}.attn_k", KV_HEADS * HEAD_DIM)
+    file.rows(f"{prefix}.attn_v", KV_HEADS * HEAD_DIM)
+    file.rows(f"{prefix}.attn_output", HIDDEN, HEADS * HEAD_DIM)
+    if norms:
+        file.vector(f"{prefix}.attn_q_norm", HEAD_DIM)
+        file.vector(f"{prefix}.attn_k_norm", HEAD_DIM)
+
+
+def _dense(file: FamilyFile, layer: int, width: int = FEED_FORWARD) -> None:
+    file.rows(f"blk.{layer}.ffn_gate", width)
+    file.rows(f"blk.{layer}.ffn_up", width)
+    file.rows(f"blk.{layer}.ffn_down", HIDDEN, width)
+
+
+def _llama(file: FamilyFile, layer: int, norms: bool = False) -> None:
+    _attention(file, layer, norms=norms)
+    file.vector(f"blk.{layer}.ffn_norm")
+    _dense(file, layer)
+
+
+def _qwen2(file: FamilyFile, layer: int) -> None:
+    _llama(file, layer)
+    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
+        file.add(f"blk.{layer}.attn_{name}.bias", heads * HEAD_DIM)
+
+
+def _qwen3(file: FamilyFile, layer: int) -> None:
+    _llama(file, layer, norms=True)
+
+
+def _qwen3moe(file: FamilyFile, layer: int) -> None:
+    _attention(file, layer, norms=True)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_experts(file, layer)
+
+
+def _mixer(file: FamilyFile, layer: int) -> None:
+    prefix = f"blk.{layer}"
+    file.vector(f"{prefix}.post_attention_norm")
+    if layer % 2:
+        _attention(file, layer, gated=True, norms=True)
+        return
+    file.vector(f"{prefix}.attn_norm")
+    file.rows(f"{prefix}.attn_qkv", CHANNELS)
+    file.rows(f"{prefix}.attn_gate", VALUE_WIDTH)
+    file.rows(f"{prefix}.ssm_conv1d", CHANNELS, TAPS)
+    file.add(f"{prefix}.ssm_dt.bias", VALUE_HEADS)
+    file.add(f"{prefix}.ssm_a", VALUE_HEADS)
+    file.rows(f"{prefix}.ssm_beta", VALUE_HEADS)
+    file.rows(f"{prefix}.ssm_alpha", VALUE_HEADS)
+    file.vector(f"{prefix}.ssm_norm", STATE)
+    file.rows(f"{prefix}.ssm_out", HIDDEN, VALUE_WIDTH)
+
+
+def _qwen35(file: FamilyFile, layer: int) -> None:
+    _mixer(file, layer)
+    _dense(file, layer)
+
+
+def _qwen35moe(file: FamilyFile, layer: int) -> None:
+    prefix = f"blk.{layer}"
+    _mixer(file, layer)
+    add_experts(file, layer)
+    file.vector(f"{prefix}.ffn_gate_inp_shexp")
+    file.rows(f"{prefix}.ffn_gate_shexp", SHARED_WIDTH)
+    file.rows(f"{prefix}.ffn_up_shexp", SHARED_WIDTH)
+    file.rows(f"{prefix}.ffn_down_shexp", HIDDEN, SHARED_WIDTH)
+
+
+def _qwen3next(file: FamilyFile, layer: int) -> None:
+    _qwen35moe(file, layer)
+    prefix = f"blk.{layer}.ssm"
+    if f"{prefix}_beta.weight" in file.values:
+        file.interleave(
+            f"{prefix}_ba.weight", KEY_HEADS, f"{prefix}_beta.weight", f"{prefix}_alpha.weight"
+        )
+
+
+def _gemma3(file: FamilyFile, layer: int) -> None:
+    _llama(file, layer, norms=True)
+    file.vector(f"blk.{layer}.post_attention_norm")
+    file.vector(f"blk.{layer}.post_ffw_norm")
+
+
+def _gemma4(file: FamilyFile, layer: int) -> None:
+    """Full layers take their values from the keys; the last layer scales its output."""
+    prefix = f"blk.{layer}"
+    sliding = file.keys["attention.sliding_window_pattern"][layer]
+    size = HEAD_DIM if sliding else FULL_HEAD_DIM
+    kv_width = size * file.keys["attention.head_count_kv"][layer]
+    for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+        file.vector(f"{prefix}.{name}")
+    file.rows(f"{prefix}.attn_q", HEADS * size)
+    file.rows(f"{prefix}.attn_k", kv_width)
+    if sliding:
+        file.rows(f"{prefix}.attn_v", kv_width)
+    file.rows(f"{prefix}.attn_output", HIDDEN, HEADS * size)
+    file.vector(f"{prefix}.attn_q_norm", size)
+    file.vector(f"{prefix}.attn_k_norm", size)
+    _dense(file, layer)
+    if layer % 2:
+        file.add(f"{prefix}.layer_output_scale.weight", 1)
+    pairs = FULL_HEAD_DIM // 2
+    divisors = np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30)
+    file.values["rope_freqs.weight"] = divisors.astype(np.float32)
+
+
+_LAYERS = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen3next,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+}

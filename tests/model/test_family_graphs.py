@@ -1,0 +1,337 @@
+"""What the graphs of the families are made of, and which tensors a file may and must hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.errors import ModelFileError, UnsupportedModel
+from contract.ir.graph import BufferKind, Graph
+from contract.ir.source import RowSlice
+from contract.opcodes import Opcode
+from reference.model.families import FAMILIES
+from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.open import open_model
+from tests.model.family_files import (
+    CHANNELS,
+    EXPERT_WIDTH,
+    FULL_HEAD_DIM,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    STATE,
+    TAPS,
+    VALUE_HEADS,
+    FamilyFile,
+    family_file,
+    make_gemma4_moe,
+    make_gemma4_per_layer,
+    make_mixtral,
+)
+from tests.model.test_family_logits import legacy_ssm_in, logits, separate_gate_up, with_nextn
+
+LIMITS = Limits(slots=2, context=64, pages=8)
+
+
+def graph_of(file: FamilyFile, folder: Path) -> Graph:
+    """The verified graph of a file."""
+    model = open_model(file.write(folder / "model.gguf"))
+    graph = model.graph(LIMITS)
+    model.file.close()
+    return graph
+
+
+def counts(graph: Graph) -> dict[str, int]:
+    """Nodes by lower-case opcode."""
+    names = [node.opcode.name.lower() for node in graph.nodes]
+    return {name: names.count(name) for name in set(names)}
+
+
+ATTENTION = dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched", "barrier"), LAYERS)
+PROJECTED = {**ATTENTION, "rms_norm_fused_qkv": LAYERS, "matmul": LAYERS}
+DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
+EXPERTS = dict.fromkeys(
+    ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
+)
+STEP = {"embed": 1, "select_rows": 1, "lm_head": 1, "sample": 1, "rms_norm": 1}
+HALF = LAYERS // 2
+MIXERS = {
+    "rms_norm_fused_rope_kv_write": HALF,
+    "flash_attn_batched": HALF,
+    "barrier": HALF,
+    "ssm_conv1d": HALF,
+    "ssm_delta_net": HALF,
+    "ssm_gated_norm": HALF,
+    "rms_norm": LAYERS + 1,
+    "matmul": 10 * HALF,
+}
+
+DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
+COMPOSITION: dict[str, dict[str, int]] = {
+    "llama": DENSE_DECODER,
+    "qwen2": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 3 * LAYERS,
+        "matmul": 5 * LAYERS,
+    },
+    "qwen3": DENSE_DECODER,
+    "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "qwen35": {
+        **STEP,
+        **MIXERS,
+        "rms_norm_fused_mlp_gate_up": LAYERS,
+        "swiglu": LAYERS + HALF,
+        "matmul": 10 * HALF + LAYERS,
+        "add": 2 * LAYERS,
+    },
+    "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
+    "gemma4": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": HALF,
+        "matmul": 2 * LAYERS + 2 * HALF,
+        # After each block, of the values, before the projections of layers without attn_v.
+        "rms_norm": 2 * LAYERS + LAYERS + HALF + 1,
+        "scale": 1,
+        "scale_columns": HALF,
+        "soft_cap": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_builds_the_graph_of_its_formulas(architecture: str, tmp_path: Path) -> None:
+    """Opcode by opcode, fused wherever nothing else reads what is fused away."""
+    graph = graph_of(family_file(architecture), tmp_path)
+    expected = {name: count for name, count in COMPOSITION[architecture].items() if count}
+    assert counts(graph) == expected
+
+
+def test_delta_net_states(tmp_path: Path) -> None:
+    """One state of each kind in recurrent layers, keys and values in the others."""
+    graph = graph_of(family_file("qwen35"), tmp_path)
+    states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    kv = (LIMITS.pages, 2, 16, KV_HEADS * HEAD_DIM)
+    assert states == {
+        "state.conv[0]": (LIMITS.slots, TAPS - 1, CHANNELS),
+        "state.delta[0]": (LIMITS.slots, VALUE_HEADS, STATE, STATE),
+        "state.kv[1]": kv,
+        "state.conv[2]": (LIMITS.slots, TAPS - 1, CHANNELS),
+        "state.delta[2]": (LIMITS.slots, VALUE_HEADS, STATE, STATE),
+        "state.kv[3]": kv,
+    }
+
+
+def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
+    graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
+    states = [decl.name for decl in graph.of_kind(BufferKind.STATE)]
+    assert states == ["state.kv[0]", "state.kv[1]"]
+    read = {
+        node.name: node.operands["kv"].buffer
+        for node in graph.nodes
+        if node.opcode is Opcode.FLASH_ATTN_BATCHED
+    }
+    assert read == {f"attention[{n}]": f"state.kv[{n % 2}]" for n in range(LAYERS)}
+    assert counts(graph)["rms_norm_fused_rope_kv_write"] == 2
+    assert counts(graph)["rope"] == 2
+
+
+def test_a_rotary_table_for_every_kind_of_layer(tmp_path: Path) -> None:
+    graph = graph_of(family_file("gemma4"), tmp_path)
+    tables = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.CONSTANT)}
+    assert tables == {
+        "constant.rope_table": (LIMITS.context, 2, FULL_HEAD_DIM // 2),
+        "constant.rope_table_sliding": (LIMITS.context, 2, HEAD_DIM // 2),
+    }
+    used = {
+        node.name: node.operands["rope_table"].buffer
+        for node in graph.nodes
+        if "rope_table" in node.operands
+    }
+    assert used["kv_write[0]"] == "constant.rope_table_sliding"
+    assert used["kv_write[1]"] == "constant.rope_table"
+
+
+def test_slices_name_the_rows_they_hold(tmp_path: Path) -> None:
+    """Query and gate rows of a head, beta and alpha of a key head."""
+    graph = graph_of(family_file("qwen3next"), tmp_path)
+    sources = {decl.name: decl.source for decl in graph.of_kind(BufferKind.WEIGHT)}
+    assert sources["model.attn_q.weight[1]"] == f"blk.1.attn_q.weight[0:{HEAD_DIM}/{2 * HEAD_DIM}]"
+    gate = f"blk.1.attn_q.weight[{HEAD_DIM}:{2 * HEAD_DIM}/{2 * HEAD_DIM}]"
+    assert sources["model.attn_q_gate.weight[1]"] == gate
+    assert sources["model.ssm_beta.weight[0]"] == "blk.0.ssm_ba.weight[0:2/4]"
+    assert sources["model.ssm_alpha.weight[0]"] == "blk.0.ssm_ba.weight[2:4/4]"
+
+
+def fused_qkv(architecture: str) -> FamilyFile:
+    """Queries, keys and values of every layer in one tensor."""
+    file = family_file(architecture)
+    for layer in range(LAYERS):
+        prefix = f"blk.{layer}.attn"
+        if f"{prefix}_v.weight" in file.values:
+            file.stack(f"{prefix}_qkv.weight", *(f"{prefix}_{name}.weight" for name in "qkv"))
+        if f"{prefix}_v.bias" in file.values:
+            file.stack(f"{prefix}_qkv.bias", *(f"{prefix}_{name}.bias" for name in "qkv"))
+    return file
+
+
+PACKINGS: dict[str, tuple[Callable[[], FamilyFile], Callable[[], FamilyFile]]] = {
+    "llama qkv": (lambda: family_file("llama"), lambda: fused_qkv("llama")),
+    "qwen2 qkv with bias": (lambda: family_file("qwen2"), lambda: fused_qkv("qwen2")),
+    "gemma4 qkv": (lambda: family_file("gemma4"), lambda: fused_qkv("gemma4")),
+    "gates and ups": (
+        lambda: family_file("qwen35moe"),
+        lambda: separate_gate_up(family_file("qwen35moe")),
+    ),
+    "ssm_in": (lambda: family_file("qwen3next"), lambda: legacy_ssm_in(family_file("qwen3next"))),
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_packing_changes_no_bit(packing: str, tmp_path: Path) -> None:
+    separate, packed = (make() for make in PACKINGS[packing])
+    assert set(packed.values) != set(separate.values)
+    first = logits(separate.write(tmp_path / "separate.gguf"), 8)
+    second = logits(packed.write(tmp_path / "packed.gguf"), 8)
+    assert np.array_equal(first, second)
+
+
+def test_a_scale_multiplies_its_product(tmp_path: Path) -> None:
+    """A one-element scale of a matrix is the same as the matrix times a power of two."""
+    scaled, plain = family_file("qwen3"), family_file("qwen3")
+    for name in ("attn_v", "ffn_up"):
+        scaled.values[f"blk.0.{name}.scale"] = np.array([0.5], np.float32)
+        plain.values[f"blk.0.{name}.weight"] *= np.float32(0.5)
+    assert counts(graph_of(scaled, tmp_path))["scale_columns"] == 2
+    first, second = (
+        logits(file.write(tmp_path / f"{n}.gguf"), 8) for n, file in enumerate((scaled, plain))
+    )
+    assert np.array_equal(first, second)
+
+
+def test_drafting_blocks_are_ignored_knowingly(tmp_path: Path) -> None:
+    """Tensors of the block behind the last layer; not those of blocks nobody declared."""
+    file = with_nextn(family_file("qwen35"))
+    plain = graph_of(family_file("qwen35"), tmp_path)
+    assert [node.name for node in graph_of(file, tmp_path).nodes] == [n.name for n in plain.nodes]
+    file.vector(f"blk.{LAYERS + 1}.attn_norm")
+    with pytest.raises(UnsupportedModel, match=r"tensor blk\.5\.attn_norm\.weight: is not part"):
+        graph_of(file, tmp_path)
+
+
+FILES: dict[str, Callable[[], FamilyFile]] = {
+    "llama": lambda: family_file("llama"),
+    "mixtral": lambda: make_mixtral(family_file("llama")),
+    "qwen3moe": lambda: family_file("qwen3moe"),
+    "qwen35": lambda: family_file("qwen35"),
+    "qwen35moe": lambda: family_file("qwen35moe"),
+    "qwen3next": lambda: family_file("qwen3next"),
+    "qwen3next ssm_in": lambda: legacy_ssm_in(family_file("qwen3next")),
+    "gemma3": lambda: family_file("gemma3"),
+    "gemma4 experts": lambda: make_gemma4_moe(family_file("gemma4")),
+    "gemma4 per layer": lambda: make_gemma4_per_layer(family_file("gemma4")),
+}
+OPTIONAL = re.compile(r"layer_output_scale|ffn_down_exps\.scale")
+"""Tensors whose absence is a model of its own; in gemma4 also attn_v."""
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_missing_tensor_is_noticed(kind: str, tmp_path: Path) -> None:
+    """Without one tensor of the first two layers or of the whole model there is no graph."""
+    for name in FILES[kind]().values:
+        file = FILES[kind]()
+        optional = OPTIONAL.search(name) or (file.architecture == "gemma4" and "attn_v." in name)
+        if optional or re.match(r"blk\.[2-9]", name):
+            continue
+        del file.values[name]
+        with pytest.raises(ModelFileError, match=r"tensor .*: (is missing|is not part)"):
+            graph_of(file, tmp_path)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_qk.weight",
+        "blk.1.attn_sinks.weight",
+        "blk.0.ffn_gate_inp.bias",
+        "blk.0.ffn_gate_exps.scale",
+        "rope_factors_long.weight",
+        "mtp.weight",
+    ],
+)
+def test_a_surplus_tensor_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    file = FILES[kind]()
+    file.add(name, 2)
+    with pytest.raises(UnsupportedModel, match=f"tensor {re.escape(name)}: is not part of a"):
+        graph_of(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "shape"),
+    [
+        ("qwen35", "blk.1.attn_q.weight", (2 * HEADS * HEAD_DIM, HIDDEN)),
+        ("qwen35", "blk.0.ssm_conv1d.weight", (CHANNELS, TAPS)),
+        ("qwen3next", "blk.0.ssm_ba.weight", (2 * VALUE_HEADS, HIDDEN)),
+        ("qwen3moe", "blk.0.ffn_down_exps.weight", (6, HIDDEN, EXPERT_WIDTH)),
+        ("gemma4", "blk.1.attn_k.weight", (FULL_HEAD_DIM, HIDDEN)),
+        ("gemma4", "rope_freqs.weight", (FULL_HEAD_DIM // 2,)),
+    ],
+)
+def test_a_wrong_shape_is_named_with_the_whole_one(
+    architecture: str, name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Also where the graph uses a part of the tensor's rows."""
+    file = family_file(architecture)
+    assert file.values[name].shape == shape
+    file.values[name] = file.values[name][:-1]
+    says = f"tensor {name}: has shape .*; the metadata asks for {re.escape(str(list(shape)))}"
+    with pytest.raises(ModelFileError, match=says):
+        graph_of(file, tmp_path)
+
+
+def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path: Path) -> None:
+    """Half of a stacked tensor is not the tensor; both halves are."""
+    model = open_model(family_file("qwen35").write(tmp_path / "model.gguf"))
+    name = "blk.1.attn_q.weight"
+    tensors = ModelTensors("model.gguf", {name: model.file.tensors[name]})
+    shape, size = (HEADS * HEAD_DIM, HIDDEN), 2 * HEAD_DIM
+    tensors.take(name, *shape, rows=RowSlice(0, HEAD_DIM, size))
+    with pytest.raises(UnsupportedModel, match=r"blk\.1\.attn_q\.weight: is not part"):
+        tensors.reject_unused("qwen35")
+    tensors.take(name, *shape, rows=RowSlice(HEAD_DIM, size, size))
+    tensors.reject_unused("qwen35")
+    model.file.close()
+
+
+def test_parameters_are_f32(tmp_path: Path) -> None:
+    file = family_file("qwen35")
+    name = "blk.0.ssm_conv1d.weight"
+    file.values[name] = file.values[name].astype(np.float16)
+    with pytest.raises(UnsupportedModel, match=r"ssm_conv1d\.weight: is of type f16; expected f32"):
+        graph_of(file, tmp_path)
+
+
+def test_packed_queries_and_gates_are_refused(tmp_path: Path) -> None:
+    """Rows of one tensor that are queries and gates by head, then keys and values."""
+    file = family_file("qwen35")
+    prefix = "blk.1.attn"
+    file.stack(f"{prefix}_qkv.weight", *(f"{prefix}_{name}.weight" for name in "qkv"))
+    with pytest.raises(UnsupportedModel, match=r"blk\.1\.attn_qkv\.weight: packs queries, gates"):
+        graph_of(file, tmp_path)
+
+
+def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
+    file = family_file("gemma4")
+    file.values["rope_freqs.weight"][3] = 0.0
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: holds a divisor that is not"):
+        logits(file.write(tmp_path / "model.gguf"), 8)
