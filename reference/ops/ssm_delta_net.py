@@ -38,11 +38,11 @@ def ssm_delta_net(
     else j mod key_heads. Sums over the key axis are R4 segments. Returns
     [tokens, value_heads * state_size].
     """
-    keys_width = key_heads * state_size
-    shape = (len(x), -1, state_size)
-    q = l2_norm(x[:, :keys_width].reshape(shape), eps) * np.float32(1.0 / math.sqrt(state_size))
-    k = l2_norm(x[:, keys_width : 2 * keys_width].reshape(shape), eps)
-    v = x[:, 2 * keys_width :].reshape(shape)
+    q, k, v = np.split(
+        x.reshape(len(x), 2 * key_heads + value_heads, state_size), (key_heads, 2 * key_heads), 1
+    )
+    q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(state_size))
+    k = l2_norm(k, eps)
     heads = np.arange(value_heads)
     key_of = heads // (value_heads // key_heads) if grouped else heads % key_heads
     g = exp(softplus(alpha + dt_bias) * decay)
@@ -56,7 +56,7 @@ def ssm_delta_net(
         error = v[t] - sum_axis(decayed * key)
         memory[...] = decayed + (b[t, :, None] * error)[..., None] * key
         y[t] = sum_axis(memory * q[t, key_of][:, None, :])
-    return y.reshape(len(x), -1)
+    return y.reshape(len(x), value_heads * state_size)
 
 
 def l2_norm(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
