@@ -194,7 +194,7 @@ def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.flo
 
 
 def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What the sequences of the step have left; NaN in a slot whose first token is at position 0."""
+    """What sequences left; NaN in a slot whose first token of the step is at position 0."""
     state = rng.standard_normal(shape, dtype=np.float32)
     first_positions: dict[int, int] = {}
     for slot, first, _ in case.shape.runs or ():

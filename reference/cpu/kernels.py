@@ -18,6 +18,7 @@ from reference.cpu.matmul import (
     prepare_weight,
     prepared_matmul,
 )
+from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
 from reference.matrix import Matrix
 
 Operands = Mapping[str, Any]
@@ -73,6 +74,21 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         operands = [bound[name] for name in ("q", "kv", "page_table", "query")]
         return partial(paged_attention, *operands, shape, bound["y"], threads)
 
+    def convolution(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        operands = [bound[name] for name in ("x", "weight", "query", "state", "y")]
+        return partial(conv1d, *operands, threads)
+
+    def recurrence(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
+        shape = DeltaShape(
+            key_heads=int(params["key_heads"]),
+            value_heads=int(params["value_heads"]),
+            state_size=int(params["state_size"]),
+            grouped=int(params["grouped"]),
+            eps=float(params["eps"]),
+        )
+        return partial(delta_net, *(bound[name] for name in names), shape, threads)
+
     return {
         Opcode.MATMUL: product("x", "weight", "y"),
         Opcode.MATMUL_WMMA_F16: product("a", "b", "c"),
@@ -80,4 +96,6 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.LM_HEAD: product("x", "weight", "logits"),
         Opcode.FLASH_ATTN: attention,
         Opcode.FLASH_ATTN_BATCHED: attention,
+        Opcode.SSM_CONV1D: convolution,
+        Opcode.SSM_DELTA_NET: recurrence,
     }

@@ -8,6 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.opencl.binding import bind_step
+from accel.opencl.device import find_devices
+from accel.opencl.grid import launch_groups
+from accel.opencl.packets import OPS
+from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.rules import lower_graph
+from accel.opencl.schedule import schedule_launches
 from contract.errors import TierUnavailable
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -19,14 +26,6 @@ from reference.exact.elementary import log, softplus
 from reference.matrix import Matrix
 
 cl = pytest.importorskip("pyopencl")
-
-from accel.opencl.binding import bind_step
-from accel.opencl.device import find_devices
-from accel.opencl.grid import launch_groups
-from accel.opencl.packets import OPS
-from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.opencl.rules import lower_graph
-from accel.opencl.schedule import schedule_launches
 
 KERNEL_OPS = (
     "scale_columns",

@@ -248,9 +248,17 @@ static inline float16 load_padded(const GLOBAL float *x, int count) {
     return vload16(0, lane);
 }
 
+// Sixteen floats anywhere. PoCL makes four stores of a vstore16.
+#if defined(__clang__) && GROUP_SIZE == 1
+typedef float16 UNALIGNED_FLOAT16 __attribute__((aligned(4)));
+#define STORE16(value, y) (*(GLOBAL UNALIGNED_FLOAT16 *)(y) = (value))
+#else
+#define STORE16(value, y) vstore16(value, 0, y)
+#endif
+
 static inline void store_partial(float16 value, GLOBAL float *y, int count) {
     if (count >= 16) {
-        vstore16(value, 0, y);
+        STORE16(value, y);
         return;
     }
     float lane[16];

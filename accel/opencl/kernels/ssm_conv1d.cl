@@ -43,6 +43,21 @@ INLINE float16 tap_weights(const GLOBAL float *weight, uint taps, uint tap, int 
     return vload16(0, lane);
 }
 
+// The weights of the first KEPT_TAPS taps.
+INLINE void keep_taps(const GLOBAL float *weight, uint taps, int count, float16 *kept) {
+    if (taps == 4 && count >= 16) {
+        const float16 a = vload16(0, weight), b = vload16(1, weight);
+        const float16 c = vload16(2, weight), d = vload16(3, weight);
+        kept[0] = (float16)(a.s048c, b.s048c, c.s048c, d.s048c);
+        kept[1] = (float16)(a.s159d, b.s159d, c.s159d, d.s159d);
+        kept[2] = (float16)(a.s26ae, b.s26ae, c.s26ae, d.s26ae);
+        kept[3] = (float16)(a.s37bf, b.s37bf, c.s37bf, d.s37bf);
+        return;
+    }
+    for (uint tap = 0; tap < min(taps, (uint)KEPT_TAPS); tap++)
+        kept[tap] = tap_weights(weight, taps, tap, count);
+}
+
 void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], channels = packet->size[1], history = packet->size[2];
     const uint taps = history + 1;
@@ -51,9 +66,8 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
         const uint end = min(first + 16 * CONV_VECTORS, mine.end);
         float16 kept[CONV_VECTORS][KEPT_TAPS];
         for (uint c = first; c < end; c += 16)
-            for (uint tap = 0; tap < min(taps, (uint)KEPT_TAPS); tap++)
-                kept[(c - first) / 16][tap] = tap_weights(OPERAND(float, 1) + (ulong)c * taps, taps,
-                                                          tap, (int)(end - c));
+            keep_taps(OPERAND(float, 1) + (ulong)c * taps, taps, (int)(end - c),
+                      kept[(c - first) / 16]);
         for (uint token = 0; token < tokens; token++) {
             const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
             const bool starts = query[2] == 0;
