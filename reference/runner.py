@@ -18,6 +18,7 @@ from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Heap, Tier
 from reference.exact.rotary import rotary_table
+from reference.memory.recurrent import RecurrentMemory
 from reference.model.families.decoder import ROPE_FACTORS, ROPE_TABLE
 from reference.model.families.tensors import Limits
 from reference.model.open import Model
@@ -65,7 +66,10 @@ class StepOutput:
 
 
 class ModelRunner:
-    """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager."""
+    """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
+
+    ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
+    """
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class ModelRunner:
             self.close()
             raise
         self._executable = ExecutableGraph(tier, self.graph, self._buffers, MAX_VARIANTS)
+        self.recurrent = RecurrentMemory(tier, self.graph, self._buffers)
         self._page_table = self._mapped("request.page_table", np.int32).reshape(
             limits.slots, limits.slot_pages
         )
@@ -110,6 +115,7 @@ class ModelRunner:
         self._sampling[:rows] = inputs.sampling
         self._recent[:rows] = inputs.recent
         self._page_table[...] = inputs.page_table
+        self.recurrent.advance(inputs.query)
         key = ShapeKey(tokens, rows)
         if not self._executable.has_variant(key):
             self._executable.record(key)

@@ -116,13 +116,13 @@ def test_an_empty_step() -> None:
 def test_taps_that_do_not_fit_the_history_are_refused() -> None:
     """One tap more than tokens kept."""
     b = GraphBuilder("g")
+    b.emit(
+        Opcode.SSM_CONV1D,
+        x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
+        weight=b.buffer("w", BufferKind.WEIGHT, F32, (8, 4)),
+        query=b.request("query", "tokens", 4),
+        state=b.buffer("state", BufferKind.STATE, F32, (2, 2, 8)),
+        history=2,
+    )
     with pytest.raises(VerifyError, match="4 taps need a history of one less, not 2"):
-        b.emit(
-            Opcode.SSM_CONV1D,
-            x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
-            weight=b.buffer("w", BufferKind.WEIGHT, F32, (8, 4)),
-            query=b.request("query", "tokens", 4),
-            state=b.buffer("state", BufferKind.STATE, F32, (2, 2, 8)),
-            history=2,
-        )
         b.build()

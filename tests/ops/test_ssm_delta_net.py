@@ -259,19 +259,19 @@ def test_shapes_the_rule_does_not_cover_are_refused(heads: Heads, problem: str) 
     def vector(name: str):
         return b.buffer(name, BufferKind.WEIGHT, F32, (values,), name)
 
+    b.emit(
+        Opcode.SSM_DELTA_NET,
+        x=activation("x", size * (2 * heads.keys + values)),
+        alpha=activation("alpha", values),
+        beta=activation("beta", values),
+        decay=vector("decay"),
+        dt_bias=vector("dt_bias"),
+        query=b.request("query", "tokens", 4),
+        state=b.buffer("state", BufferKind.STATE, F32, (2, values, size, size)),
+        key_heads=heads.keys,
+        value_heads=values,
+        state_size=size,
+        eps=EPS,
+    )
     with pytest.raises(VerifyError, match=problem):
-        b.emit(
-            Opcode.SSM_DELTA_NET,
-            x=activation("x", size * (2 * heads.keys + values)),
-            alpha=activation("alpha", values),
-            beta=activation("beta", values),
-            decay=vector("decay"),
-            dt_bias=vector("dt_bias"),
-            query=b.request("query", "tokens", 4),
-            state=b.buffer("state", BufferKind.STATE, F32, (2, values, size, size)),
-            key_heads=heads.keys,
-            value_heads=values,
-            state_size=size,
-            eps=EPS,
-        )
         b.build()
