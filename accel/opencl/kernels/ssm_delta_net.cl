@@ -49,7 +49,9 @@ INLINE float16 key_vector(const GLOBAL float *row, int count) {
 
 // R4's halvings of 16 or 8 vectors of products down to 16 values.
 INLINE float16 halved_row(float16 *p, const int vectors) {
-    if (vectors == 16) UNROLL for (int i = 0; i < 8; i++) p[i] = p[i] + p[i + 8];
+    if (vectors == 16) {
+        UNROLL for (int i = 0; i < 8; i++) p[i] = p[i] + p[i + 8];
+    }
     UNROLL for (int i = 0; i < 4; i++) p[i] = p[i] + p[i + 4];
     return (p[0] + p[2]) + (p[1] + p[3]);
 }
@@ -116,7 +118,9 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
 // R4's halvings of an item's products, then of those of the row's items, left in `places`.
 INLINE float fold_row_items(__local float *places, float *p, const int keys) {
     const uint item = get_local_id(0);
-    if (keys == 32) UNROLL for (int i = 0; i < 16; i++) p[i] = p[i] + p[i + 16];
+    if (keys == 32) {
+        UNROLL for (int i = 0; i < 16; i++) p[i] = p[i] + p[i + 16];
+    }
     places[item] = fold16(vload16(0, p));
     LOCAL_BARRIER;
     const float8 v = vload8(item / ROW_ITEMS, places);
