@@ -121,6 +121,19 @@ class Tier(Protocol):
         """The buffer's bytes in host address space, valid until freed. Writes are seen by the
         next submission, results are seen after ``wait``."""
 
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """A copy of part of a buffer from ``alloc``, while nothing submitted is running.
+
+        Unlike ``map`` it leaves the rest where it is: for small parts of device-local memory.
+        Raises ValueError for bytes outside the buffer.
+        """
+
+    def write(self, buffer: Buffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """Put ``data`` in a buffer from ``alloc``, while nothing submitted is running.
+
+        The next submission sees it. Raises ValueError for bytes outside the buffer.
+        """
+
     def load_kernel(self, blob: bytes) -> Kernel:
         """A kernel from its ``.zrt`` file; CodecError when it is not for this tier."""
 
@@ -150,3 +163,11 @@ class Tier(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Close."""
+
+
+def check_range(buffer: Buffer, offset: int, nbytes: int) -> None:
+    """Raise ValueError unless ``nbytes`` bytes from ``offset`` on lie in the buffer."""
+    if not 0 <= offset <= offset + nbytes <= buffer.nbytes:
+        raise ValueError(
+            f"{buffer.name}: bytes {offset} to {offset + nbytes} of a buffer of {buffer.nbytes}"
+        )

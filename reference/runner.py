@@ -21,6 +21,7 @@ from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
+from reference.memory.recurrent import RecurrentMemory
 from reference.model.families.tensors import Limits
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -72,15 +73,22 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A step under way: its completion, its size, and the number of its first ring event."""
+    """A step under way: its completion, its size, and the number of its first ring event.
+
+    ``query`` is QUERY_TOKEN[tokens]; the tokens of a step fed on the device are not in it.
+    """
 
     fence: Fence
     key: ShapeKey
     first_event: int
+    query: NDArray[np.void]
 
 
 class ModelRunner:
-    """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager."""
+    """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
+
+    ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
+    """
 
     def __init__(
         self,
@@ -106,6 +114,7 @@ class ModelRunner:
             self.close()
             raise
         self._executable = ExecutableGraph(tier, self.graph, self._buffers, MAX_VARIANTS)
+        self.recurrent = RecurrentMemory(tier, self.graph, self._buffers)
         self._page_table = self._mapped("request.page_table", np.int32).reshape(
             limits.slots, limits.slot_pages
         )
@@ -132,10 +141,11 @@ class ModelRunner:
         self._sampling[:rows] = inputs.sampling
         self._recent[:rows] = inputs.recent
         self._page_table[...] = inputs.page_table
+        self.recurrent.advance(inputs.query)
         key = ShapeKey(tokens, rows)
         if not self._executable.has_variant(key):
             self._executable.record(key)
-        return self._submitted(key, self._executable.replay(key))
+        return self._submitted(key, self._executable.replay(key), inputs.query)
 
     def feed(self, before: Submission) -> Submission:
         """Start the step after ``before``, the last one submitted, without waiting for it.
@@ -143,7 +153,11 @@ class ModelRunner:
         Every query token of ``before`` is an output row; its query becomes the sampled token at
         the next position, which must have a page.
         """
-        return self._submitted(before.key, self._executable.replay(before.key, resume=True))
+        query = before.query.copy()
+        query["position"] += 1
+        self.recurrent.advance(query)
+        fence = self._executable.replay(before.key, resume=True)
+        return self._submitted(before.key, fence, query)
 
     def collect(self, submission: Submission) -> StepOutput:
         """Wait for a step. Steps are collected in the order of their submission."""
@@ -155,8 +169,8 @@ class ModelRunner:
         token = self._events["token"][1 + numbers % EVENT_NUMBERS % (len(self._events) - 1)]
         return StepOutput(self._logits[:rows], token)
 
-    def _submitted(self, key: ShapeKey, fence: Fence) -> Submission:
-        submission = Submission(fence, key, self._event_count)
+    def _submitted(self, key: ShapeKey, fence: Fence, query: NDArray[np.void]) -> Submission:
+        submission = Submission(fence, key, self._event_count, query)
         self._event_count = (self._event_count + key.rows) % EVENT_NUMBERS
         self._last = submission
         return submission

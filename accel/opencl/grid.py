@@ -19,6 +19,8 @@ SLOTS = 8
 """Tokens a group of ``kernels/matmul_group.h`` takes at a time."""
 QUANTIZED_SEGMENTS = 16
 """Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
+STATE_ROWS = 16
+"""Rows of a head's state a group of ``kernels/ssm_delta_net.cl`` takes."""
 
 Sizes = list[int]
 
@@ -56,6 +58,9 @@ GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "argmax_part": lambda s: s[0] * s[2],
     "argmax": lambda s: s[0],
     "sample_part": lambda s: s[0] * s[2],
+    "ssm_delta_inputs": lambda s: 2 * s[0] * s[1],
+    "ssm_delta_net": lambda s: s[2] * -(-s[3] // STATE_ROWS),
+    "ssm_gated_norm": lambda s: s[0] * s[1],
 }
 """Units of ops that a whole group works on."""
 
@@ -66,5 +71,6 @@ ITEM_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "rope": lambda s: s[0] * s[1] * -(-s[4] // 16),
     "kv_write_batched": lambda s: 2 * s[0] * s[1],
     "flash_attn": lambda s: s[0] * s[1] * s[2],
+    "ssm_conv1d": lambda s: s[1],
 }
 """Units of ops whose items work alone; the other ops have units of sixteen columns or less."""

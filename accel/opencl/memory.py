@@ -52,6 +52,12 @@ class Memory(Protocol):
     def map(self, allocation: Allocation) -> Bytes:
         """The bytes in host memory, from now on exchanged with every submission."""
 
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes."""
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes."""
+
     def free(self, allocation: Allocation) -> None:
         """Give the memory back."""
 
@@ -103,6 +109,14 @@ class SharedMemory:
         """See Memory."""
         assert allocation.host is not None
         return allocation.host
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """See Memory."""
+        return self.map(allocation)[offset : offset + nbytes].copy()
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """See Memory."""
+        self.map(allocation)[offset : offset + data.nbytes] = data
 
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
@@ -166,6 +180,23 @@ class BankedMemory:
             if allocation.nbytes:
                 self._copy(allocation, allocation.host, to_device=False).wait()
         return allocation.host
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """See Memory. Of mapped memory the host has the newest bytes."""
+        if allocation.host is not None:
+            return allocation.host[offset : offset + nbytes].copy()
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self._copy(allocation, data, to_device=False, first=offset).wait()
+        return data
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """See Memory."""
+        if allocation.host is not None:
+            allocation.host[offset : offset + data.nbytes] = data
+        if data.nbytes:
+            host = np.ascontiguousarray(data)
+            self._copy(allocation, host, to_device=True, first=offset).wait()
 
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
@@ -238,10 +269,10 @@ class BankedMemory:
         pattern = np.zeros(4, np.uint32)
         self.cl.enqueue_fill_buffer(self.queue, bank.buffer, pattern, offset, size)
 
-    def _copy(self, allocation: Allocation, host: Bytes, to_device: bool) -> Any:
+    def _copy(self, allocation: Allocation, host: Bytes, to_device: bool, first: int = 0) -> Any:
         bank = self._banks[allocation.bank]
         assert bank is not None
-        offset = allocation.address & ((1 << BANK_SHIFT) - 1)
+        offset = (allocation.address & ((1 << BANK_SHIFT) - 1)) + first
         if to_device:
             return self.cl.enqueue_copy(
                 self.queue, bank.buffer, host, dst_offset=offset, is_blocking=False

@@ -51,6 +51,11 @@ OPS = (
     "load_request_state",
     "store_request_state",
     "verify_k",
+    "scale_columns",
+    "ssm_conv1d",
+    "ssm_delta_inputs",
+    "ssm_delta_net",
+    "ssm_gated_norm",
 )
 """Names of the ops; ``packet.op`` is an index of this list."""
 

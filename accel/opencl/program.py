@@ -23,6 +23,7 @@ HEADERS = (
     "exact.h",
     "blocks.h",
     "group.h",
+    "norm.h",
     "elementwise.h",
     "attention.h",
     "attention_group.h",

@@ -26,7 +26,7 @@ from contract.errors import CodecError, DeviceLost, UnsupportedOp
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo
+from contract.tier import Heap, TierInfo, check_range
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
@@ -191,6 +191,18 @@ class OpenClTier:
             return buffer.source
         assert buffer.allocation is not None
         return self._memory.map(buffer.allocation)
+
+    def read(self, buffer: OpenClBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """See Tier."""
+        check_range(buffer, offset, nbytes)
+        assert buffer.allocation is not None
+        return self._memory.read(buffer.allocation, offset, nbytes)
+
+    def write(self, buffer: OpenClBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """See Tier."""
+        check_range(buffer, offset, data.nbytes)
+        assert buffer.allocation is not None
+        self._memory.write(buffer.allocation, offset, data)
 
     def load_kernel(self, blob: bytes) -> OpenClKernel:
         """Build a ``.zrt`` file of OpenCL C source that defines a kernel of its name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contract.arithmetic import SEGMENT
 from contract.opcodes import Opcode
 from contract.ops.common import (
     EPS,
@@ -31,6 +32,8 @@ def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str |
             f"channels is {dims['channels']}, expected {expected} = "
             "state_size (2 key_heads + value_heads)"
         )
+    if size > SEGMENT:
+        return f"state_size ({size}) is more than the {SEGMENT} elements of a segment"
     if values % keys:
         return f"value_heads ({values}) is not a multiple of key_heads ({keys})"
     return None

@@ -57,6 +57,8 @@ def fill(case: Case) -> dict[str, Any]:
             filled["rope_table"] = rotary_table(shape[0], ROPE_BASE, 2 * shape[2])
         elif dtype is I32:
             filled[operand.name] = INDEX_FILLS[operand.name](rng, case, shape)
+        elif operand.name in FLOAT_FILLS:
+            filled[operand.name] = FLOAT_FILLS[operand.name](rng, case, shape)
         elif dtype is F32 and operand.dtypes == (F32,):
             kind = case.kind if operand.dims[0] in ("tokens", "rows") else "normal"
             filled[operand.name] = KINDS[kind](rng, shape)
@@ -185,3 +187,24 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "ring": _ring,
     "sampling": _sampling,
 }
+
+
+def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What models store: -exp(A)."""
+    return -np.exp(rng.standard_normal(shape)).astype(np.float32)
+
+
+def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What sequences left; NaN in a slot whose first token of the step is at position 0."""
+    state = rng.standard_normal(shape, dtype=np.float32)
+    first_positions: dict[int, int] = {}
+    for slot, first, _ in case.shape.runs or ():
+        first_positions.setdefault(slot, first)
+    for slot, first in first_positions.items():
+        if first == 0:
+            state[slot] = np.nan
+    return state
+
+
+FloatFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.float32]]
+FLOAT_FILLS: Mapping[str, FloatFill] = {"decay": _decay, "state": _state}

@@ -186,7 +186,7 @@ WIDE = (
 ROWS = ({"rows": 1, "vocab": 1}, {"rows": 3, "vocab": 257}, {"rows": 17, "vocab": 1000})
 NO_ROWS = {"rows": 0, "vocab": 7}
 
-STRATEGIES: Mapping[Opcode, Strategy] = {
+STRATEGIES: dict[Opcode, Strategy] = {
     Opcode.EMBED: _embed,
     Opcode.SELECT_ROWS: _grid(
         {"tokens": 1, "hidden": 1, "rows": 1},

@@ -19,6 +19,7 @@ from reference.cpu.matmul import (
     prepare_weight,
     prepared_matmul,
 )
+from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
 from reference.matrix import Matrix
 from reference.ops.rms_norm import rms_norm
 
@@ -91,6 +92,21 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         operands = [bound[name] for name in ("q", "kv", "page_table", "query")]
         return partial(paged_attention, *operands, shape, bound["y"], threads)
 
+    def convolution(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        operands = [bound[name] for name in ("x", "weight", "query", "state", "y")]
+        return partial(conv1d, *operands, threads)
+
+    def recurrence(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
+        shape = DeltaShape(
+            key_heads=int(params["key_heads"]),
+            value_heads=int(params["value_heads"]),
+            state_size=int(params["state_size"]),
+            grouped=int(params["grouped"]),
+            eps=float(params["eps"]),
+        )
+        return partial(delta_net, *(bound[name] for name in names), shape, threads)
+
     return {
         Opcode.MATMUL: product("x", "weight", "y"),
         Opcode.RMS_NORM_FUSED_QKV: norm_products("q", "k", "v"),
@@ -100,4 +116,6 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.LM_HEAD: product("x", "weight", "logits"),
         Opcode.FLASH_ATTN: attention,
         Opcode.FLASH_ATTN_BATCHED: attention,
+        Opcode.SSM_CONV1D: convolution,
+        Opcode.SSM_DELTA_NET: recurrence,
     }

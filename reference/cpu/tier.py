@@ -26,7 +26,7 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import Heap, TierInfo
+from contract.tier import Heap, TierInfo, check_range
 from reference.cpu.kernels import PreparedMatrices, fast_kernels
 from reference.cpu.threads import thread_count
 from reference.matrix import Matrix
@@ -134,6 +134,16 @@ class CpuTier:
     def map(self, buffer: CpuBuffer) -> NDArray[np.uint8]:
         """The bytes themselves."""
         return buffer.data
+
+    def read(self, buffer: CpuBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """See Tier."""
+        check_range(buffer, offset, nbytes)
+        return buffer.data[offset : offset + nbytes].copy()
+
+    def write(self, buffer: CpuBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """See Tier."""
+        check_range(buffer, offset, data.nbytes)
+        buffer.data[offset : offset + data.nbytes] = data
 
     def load_kernel(self, blob: bytes) -> CpuKernel:
         """A ``.zrt`` file for this target: its code is an opcode's lower-case name."""

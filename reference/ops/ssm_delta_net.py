@@ -38,13 +38,10 @@ def ssm_delta_net(
     else j mod key_heads. Sums over the key axis are R4 segments. Returns
     [tokens, value_heads * state_size].
     """
-    keys_width = key_heads * state_size
-    shape = (len(x), -1, state_size)
-    q = l2_norm(x[:, :keys_width].reshape(shape), eps) * np.float32(1.0 / math.sqrt(state_size))
-    k = l2_norm(x[:, keys_width : 2 * keys_width].reshape(shape), eps)
-    v = x[:, 2 * keys_width :].reshape(shape)
-    heads = np.arange(value_heads)
-    key_of = heads // (value_heads // key_heads) if grouped else heads % key_heads
+    q, k, v = split_heads(x, key_heads, value_heads, state_size)
+    q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(state_size))
+    k = l2_norm(k, eps)
+    key_of = key_head_of(key_heads, value_heads, grouped)
     g = exp(softplus(alpha + dt_bias) * decay)
     b = sigmoid(beta)
     y = np.empty((len(x), value_heads, state_size), np.float32)
@@ -56,7 +53,21 @@ def ssm_delta_net(
         error = v[t] - sum_axis(decayed * key)
         memory[...] = decayed + (b[t, :, None] * error)[..., None] * key
         y[t] = sum_axis(memory * q[t, key_of][:, None, :])
-    return y.reshape(len(x), -1)
+    return y.reshape(len(x), value_heads * state_size)
+
+
+def split_heads(
+    x: NDArray[np.float32], key_heads: int, value_heads: int, state_size: int
+) -> tuple[NDArray[np.float32], ...]:
+    """Queries, keys and values of x, each [tokens, heads, state_size]."""
+    heads = x.reshape(len(x), 2 * key_heads + value_heads, state_size)
+    return heads[:, :key_heads], heads[:, key_heads : 2 * key_heads], heads[:, 2 * key_heads :]
+
+
+def key_head_of(key_heads: int, value_heads: int, grouped: int) -> NDArray[np.intp]:
+    """The key head that each value head reads, [value_heads]."""
+    heads = np.arange(value_heads)
+    return heads // (value_heads // key_heads) if grouped else heads % key_heads
 
 
 def l2_norm(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:

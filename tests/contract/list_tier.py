@@ -16,7 +16,7 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo
+from contract.tier import Heap, TierInfo, check_range
 
 WIDTH = 4
 ONE, TWO = ShapeKey(1, 0), ShapeKey(2, 0)
@@ -82,6 +82,14 @@ class ListTier:
 
     def map(self, buffer: Memory) -> NDArray[np.uint8]:
         return buffer.data
+
+    def read(self, buffer: Memory, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        check_range(buffer, offset, nbytes)
+        return buffer.data[offset : offset + nbytes].copy()
+
+    def write(self, buffer: Memory, offset: int, data: NDArray[np.uint8]) -> None:
+        check_range(buffer, offset, data.nbytes)
+        buffer.data[offset : offset + data.nbytes] = data
 
     def load_kernel(self, blob: bytes) -> Loaded:
         return Loaded(decode_kernel(blob))

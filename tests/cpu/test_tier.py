@@ -128,6 +128,23 @@ def test_allocated_memory_is_zero() -> None:
         assert not tier.map(tier.alloc(decl, 4000, Heap.HOST_VISIBLE)).any()
 
 
+def test_parts_of_state_are_read_and_written() -> None:
+    """Copies of any range of bytes; outside it nothing, and the buffer is named."""
+    decl = BufferDecl("table", BufferKind.STATE, I32, (16,))
+    with CpuTier(1) as tier:
+        buffer = tier.alloc(decl, 64, Heap.DEVICE_LOCAL)
+        tier.write(buffer, 13, np.arange(1, 4, dtype=np.uint8))
+        part = tier.read(buffer, 12, 5)
+        assert part.tolist() == [0, 1, 2, 3, 0]
+        part[:] = 9
+        assert int(tier.map(buffer).sum()) == 6
+        for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
+            with pytest.raises(ValueError, match="table: bytes"):
+                tier.read(buffer, offset, nbytes)
+            with pytest.raises(ValueError, match="table: bytes"):
+                tier.write(buffer, offset, np.zeros(nbytes, np.uint8))
+
+
 def test_upload_is_a_view() -> None:
     """Weights are mapped, never copied."""
     data = random_blocks(Q8_0, 3, 64, 1)

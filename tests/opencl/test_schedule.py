@@ -15,10 +15,12 @@ from contract.shape_key import ShapeKey
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
 from tests.contract.graphs import decoder
+from tests.memory import recurrent_layers
 
 KEYS = [ShapeKey(1, 1), ShapeKey(3, 2), ShapeKey(64, 1), ShapeKey(513, 5), ShapeKey(0, 0)]
 WORKERS = 3
 LAYERS = 4
+GRAPHS = {"decoder": decoder(LAYERS), "recurrent": recurrent_layers.graph(3, LAYERS)}
 
 
 def _owners(tensor: Tensor, split: Split, rows: int) -> np.ndarray:
@@ -59,16 +61,18 @@ def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_no_worker_meets_what_another_touched(key: ShapeKey) -> None:
+def test_no_worker_meets_what_another_touched(key: ShapeKey, name: str) -> None:
     """Every conflict between two ops has a barrier in between."""
-    step = lower_graph(decoder(LAYERS), key, WORKERS)
+    step = lower_graph(GRAPHS[name], key, WORKERS)
     assert _races(step, schedule_workers(step, WORKERS)) == []
 
 
-def test_a_missing_barrier_is_noticed() -> None:
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_missing_barrier_is_noticed(name: str) -> None:
     """The negative control of the walk above: taking any one barrier away makes a race."""
-    step = lower_graph(decoder(LAYERS), ShapeKey(3, 2), WORKERS)
+    step = lower_graph(GRAPHS[name], ShapeKey(3, 2), WORKERS)
     schedule = schedule_workers(step, WORKERS)
     for index, placement in enumerate(schedule.placements):
         if not placement.wait:
@@ -81,11 +85,12 @@ def test_a_missing_barrier_is_noticed() -> None:
         assert _races(step, broken), f"without barrier before op {index}"
 
 
+@pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("key", KEYS, ids=str)
 @pytest.mark.parametrize("launches", [True, False])
-def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool) -> None:
+def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool, name: str) -> None:
     """Two buffers of one level (for a worker's own memory: of one op) never share a byte."""
-    step = lower_graph(decoder(LAYERS), key, WORKERS)
+    step = lower_graph(GRAPHS[name], key, WORKERS)
     schedule = schedule_launches(step) if launches else schedule_workers(step, WORKERS)
     spans: dict[str, tuple[int, int]] = {}
     for index, (op, placement) in enumerate(zip(step.ops, schedule.placements, strict=True)):
@@ -95,17 +100,17 @@ def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool) 
                 first, last = spans.get(tensor.buffer, (now, now))
                 spans[tensor.buffer] = (min(first, now), max(last, now))
     for arena, nbytes in ((schedule.shared, schedule.shared_bytes), (schedule.own, None)):
-        for name, offset in arena.items():
+        for one, offset in arena.items():
             assert offset % ALIGNMENT == 0
-            assert nbytes is None or offset + step.scratch[name] <= nbytes
+            assert nbytes is None or offset + step.scratch[one] <= nbytes
             for other, other_offset in arena.items():
-                together = spans[name][0] <= spans[other][1] and spans[other][0] <= spans[name][1]
-                if other != name and together and step.scratch[name] and step.scratch[other]:
+                together = spans[one][0] <= spans[other][1] and spans[other][0] <= spans[one][1]
+                if other != one and together and step.scratch[one] and step.scratch[other]:
                     apart = (
-                        offset + step.scratch[name] <= other_offset
+                        offset + step.scratch[one] <= other_offset
                         or other_offset + step.scratch[other] <= offset
                     )
-                    assert apart, f"{name} and {other} overlap"
+                    assert apart, f"{one} and {other} overlap"
 
 
 def test_a_decode_layer_costs_five_barriers(synthetic_model: Callable[..., Path]) -> None:

@@ -150,15 +150,45 @@ def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
     assert (tier.map(buffers["y"]).view(np.float32)[: 2 * WIDTH] == 18).all()
 
 
-def test_unsupported_opcodes_are_named(tier: OpenClTier) -> None:
-    """Lowering refuses what there is no kernel for before anything runs."""
-    builder = GraphBuilder("gated norm")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
-    weight = builder.buffer("w", BufferKind.WEIGHT, F32, (8,), "w")
-    y = builder.output("y", "tokens", 8)
-    builder.emit(Opcode.SSM_GATED_NORM, x=x, gate=x, weight=weight, y=y, eps=0.1, heads=1)
-    with pytest.raises(UnsupportedOp, match="SSM_GATED_NORM"):
-        tier.lower(builder.build(), {}, KEY)
+def test_unsupported_opcodes_are_named(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowering refuses what there is no rule for before anything runs."""
+    rules = {opcode: rule for opcode, rule in RULES.items() if opcode is not Opcode.MUL}
+    monkeypatch.setattr("accel.opencl.tier.RULES", rules)
+    with pytest.raises(UnsupportedOp, match="MUL"):
+        tier.lower(doubling(), {}, KEY)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_parts_of_state_are_read_and_written(
+    open_opencl: OpenTier, shared: bool, mapped: bool
+) -> None:
+    """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
+    tier = open_opencl(shared_addresses=shared)
+    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    if mapped:
+        tier.map(state)[:] = 1
+    tier.write(state, 13, np.arange(5, dtype=np.uint8))
+    expected = np.full(64, int(mapped), np.uint8)
+    expected[13:18] = range(5)
+    assert (tier.read(state, 0, 64) == expected).all()
+    run_doubling(tier)
+    assert tier.read(state, 15, 4).tolist() == [2, 3, 4, int(mapped)]
+    copy = tier.read(state, 15, 1)
+    copy[:] = 9
+    assert (tier.map(state) == expected).all()
+    assert tier.read(state, 64, 0).size == 0
+    tier.write(state, 64, np.empty(0, np.uint8))
+
+
+def test_bytes_outside_a_buffer_are_refused(tier: OpenClTier) -> None:
+    """Neither read nor written, and the buffer is named."""
+    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
+        with pytest.raises(ValueError, match="state: bytes"):
+            tier.read(state, offset, nbytes)
+        with pytest.raises(ValueError, match="state: bytes"):
+            tier.write(state, offset, np.zeros(nbytes, np.uint8))
 
 
 def _kernel(source: str, target: GpuTarget = GpuTarget.OPENCL_C) -> bytes:

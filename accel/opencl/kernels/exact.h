@@ -154,7 +154,38 @@ static inline float16 rint_small16(float16 x) {
         F inner = (F)(0.7978845608028654f) * (x + (F)(0.044715f) * cube); \
         return ((F)(0.5f) * x) * ((F)(1.0f) + tanh##W(inner));      \
     }                                                               \
-    static inline F soft_cap##W(F x, F cap) { return cap * tanh##W(divide##W(x, cap)); }
+    static inline F soft_cap##W(F x, F cap) { return cap * tanh##W(divide##W(x, cap)); } \
+    /* Of a positive finite x. A subnormal is its significand, an integer, times 2^-149. */ \
+    static inline F log##W(F x) {                                   \
+        I tiny = (I)(as_##I(x) < (I)(0x800000));                    \
+        I bits = select(as_##I(x), as_##I(convert_##F(as_##I(x))), tiny); \
+        I n = (bits >> (I)(23)) - select((I)(126), (I)(126 + 149), tiny); \
+        F m = as_##F((bits & (I)(0x7FFFFF)) | (I)(0x3F000000));     \
+        I small = (I)(m < (F)(0.707106781186547524f));              \
+        F e = convert_##F(select(n, n - (I)(1), small));            \
+        F f = select(m, m + m, small) - (F)(1.0f);                  \
+        F z = f * f;                                                \
+        F y = f * (F)(7.0376836292e-2f) + (F)(-1.1514610310e-1f);   \
+        y = y * f + (F)(1.1676998740e-1f);                          \
+        y = y * f + (F)(-1.2420140846e-1f);                         \
+        y = y * f + (F)(1.4249322787e-1f);                          \
+        y = y * f + (F)(-1.6668057665e-1f);                         \
+        y = y * f + (F)(2.0000714765e-1f);                          \
+        y = y * f + (F)(-2.4999993993e-1f);                         \
+        y = y * f + (F)(3.3333331174e-1f);                          \
+        y = y * f;                                                  \
+        y = y * z;                                                  \
+        y = y + (F)(-2.12194440e-4f) * e;                           \
+        y = y - (F)(0.5f) * z;                                      \
+        y = f + y;                                                  \
+        return y + (F)(0.693359375f) * e;                           \
+    }                                                               \
+    static inline F softplus##W(F x) {                              \
+        F e = exp##W(-fabs(x));                                     \
+        F u = (F)(1.0f) + e;                                        \
+        F positive = select(x, (F)(0.0f), (I)(x < (F)(0.0f)));      \
+        return positive + (log##W(u) + (e - (u - (F)(1.0f))));      \
+    }
 
 DEFINE_ELEMENTARY(float, int, 1)
 DEFINE_ELEMENTARY(float16, int16, 16)
@@ -183,6 +214,25 @@ INLINE float fold16(float16 v) {
     return c.x + c.y;
 }
 
+// R4's last halvings for 16 rows at once: lane i is the fold of row i.
+INLINE float16 fold_rows(const float16 *row) {
+    float16 a[8], b[4], c[2];
+    UNROLL for (int i = 0; i < 8; i++)
+        a[i] = (float16)(row[2 * i].lo, row[2 * i + 1].lo) +
+               (float16)(row[2 * i].hi, row[2 * i + 1].hi);
+    UNROLL for (int i = 0; i < 4; i++) {
+        float16 p = a[2 * i], q = a[2 * i + 1];
+        b[i] = (float16)(p.s0123, p.s89ab, q.s0123, q.s89ab) +
+               (float16)(p.s4567, p.scdef, q.s4567, q.scdef);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+        float16 p = b[2 * i], q = b[2 * i + 1];
+        c[i] = (float16)(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
+               (float16)(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
+    }
+    return (float16)(c[0].even, c[1].even) + (float16)(c[0].odd, c[1].odd);
+}
+
 // R4: 256 products in 16 vectors; v[i] holds products 16 i to 16 i + 15.
 INLINE float fold_segment(float16 *v) {
     UNROLL for (int i = 0; i < 8; i++) v[i] = v[i] + v[i + 8];
@@ -198,9 +248,17 @@ static inline float16 load_padded(const GLOBAL float *x, int count) {
     return vload16(0, lane);
 }
 
+// Sixteen floats anywhere. PoCL makes four stores of a vstore16.
+#if defined(__clang__) && GROUP_SIZE == 1
+typedef float16 UNALIGNED_FLOAT16 __attribute__((aligned(4)));
+#define STORE16(value, y) (*(GLOBAL UNALIGNED_FLOAT16 *)(y) = (value))
+#else
+#define STORE16(value, y) vstore16(value, 0, y)
+#endif
+
 static inline void store_partial(float16 value, GLOBAL float *y, int count) {
     if (count >= 16) {
-        vstore16(value, 0, y);
+        STORE16(value, y);
         return;
     }
     float lane[16];

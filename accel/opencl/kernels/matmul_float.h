@@ -57,25 +57,6 @@ INLINE float16 halved_products(const float16 *w, const float16 *x) {
 
 #if GROUP_SIZE == 1
 
-// R4's last halvings for 16 rows at once: lane i is the fold of row i.
-INLINE float16 fold_rows(const float16 *row) {
-    float16 a[8], b[4], c[2];
-    UNROLL for (int i = 0; i < 8; i++)
-        a[i] = (float16)(row[2 * i].lo, row[2 * i + 1].lo) +
-               (float16)(row[2 * i].hi, row[2 * i + 1].hi);
-    UNROLL for (int i = 0; i < 4; i++) {
-        float16 p = a[2 * i], q = a[2 * i + 1];
-        b[i] = (float16)(p.s0123, p.s89ab, q.s0123, q.s89ab) +
-               (float16)(p.s4567, p.scdef, q.s4567, q.scdef);
-    }
-    UNROLL for (int i = 0; i < 2; i++) {
-        float16 p = b[2 * i], q = b[2 * i + 1];
-        c[i] = (float16)(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
-               (float16)(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
-    }
-    return (float16)(c[0].even, c[1].even) + (float16)(c[0].odd, c[1].odd);
-}
-
 INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     float16 w[LANES][SEGMENT_VECTORS], span[FLOAT_TOKENS], total[FLOAT_TOKENS];
     for (uint row = begin_row; row < end_row; row += LANES) {

@@ -1,0 +1,48 @@
+// The sum of squares of a row (rules R3 and R4), which norms divide by.
+
+#ifndef NORM_H
+#define NORM_H
+
+#if GROUP_SIZE == 1
+
+static float sum_of_squares(const GLOBAL float *x, uint width) {
+    SPAN_FOLD fold = {0.0f, 0.0f, 0};
+    for (uint first = 0; first < width; first += SEGMENT) {
+        float16 squares[16];
+        if (first + SEGMENT <= width) {
+            UNROLL for (int i = 0; i < 16; i++) squares[i] = vload16(i, x + first);
+        } else {
+            for (int i = 0; i < 16; i++) {
+                int k = first + 16 * i;
+                squares[i] = k < (int)width ? load_padded(x + k, (int)width - k) : (float16)(0.0f);
+            }
+        }
+        UNROLL for (int i = 0; i < 16; i++) squares[i] = squares[i] * squares[i];
+        fold_next(&fold, fold_segment(squares));
+    }
+    return fold_end(&fold);
+}
+
+#else
+
+// Every item of the group gets the sum.
+INLINE float group_sum_of_squares(MEMORY memory, const GLOBAL float *x, uint width) {
+    const uint segments = (width + SEGMENT - 1) / SEGMENT;
+    const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
+    SPAN_FOLD fold = {0.0f, 0.0f, 0};
+    for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
+        float squares[16];
+        UNROLL for (int i = 0; i < 16; i++) {
+            const uint k = first * SEGMENT + mine + 16 * i;
+            const float value = k < width ? x[k] : 0.0f;
+            squares[i] = value * value;
+        }
+        fold_group_segments(memory, halved_sixteen(squares),
+                            min(segments - first, (uint)GROUP_SEGMENTS), &fold);
+    }
+    return fold_end(&fold);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,98 @@
+// SSM_CONV1D: y[t] = silu(left fold over i of weight[:, i] x[t - history + i]) (rule R8).
+//
+// operands: x, weight [channels, history + 1], query, state [slots, history, channels], y
+// sizes:    tokens, channels, history
+// Channels are split among workers; each goes through the tokens in order.
+
+#if GROUP_SIZE > 1
+
+void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], channels = packet->size[1], history = packet->size[2];
+    FOR_WORKER_UNITS(channel, channels) {
+        const GLOBAL float *weight = OPERAND(float, 1) + (ulong)channel * (history + 1);
+        for (uint token = 0; token < tokens; token++) {
+            const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+            const bool starts = query[2] == 0;
+            GLOBAL float *past =
+                OPERAND(float, 3) + (ulong)query[1] * history * channels + channel;
+            const float now = OPERAND(float, 0)[(ulong)token * packet->stride[0] + channel];
+            float total = 0.0f;
+            for (uint i = 0; i < history; i++) {
+                const float value = starts ? 0.0f : past[(ulong)i * channels];
+                total = total + weight[i] * value;
+                if (i) past[(ulong)(i - 1) * channels] = value;
+            }
+            past[(ulong)(history - 1) * channels] = now;
+            total = total + weight[history] * now;
+            OPERAND(float, 4)[(ulong)token * packet->stride[4] + channel] = silu1(total);
+        }
+    }
+}
+
+#else
+
+// Vectors of channels that take a token together: a token's channels are far from the next one's.
+#define CONV_VECTORS 8
+// Taps whose weights are kept side by side while the tokens pass.
+#define KEPT_TAPS 8
+
+// The weights of one tap for up to 16 channels.
+INLINE float16 tap_weights(const GLOBAL float *weight, uint taps, uint tap, int count) {
+    float lane[16];
+    for (int i = 0; i < 16; i++) lane[i] = i < count ? weight[(ulong)i * taps + tap] : 0.0f;
+    return vload16(0, lane);
+}
+
+// The weights of the first KEPT_TAPS taps.
+INLINE void keep_taps(const GLOBAL float *weight, uint taps, int count, float16 *kept) {
+    if (taps == 4 && count >= 16) {
+        const float16 a = vload16(0, weight), b = vload16(1, weight);
+        const float16 c = vload16(2, weight), d = vload16(3, weight);
+        kept[0] = (float16)(a.s048c, b.s048c, c.s048c, d.s048c);
+        kept[1] = (float16)(a.s159d, b.s159d, c.s159d, d.s159d);
+        kept[2] = (float16)(a.s26ae, b.s26ae, c.s26ae, d.s26ae);
+        kept[3] = (float16)(a.s37bf, b.s37bf, c.s37bf, d.s37bf);
+        return;
+    }
+    for (uint tap = 0; tap < min(taps, (uint)KEPT_TAPS); tap++)
+        kept[tap] = tap_weights(weight, taps, tap, count);
+}
+
+void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], channels = packet->size[1], history = packet->size[2];
+    const uint taps = history + 1;
+    const SHARE mine = share(channels, COLUMN_GRANULE, worker, workers);
+    for (uint first = mine.begin; first < mine.end; first += 16 * CONV_VECTORS) {
+        const uint end = min(first + 16 * CONV_VECTORS, mine.end);
+        float16 kept[CONV_VECTORS][KEPT_TAPS];
+        for (uint c = first; c < end; c += 16)
+            keep_taps(OPERAND(float, 1) + (ulong)c * taps, taps, (int)(end - c),
+                      kept[(c - first) / 16]);
+        for (uint token = 0; token < tokens; token++) {
+            const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+            const bool starts = query[2] == 0;
+            GLOBAL float *past = OPERAND(float, 3) + (ulong)query[1] * history * channels;
+            const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0];
+            GLOBAL float *y = OPERAND(float, 4) + (ulong)token * packet->stride[4];
+            for (uint c = first; c < end; c += 16) {
+                const int count = (int)(end - c);
+                const float16 now = load_padded(x + c, count);
+                float16 total = 0.0f;
+                for (uint tap = 0; tap < taps; tap++) {
+                    GLOBAL float *place = past + (ulong)tap * channels + c;
+                    float16 value = now;
+                    if (tap < history) value = starts ? (float16)(0.0f) : load_padded(place, count);
+                    const float16 weight =
+                        tap < KEPT_TAPS ? kept[(c - first) / 16][tap]
+                                        : tap_weights(OPERAND(float, 1) + (ulong)c * taps, taps, tap,
+                                                      count);
+                    total = total + weight * value;
+                    if (tap) store_partial(value, place - channels, count);
+                }
+                store_partial(silu16(total), y + c, count);
+            }
+        }
+    }
+}
+
+#endif

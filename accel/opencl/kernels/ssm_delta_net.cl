@@ -1,0 +1,187 @@
+// SSM_DELTA_NET, the recurrence (rule R8): M = g M; r = v - M k; M = M + (b r) k^T; y = M q, a row of
+// M being a value and a column a key; sums over the keys are R4 segments.
+//
+// operands: x (..., values), qk and gates of ssm_delta_inputs, query,
+//           state [slots, value_heads, state_size, state_size], y
+// sizes:    tokens, key_heads, value_heads, state_size, grouped
+// Units are sixteen rows of a value head's state. A worker, or a work-group, takes a unit through
+// all tokens in order, so that its rows stay near while one slot's tokens pass.
+
+#define STATE_ROWS 16
+
+typedef struct {
+    const GLOBAL float *q, *k, *v;
+    GLOBAL float *state, *y;
+    float g, b;
+    bool starts;
+} DELTA_TOKEN;
+
+// What `token` means for the rows from `row` of value head `head`.
+INLINE DELTA_TOKEN delta_token(MEMORY memory, const GLOBAL PACKET *packet, uint token, uint head,
+                               uint row) {
+    const uint key_heads = packet->size[1], value_heads = packet->size[2], size = packet->size[3];
+    const uint key_head = packet->size[4] ? head / (value_heads / key_heads) : head % key_heads;
+    const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+    const GLOBAL float *gates = OPERAND(float, 2) + (ulong)token * packet->stride[2];
+    DELTA_TOKEN t;
+    t.q = OPERAND(float, 1) + (ulong)token * packet->stride[1] + key_head * size;
+    t.k = t.q + key_heads * size;
+    t.v = OPERAND(float, 0) + (ulong)token * packet->stride[0] + (2 * key_heads + head) * size + row;
+    t.state = OPERAND(float, 4) + (((ulong)query[1] * value_heads + head) * size + row) * size;
+    t.y = OPERAND(float, 5) + (ulong)token * packet->stride[5] + head * size + row;
+    t.g = gates[head];
+    t.b = gates[value_heads + head];
+    t.starts = query[2] == 0;
+    return t;
+}
+
+#if GROUP_SIZE == 1
+
+// The first `count` lanes, the rest +0: what lies beyond a row must not reach its sum.
+INLINE float16 first_lanes(float16 v, int count) {
+    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return count >= 16 ? v : select((float16)(0.0f), v, lane < (int16)(count));
+}
+
+INLINE float16 key_vector(const GLOBAL float *row, int count) {
+    return count > 0 ? load_padded(row, count) : (float16)(0.0f);
+}
+
+// R4's halvings of 16 or 8 vectors of products down to 16 values.
+INLINE float16 halved_row(float16 *p, const int vectors) {
+    if (vectors == 16) {
+        UNROLL for (int i = 0; i < 8; i++) p[i] = p[i] + p[i + 8];
+    }
+    UNROLL for (int i = 0; i < 4; i++) p[i] = p[i] + p[i + 4];
+    return (p[0] + p[2]) + (p[1] + p[3]);
+}
+
+// One token through `rows` rows of `size` keys, which `vectors` vectors hold.
+INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors, uint rows) {
+    float16 key[16], query[16], halved[STATE_ROWS];
+    float change[STATE_ROWS];
+    UNROLL for (int i = 0; i < vectors; i++) {
+        key[i] = key_vector(t->k + 16 * i, (int)size - 16 * i);
+        query[i] = key_vector(t->q + 16 * i, (int)size - 16 * i);
+    }
+    for (uint r = rows; r < STATE_ROWS; r++) halved[r] = 0.0f;
+    for (uint r = 0; r < rows; r++) {
+        const GLOBAL float *row = t->state + r * size;
+        float16 p[16];
+        UNROLL for (int i = 0; i < vectors; i++) {
+            const int count = (int)size - 16 * i;
+            p[i] = first_lanes((key_vector(row + 16 * i, count) * t->g) * key[i], count);
+        }
+        halved[r] = halved_row(p, vectors);
+    }
+    vstore16(t->b * (load_padded(t->v, (int)rows) - fold_rows(halved)), 0, change);
+    for (uint r = 0; r < rows; r++) {
+        GLOBAL float *row = t->state + r * size;
+        float16 p[16];
+        UNROLL for (int i = 0; i < vectors; i++) {
+            const int count = (int)size - 16 * i;
+            const float16 m = key_vector(row + 16 * i, count) * t->g + change[r] * key[i];
+            if (count > 0) store_partial(m, row + 16 * i, count);
+            p[i] = first_lanes(m * query[i], count);
+        }
+        halved[r] = halved_row(p, vectors);
+    }
+    store_partial(fold_rows(halved), t->y, (int)rows);
+}
+
+void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], size = packet->size[3];
+    const uint blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
+    const SHARE mine = share(packet->size[2] * blocks, 1, worker, workers);
+    for (uint unit = mine.begin; unit < mine.end; unit++) {
+        const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
+        const uint rows = min((uint)STATE_ROWS, size - first);
+        for (uint token = 0; token < tokens; token++) {
+            const DELTA_TOKEN t = delta_token(memory, packet, token, head, first);
+            if (t.starts)
+                for (uint k = 0; k < rows * size; k++) t.state[k] = 0.0f;
+            if (size == 128)
+                delta_rows(&t, 128, 8, rows);
+            else if (size <= 128)
+                delta_rows(&t, size, 8, rows);
+            else
+                delta_rows(&t, size, 16, rows);
+        }
+    }
+}
+
+#else
+
+// Items that share a row; item i of them has the keys i, i + 8, ..., whose products R4 adds first.
+#define ROW_ITEMS 8
+
+// R4's halvings of an item's products, then of those of the row's items, left in `places`.
+INLINE float fold_row_items(__local float *places, float *p, const int keys) {
+    const uint item = get_local_id(0);
+    if (keys == 32) {
+        UNROLL for (int i = 0; i < 16; i++) p[i] = p[i] + p[i + 16];
+    }
+    places[item] = fold16(vload16(0, p));
+    LOCAL_BARRIER;
+    const float8 v = vload8(item / ROW_ITEMS, places);
+    const float4 a = v.lo + v.hi;
+    const float2 b = a.lo + a.hi;
+    return b.x + b.y;
+}
+
+// All tokens through one unit; an item keeps up to `keys` elements of its row.
+INLINE void delta_unit(MEMORY memory, const GLOBAL PACKET *packet, uint head, uint first,
+                       const int keys) {
+    const uint tokens = packet->size[0], size = packet->size[3];
+    const uint row = get_local_id(0) / ROW_ITEMS, lane = get_local_id(0) % ROW_ITEMS;
+    const bool live = first + row < size;
+    __local float *places = (__local float *)memory->group;
+    GLOBAL float *held = 0;
+    float m[32], p[32];
+    for (uint token = 0; token < tokens; token++) {
+        const DELTA_TOKEN t = delta_token(memory, packet, token, head, first);
+        if (t.state != held) {
+            UNROLL for (int i = 0; i < keys; i++) {
+                const uint k = ROW_ITEMS * i + lane;
+                if (!live || k >= size) continue;
+                if (held) held[row * size + k] = m[i];
+                m[i] = t.state[row * size + k];
+            }
+            held = t.state;
+        }
+        UNROLL for (int i = 0; i < keys; i++) {
+            const uint k = ROW_ITEMS * i + lane;
+            const bool inside = live && k < size;
+            m[i] = inside ? (t.starts ? 0.0f : m[i]) * t.g : 0.0f;
+            p[i] = inside ? m[i] * t.k[k] : 0.0f;
+        }
+        const float predicted = fold_row_items(places, p, keys);
+        const float change = live ? t.b * (t.v[row] - predicted) : 0.0f;
+        UNROLL for (int i = 0; i < keys; i++) {
+            const uint k = ROW_ITEMS * i + lane;
+            const bool inside = live && k < size;
+            m[i] = inside ? m[i] + change * t.k[k] : 0.0f;
+            p[i] = inside ? m[i] * t.q[k] : 0.0f;
+        }
+        // Other places than before: nobody writes what another item may still read.
+        const float value = fold_row_items(places + GROUP_SIZE, p, keys);
+        if (live && lane == 0) t.y[row] = value;
+    }
+    UNROLL for (int i = 0; i < keys; i++) {
+        const uint k = ROW_ITEMS * i + lane;
+        if (held && live && k < size) held[row * size + k] = m[i];
+    }
+}
+
+void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint size = packet->size[3], blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
+    FOR_GROUP_UNITS(unit, packet->size[2] * blocks) {
+        const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
+        if (size <= 128)
+            delta_unit(memory, packet, head, first, 16);
+        else
+            delta_unit(memory, packet, head, first, 32);
+    }
+}
+
+#endif

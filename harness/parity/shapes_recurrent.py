@@ -1,0 +1,87 @@
+"""Sizes and parameters the opcodes of gated delta-net layers are tried with."""
+
+from __future__ import annotations
+
+from contract.opcodes import Opcode
+from harness.parity.shapes import (
+    CHUNK_LONG,
+    DECODE_MANY,
+    DECODE_ONE,
+    EMPTY,
+    MIXED,
+    SHORT,
+    Run,
+    Shape,
+    Strategy,
+)
+
+RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
+"""Slot 1 begins another sequence in the middle of the step."""
+
+
+def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int) -> Shape:
+    dims = {"channels": channels, "taps": history + 1}
+    return Shape(f"{label}-{channels}x{history}", dims, {"history": history}, runs)
+
+
+def _delta(
+    label: str, runs: tuple[Run, ...], size: int, keys: int, values: int, grouped: int
+) -> Shape:
+    params = {
+        "key_heads": keys,
+        "value_heads": values,
+        "state_size": size,
+        "grouped": grouped,
+        "eps": 1e-6,
+    }
+    order = "grouped" if grouped else "tiled"
+    dims = {"channels": size * (2 * keys + values)}
+    return Shape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
+
+
+def _gated_norm(label: str, tokens: int, heads: int, width: int) -> Shape:
+    return Shape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
+
+
+def _scale(tokens: int, width: int, factors: int) -> Shape:
+    dims = {"tokens": tokens, "width": width, "factors": factors}
+    return Shape(f"{tokens}x{width}x{factors}", dims)
+
+
+RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
+    Opcode.SSM_CONV1D: lambda dtype: (
+        _conv("one", DECODE_ONE, 16, 3),
+        _conv("many", DECODE_MANY, 257, 3),
+        _conv("chunk", CHUNK_LONG, 40, 1),
+        _conv("mixed", MIXED, 320, 3),
+        _conv("restart", RESTART, 33, 9),
+        _conv("start", SHORT, 8, 2),
+        _conv("empty", EMPTY, 16, 3),
+    ),
+    Opcode.SSM_DELTA_NET: lambda dtype: (
+        _delta("one", DECODE_ONE, 128, 1, 2, 0),
+        _delta("many", DECODE_MANY, 16, 2, 6, 1),
+        _delta("chunk", CHUNK_LONG, 16, 2, 4, 0),
+        _delta("mixed", MIXED, 40, 2, 4, 1),
+        _delta("mixed", MIXED, 128, 2, 2, 0),
+        _delta("restart", RESTART, 40, 2, 6, 0),
+        _delta("start", SHORT, 256, 1, 1, 0),
+        _delta("odd", RESTART, 131, 1, 1, 1),
+        _delta("empty", EMPTY, 16, 1, 2, 0),
+    ),
+    Opcode.SSM_GATED_NORM: lambda dtype: (
+        _gated_norm("single", 1, 1, 1),
+        _gated_norm("heads", 3, 4, 128),
+        _gated_norm("odd", 17, 3, 40),
+        _gated_norm("span", 2, 2, 1300),
+        _gated_norm("empty", 0, 2, 16),
+    ),
+    Opcode.SCALE_COLUMNS: lambda dtype: (
+        _scale(1, 1, 1),
+        _scale(3, 257, 257),
+        _scale(3, 257, 1),
+        _scale(65, 40, 40),
+        _scale(17, 16, 1),
+        _scale(0, 8, 8),
+    ),
+}

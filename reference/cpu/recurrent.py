@@ -1,0 +1,155 @@
+"""Delta-net layers of the CPU tier: the bits of SSM_CONV1D and SSM_DELTA_NET, in fewer passes.
+
+The convolution takes all tokens of a run at once. The recurrence keeps the loop over tokens, and
+goes through it for a few heads at a time, whose state stays in a core's cache, keys first: a fold
+over keys is then a few long additions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import SEGMENT
+from reference.cpu.threads import Scratch, for_each
+from reference.exact.elementary import exp, sigmoid, silu, softplus
+from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
+
+Float32 = NDArray[np.float32]
+
+CONV_ELEMENTS = 1 << 16
+"""Elements of one intermediate array of the convolution, and of a thread's share."""
+STATE_ELEMENTS = 1 << 15
+"""Elements of the states one thread advances at a time: they and their products stay in a
+second-level cache."""
+
+_scratch = Scratch()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive tokens of one slot; the first ``starts`` a sequence or none does."""
+
+    slot: int
+    tokens: slice
+    starts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """The parameters of one SSM_DELTA_NET node."""
+
+    key_heads: int
+    value_heads: int
+    state_size: int
+    grouped: int
+    eps: float
+
+
+def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
+    """The tokens of ``query`` [tokens, 4] cut where the slot changes and at every position 0."""
+    slots, positions = query[:, 1], query[:, 2]
+    cuts = np.flatnonzero((np.diff(slots) != 0) | (positions[1:] == 0)) + 1
+    bounds = [0, *cuts.tolist(), len(query)] if len(query) else []
+    for first, stop in pairwise(bounds):
+        yield Run(int(slots[first]), slice(first, stop), bool(positions[first] == 0))
+
+
+def conv1d(
+    x: Float32,
+    weight: Float32,
+    query: NDArray[np.int32],
+    state: Float32,
+    y: Float32,
+    threads: int | None = None,
+) -> None:
+    """Fill ``y`` and advance ``state``; operands as in ``reference.ops.ssm_conv1d``."""
+    runs = list(runs_of(query))
+    longest = max((run.tokens.stop - run.tokens.start for run in runs), default=1)
+    width = max(SEGMENT, CONV_ELEMENTS // longest)
+
+    @np.errstate(all="ignore")
+    def piece(first: int) -> None:
+        channels = slice(first, first + width)
+        taps = np.ascontiguousarray(weight[channels].T)
+        for run in runs:
+            past = state[run.slot, :, channels]
+            if run.starts:
+                past[...] = 0.0
+            window = np.concatenate([past, x[run.tokens, channels]])
+            tokens = run.tokens.stop - run.tokens.start
+            total = taps[0] * window[:tokens]
+            for tap in range(1, len(taps)):
+                total += taps[tap] * window[tap : tap + tokens]
+            y[run.tokens, channels] = silu(total)
+            past[...] = window[tokens:]
+
+    for_each(piece, range(0, x.shape[1], width), threads)
+
+
+def delta_net(
+    x: Float32,
+    alpha: Float32,
+    beta: Float32,
+    decay: Float32,
+    dt_bias: Float32,
+    query: NDArray[np.int32],
+    state: Float32,
+    y: Float32,
+    shape: DeltaShape,
+    threads: int | None = None,
+) -> None:
+    """Fill ``y`` and advance ``state``; operands as in ``reference.ops.ssm_delta_net``."""
+    size = shape.state_size
+    q, k, v = split_heads(x, shape.key_heads, shape.value_heads, size)
+    q = l2_norm(q, shape.eps) * np.float32(1.0 / math.sqrt(size))
+    k = l2_norm(k, shape.eps)
+    key_of = key_head_of(shape.key_heads, shape.value_heads, shape.grouped)
+    g = exp(softplus(alpha + dt_bias) * decay)
+    b = sigmoid(beta)
+    runs = list(runs_of(query))
+    result = y.reshape(len(y), shape.value_heads, size)
+    count = max(1, STATE_ELEMENTS // size**2)
+
+    @np.errstate(all="ignore")
+    def advance(first: int) -> None:
+        heads = slice(first, first + count)
+        keys, queries = (np.moveaxis(part[:, key_of[heads], None], -1, 1) for part in (k, q))
+        decays, strengths, values = g[:, heads, None], b[:, heads, None], v[:, heads]
+        memory = _scratch.take("memory", (size, values.shape[1], size))
+        products = _scratch.take("products", memory.shape)
+        for run in runs:
+            if run.starts:
+                memory[...] = 0.0
+            else:
+                memory[...] = np.moveaxis(state[run.slot, heads], -1, 0)
+            for t in range(run.tokens.start, run.tokens.stop):
+                memory *= decays[t]
+                np.multiply(memory, keys[t], out=products)
+                change = strengths[t] * (values[t] - _fold(products))
+                np.multiply(change, keys[t], out=products)
+                memory += products
+                np.multiply(memory, queries[t], out=products)
+                result[t, heads] = _fold(products)
+            state[run.slot, heads] = np.moveaxis(memory, 0, -1)
+
+    for_each(advance, range(0, shape.value_heads, count), threads)
+
+
+def _fold(products: Float32) -> Float32:
+    """R4 over the first axis, which is overwritten: f32[n, ...] with n <= 256 -> f32[...].
+
+    What the padding would add is +0 and is left out.
+    """
+    length, half = len(products), SEGMENT // 2
+    while half:
+        if length > half:
+            products[: length - half] += products[half:length]
+            length = half
+        half //= 2
+    return products[0]

@@ -1,0 +1,139 @@
+"""The CPU tier's delta-net kernels have the bits of the definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reference.cpu import recurrent
+from reference.cpu.recurrent import DeltaShape, Run, conv1d, delta_net, runs_of
+from reference.ops.ssm_conv1d import ssm_conv1d
+from reference.ops.ssm_delta_net import ssm_delta_net
+
+SLOTS = 3
+Float32 = NDArray[np.float32]
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> NDArray[np.int32]:
+    """Tokens of interleaved slots; now and then a slot begins another sequence."""
+    positions = [draw(st.integers(0, 5)) for _ in range(SLOTS)]
+    records = []
+    for slot in draw(st.lists(st.integers(0, SLOTS - 1), max_size=24)):
+        if draw(st.integers(0, 7)) == 0:
+            positions[slot] = 0
+        records.append((0, slot, positions[slot], 0))
+        positions[slot] += 1
+    return np.array(records, np.int32).reshape(-1, 4)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Float32:
+    """Random numbers as columns of a wider array, as a view of a buffer is."""
+    wide = rng.standard_normal((*shape[:-1], shape[-1] + 3), dtype=np.float32)
+    return wide[..., 1 : shape[-1] + 1]
+
+
+def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """== everywhere, NaN meeting NaN."""
+    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
+@given(query=queries(), seed=st.integers(0, 2**32 - 1), history=st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolution_equals_definition(
+    query: NDArray[np.int32], seed: int, history: int, threads: int
+) -> None:
+    """Any step; more channels than a thread takes at a time."""
+    rng = np.random.default_rng(seed)
+    channels = 300
+    x, weight = normal(rng, len(query), channels), normal(rng, channels, history + 1)
+    state = rng.standard_normal((SLOTS, history, channels), dtype=np.float32)
+    state[rng.integers(SLOTS)] = np.nan
+    expected_state, y = state.copy(), np.empty_like(x)
+    with np.errstate(all="ignore"):
+        expected = ssm_conv1d(
+            x=x, weight=weight, query=query, state=expected_state, history=history
+        )
+    conv1d(x, weight, query, state, y, threads)
+    assert same(y, expected)
+    assert same(state, expected_state)
+
+
+@given(
+    query=queries(),
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from((1, 16, 24, 40, 131)),
+    ratio=st.integers(1, 3),
+    grouped=st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_recurrence_equals_definition(
+    query: NDArray[np.int32], seed: int, size: int, ratio: int, grouped: int, threads: int
+) -> None:
+    """Any step, heads that fill no block of a thread, a slot that holds NaN."""
+    rng = np.random.default_rng(seed)
+    keys, values = 2, 2 * ratio
+    x = normal(rng, len(query), size * (2 * keys + values))
+    alpha, beta = normal(rng, len(query), values), normal(rng, len(query), values)
+    decay, dt_bias = -np.exp(normal(rng, values)), normal(rng, values)
+    state = rng.standard_normal((SLOTS, values, size, size), dtype=np.float32)
+    state[rng.integers(SLOTS)] = np.nan
+    expected_state = state.copy()
+    y = normal(rng, len(query), values * size)
+    shape = DeltaShape(keys, values, size, grouped, 1e-6)
+    with np.errstate(all="ignore"):
+        expected = ssm_delta_net(
+            x=x,
+            alpha=alpha,
+            beta=beta,
+            decay=decay,
+            dt_bias=dt_bias,
+            query=query,
+            state=expected_state,
+            key_heads=keys,
+            value_heads=values,
+            state_size=size,
+            grouped=grouped,
+            eps=1e-6,
+        )
+        delta_net(x, alpha, beta, decay, dt_bias, query, state, y, shape, threads)
+    assert same(y, expected)
+    assert same(state, expected_state)
+
+
+def test_runs_end_where_another_sequence_begins() -> None:
+    """At a change of the slot and at position 0, even in one slot."""
+    slots_positions = [(1, 4), (1, 5), (1, 0), (1, 1), (0, 0), (0, 0), (1, 2)]
+    query = np.array([(0, slot, position, 0) for slot, position in slots_positions], np.int32)
+    assert list(runs_of(query)) == [
+        Run(1, slice(0, 2), False),
+        Run(1, slice(2, 4), True),
+        Run(0, slice(4, 5), True),
+        Run(0, slice(5, 6), True),
+        Run(1, slice(6, 7), False),
+    ]
+    assert list(runs_of(query[:0])) == []
+
+
+def test_blocks_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head at a time, or all: the same bits."""
+    rng = np.random.default_rng(3)
+    query = np.array([(0, 0, p, 0) for p in range(5)], np.int32)
+    x, alpha, beta = normal(rng, 5, 16 * 7), normal(rng, 5, 5), normal(rng, 5, 5)
+    decay, dt_bias = -np.exp(normal(rng, 5)), normal(rng, 5)
+    results = []
+    for elements in (1, 2 * 16 * 16, 1 << 20):
+        monkeypatch.setattr(recurrent, "STATE_ELEMENTS", elements)
+        state, y = np.zeros((1, 5, 16, 16), np.float32), np.empty((5, 80), np.float32)
+        delta_net(x, alpha, beta, decay, dt_bias, query, state, y, DeltaShape(1, 5, 16, 0, 1e-6))
+        results.append((state, y))
+    for state, y in results[1:]:
+        assert (state == results[0][0]).all()
+        assert (y == results[0][1]).all()

@@ -1,0 +1,151 @@
+"""Two small recurrent layers as a graph, run on a tier like a model: tokens in, a row a token out.
+
+What a token brings is a function of its id, so a sequence is a list of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import F32
+from contract.execution import ExecutableGraph
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.scratch import buffer_bytes
+from contract.opcodes import Opcode
+from contract.records import QUERY_TOKEN
+from contract.shape_key import ShapeKey
+from contract.tier import Buffer, Heap, Tier
+from reference.cpu.tier import CpuTier
+from reference.memory.recurrent import RecurrentMemory
+
+KEYS, VALUES, SIZE, HISTORY = 2, 4, 24, 3
+CHANNELS, WIDTH = SIZE * (2 * KEYS + VALUES), SIZE * VALUES
+VOCABULARY = 8
+MOST_TOKENS = 64
+
+Token = tuple[int, int, int]
+"""Token id, slot, position."""
+
+
+def graph(slots: int, layers: int = 2) -> Graph:
+    """Convolution, recurrence and gated norm; every layer reads the tokens and adds to the sum."""
+    b = GraphBuilder("recurrent layers")
+
+    def activation(name: str, width: int) -> View:
+        return b.buffer(name, BufferKind.REQUEST, F32, ("tokens", width))
+
+    def weight(name: str, *shape: int) -> View:
+        return b.buffer(name, BufferKind.WEIGHT, F32, shape, name)
+
+    query = b.request("request.query", "tokens", 4)
+    x, gate = activation("x", CHANNELS), activation("gate", WIDTH)
+    alpha, beta = activation("alpha", VALUES), activation("beta", VALUES)
+    total = gate
+    for layer in range(layers):
+        name = f"blk.{layer}"
+        mixed = b.emit(
+            Opcode.SSM_CONV1D,
+            x=x,
+            weight=weight(f"{name}.taps", CHANNELS, HISTORY + 1),
+            query=query,
+            state=b.buffer(f"{name}.conv", BufferKind.STATE, F32, (slots, HISTORY, CHANNELS)),
+            history=HISTORY,
+        )
+        read = b.emit(
+            Opcode.SSM_DELTA_NET,
+            x=mixed,
+            alpha=alpha,
+            beta=beta,
+            decay=weight(f"{name}.decay", VALUES),
+            dt_bias=weight(f"{name}.dt_bias", VALUES),
+            query=query,
+            state=b.buffer(f"{name}.memory", BufferKind.STATE, F32, (slots, VALUES, SIZE, SIZE)),
+            key_heads=KEYS,
+            value_heads=VALUES,
+            state_size=SIZE,
+            eps=1e-6,
+        )
+        normed = b.emit(
+            Opcode.SSM_GATED_NORM,
+            x=read,
+            gate=gate,
+            weight=weight(f"{name}.norm", SIZE),
+            eps=1e-6,
+            heads=VALUES,
+        )
+        last = layer == layers - 1
+        total = b.emit(
+            Opcode.ADD, a=total, b=normed, y=b.output("y", "tokens", WIDTH) if last else None
+        )
+    return b.build()
+
+
+def weights(name: str, shape: Sequence[int]) -> NDArray[np.float32]:
+    """The values of a weight: a function of its name."""
+    rng = np.random.default_rng(list(name.encode()))
+    values = rng.standard_normal(tuple(shape), dtype=np.float32)
+    return -np.exp(values) if name.endswith("decay") else values
+
+
+@lru_cache
+def embeddings(name: str, width: int) -> NDArray[np.float32]:
+    """What each token id brings to one input, [VOCABULARY, width]."""
+    return weights(name, (VOCABULARY, width))
+
+
+class Layers:
+    """The graph on ``tier``. ``recurrent`` is under test."""
+
+    def __init__(self, tier: Tier, slots: int, layers: int = 2) -> None:
+        self.tier = tier
+        self.graph = graph(slots, layers)
+        self.buffers: dict[str, Buffer] = {}
+        most = ShapeKey(MOST_TOKENS, 0)
+        for decl in self.graph.buffers.values():
+            if decl.kind is BufferKind.WEIGHT:
+                values = weights(decl.name, [int(dim) for dim in decl.shape])
+                rows = values.reshape(-1, values.shape[-1])
+                self.buffers[decl.name] = tier.upload(decl, rows.view(np.uint8))
+            elif decl.kind is not BufferKind.SCRATCH:
+                device = decl.kind is BufferKind.STATE
+                heap = Heap.DEVICE_LOCAL if device else Heap.HOST_VISIBLE
+                self.buffers[decl.name] = tier.alloc(decl, buffer_bytes(decl, most), heap)
+        self.recurrent = RecurrentMemory(tier, self.graph, self.buffers)
+        self._executable = ExecutableGraph(tier, self.graph, self.buffers, 64)
+
+    def step(self, tokens: Sequence[Token]) -> NDArray[np.float32]:
+        """The output rows of one step, [tokens, WIDTH]."""
+        query = np.array([(*token, 0) for token in tokens], QUERY_TOKEN)
+        self.recurrent.advance(query)
+        self._fill("request.query", query)
+        for name in ("x", "gate", "alpha", "beta"):
+            width = int(self.graph.buffers[name].shape[1])
+            self._fill(name, embeddings(name, width)[query["token"]])
+        key = ShapeKey(len(tokens), 0)
+        if not self._executable.has_variant(key):
+            self._executable.record(key)
+        self.tier.wait(self._executable.replay(key))
+        rows = self.tier.map(self.buffers["y"]).view(np.float32).reshape(-1, WIDTH)
+        return rows[: len(tokens)].copy()
+
+    def close(self) -> None:
+        """Free the buffers."""
+        for buffer in self.buffers.values():
+            self.tier.free(buffer)
+
+    def _fill(self, name: str, data: NDArray[np.generic]) -> None:
+        self.tier.map(self.buffers[name])[: data.nbytes] = data.reshape(-1).view(np.uint8)
+
+
+@lru_cache(maxsize=512)
+def uninterrupted(sequence: tuple[int, ...]) -> NDArray[np.float32]:
+    """The rows of a sequence of token ids, alone, one token at a time, by the definitions."""
+    with CpuTier(1, definitions_only=True) as tier:
+        layers = Layers(tier, 1)
+        rows = [layers.step([(token, 0, place)]) for place, token in enumerate(sequence)]
+        layers.close()
+    return np.concatenate(rows)

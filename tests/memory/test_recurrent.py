@@ -1,0 +1,279 @@
+"""Snapshots of recurrent state: taken, restored and copied bit for bit, on every tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from contract.errors import RequestError
+from contract.tier import Tier
+from harness.tiers import available_tiers, open_tier
+from reference.cpu.tier import CpuTier
+from reference.memory.recurrent import RecurrentMemory, RecurrentSnapshot, recurrent_buffers
+from tests.contract.graphs import decoder
+from tests.memory.recurrent_layers import (
+    CHANNELS,
+    HISTORY,
+    SIZE,
+    VALUES,
+    VOCABULARY,
+    Layers,
+    graph,
+    uninterrupted,
+)
+
+SLOTS = 3
+FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
+
+
+def _open(name: str) -> Tier:
+    if name != "opencl-banked":
+        return open_tier(name)
+    import platformdirs
+
+    from accel.opencl.runtime import Choices
+    from accel.opencl.tier import OpenClTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
+    return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
+
+
+TIERS = [*available_tiers(), *(["opencl-banked"] if "opencl" in available_tiers() else [])]
+"""Banked: as devices have it whose memory the host does not share."""
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+    with _open(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def layers(tier: Tier) -> Iterator[Layers]:
+    built = Layers(tier, SLOTS)
+    yield built
+    built.close()
+
+
+def feed(layers: Layers, slot: int, ids: tuple[int, ...]) -> NDArray[np.float32]:
+    """The next tokens of a slot in one step."""
+    first = layers.recurrent.position(slot)
+    return layers.step([(token, slot, first + place) for place, token in enumerate(ids)])
+
+
+def test_restored_slot_continues_as_if_nothing_had_happened(layers: Layers) -> None:
+    """Snapshot, other tokens, restore, the right tokens: the uninterrupted rows."""
+    feed(layers, 1, FIRST)
+    snapshot = layers.recurrent.snapshot(1)
+    assert snapshot.position == len(FIRST)
+    feed(layers, 1, OTHER)
+    layers.recurrent.restore(1, snapshot)
+    expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+    assert (feed(layers, 1, RIGHT) == expected).all()
+
+
+def test_without_the_restore_the_rows_differ(layers: Layers) -> None:
+    """The negative control: other tokens leave a mark, in either kind of state."""
+    feed(layers, 1, FIRST)
+    snapshot = layers.recurrent.snapshot(1)
+    expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+    for forgotten in (*snapshot.states, None):
+        feed(layers, 1, OTHER)
+        now = layers.recurrent.snapshot(1)
+        partial = {
+            name: now.states[name] if forgotten in (name, None) else state
+            for name, state in snapshot.states.items()
+        }
+        layers.recurrent.restore(1, replace(snapshot, states=partial))
+        assert (feed(layers, 1, RIGHT) != expected).any(), forgotten
+
+
+def test_another_slot_takes_the_snapshot(layers: Layers) -> None:
+    """And the slots go different ways from there."""
+    feed(layers, 0, FIRST)
+    layers.recurrent.restore(2, layers.recurrent.snapshot(0))
+    feed(layers, 0, OTHER)
+    expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+    assert (feed(layers, 2, RIGHT) == expected).all()
+    expected = uninterrupted(FIRST + OTHER + RIGHT)[len(FIRST + OTHER) :]
+    assert (feed(layers, 0, RIGHT) == expected).all()
+
+
+def test_copied_slot_continues_apart(layers: Layers) -> None:
+    """Copying is snapshot and restore; the slot in between is not touched."""
+    feed(layers, 1, RIGHT)
+    feed(layers, 0, FIRST)
+    layers.recurrent.copy(0, 2)
+    assert layers.recurrent.snapshot(2) == layers.recurrent.snapshot(0)
+    expected = uninterrupted(FIRST + OTHER)[len(FIRST) :]
+    assert (feed(layers, 2, OTHER) == expected).all()
+    expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+    assert (feed(layers, 0, RIGHT) == expected).all()
+    expected = uninterrupted(RIGHT + FIRST)[len(RIGHT) :]
+    assert (feed(layers, 1, FIRST) == expected).all()
+
+
+def test_every_tier_gives_the_same_snapshot(layers: Layers) -> None:
+    """Bytes of the definitions' tier can be restored on any other, and the reverse."""
+    feed(layers, 0, FIRST)
+    with CpuTier(1, definitions_only=True) as oracle:
+        reference = Layers(oracle, 1)
+        feed(reference, 0, FIRST)
+        expected, got = reference.recurrent.snapshot(0), layers.recurrent.snapshot(0)
+        assert got.position == expected.position
+        for name, state in expected.states.items():
+            values = np.frombuffer(got.states[name].data, np.float32)
+            assert (values == np.frombuffer(state.data, np.float32)).all(), name
+        layers.recurrent.restore(1, expected)
+        reference.recurrent.restore(0, got)
+        rows = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
+        assert (feed(layers, 1, RIGHT) == rows).all()
+        assert (feed(reference, 0, RIGHT) == rows).all()
+        reference.close()
+
+
+def test_snapshot_does_not_follow_its_slot(layers: Layers) -> None:
+    """It holds the bytes of its moment and cannot be changed."""
+    feed(layers, 0, FIRST)
+    snapshot = layers.recurrent.snapshot(0)
+    again = layers.recurrent.snapshot(0)
+    feed(layers, 0, OTHER)
+    assert snapshot == again
+    assert snapshot != layers.recurrent.snapshot(0)
+    assert snapshot.nbytes == layers.recurrent.slot_bytes
+    assert snapshot.nbytes == 2 * 4 * (HISTORY * CHANNELS + VALUES * SIZE**2)
+    with pytest.raises(FrozenInstanceError):
+        snapshot.position = 0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        snapshot.states["blk.0.conv"] = None  # type: ignore[index]
+
+
+def _changed(snapshot: RecurrentSnapshot, **states: object) -> RecurrentSnapshot:
+    changed = dict(snapshot.states)
+    for name, state in states.items():
+        name = name.replace("__", ".")
+        changed.pop(name, None)
+        if state is not None:
+            changed[name] = state  # type: ignore[assignment]
+    return RecurrentSnapshot(snapshot.position, MappingProxyType(changed))
+
+
+def test_foreign_snapshots_are_refused_and_change_nothing(layers: Layers) -> None:
+    """The state is named, with what was expected and found."""
+    feed(layers, 0, FIRST)
+    before = layers.recurrent.snapshot(0)
+    state = before.states["blk.1.conv"]
+    wrong_shape = replace(state, shape=(HISTORY, CHANNELS + 1))
+    cases = {
+        rf"snapshot: blk\.1\.conv is \(3, {CHANNELS + 1}\), expected \(3, {CHANNELS}\)": _changed(
+            before, blk__1__conv=wrong_shape
+        ),
+        r"snapshot: blk\.1\.conv has 8 bytes, expected": _changed(
+            before, blk__1__conv=replace(state, data=bytes(8))
+        ),
+        r"snapshot: blk\.0\.memory is missing": _changed(before, blk__0__memory=None),
+        r"snapshot: blk\.9\.conv is not a state of this model": _changed(
+            before, blk__9__conv=state
+        ),
+    }
+    for message, snapshot in cases.items():
+        with pytest.raises(RequestError, match=message):
+            layers.recurrent.restore(0, replace(snapshot, position=99))
+        assert layers.recurrent.snapshot(0) == before
+
+
+@pytest.mark.parametrize("slot", [-1, SLOTS])
+def test_slots_there_are_not(layers: Layers, slot: int) -> None:
+    """Named, with how many there are."""
+    message = f"slot: is {slot}, not one of {SLOTS}"
+    snapshot = layers.recurrent.snapshot(0)
+    for call in (
+        lambda: layers.recurrent.snapshot(slot),
+        lambda: layers.recurrent.restore(slot, snapshot),
+        lambda: layers.recurrent.copy(slot, 0),
+        lambda: layers.recurrent.copy(0, slot),
+        lambda: layers.recurrent.position(slot),
+    ):
+        with pytest.raises(RequestError, match=message):
+            call()
+
+
+def test_a_token_that_continues_nothing_is_a_broken_invariant(layers: Layers) -> None:
+    """Neither the next position nor 0; the positions stay as they were."""
+    feed(layers, 1, FIRST)
+    with pytest.raises(AssertionError, match="slot 1 has a recurrent state for position 5, not 4"):
+        layers.step([(0, 0, 0), (1, 1, 4)])
+    assert [layers.recurrent.position(slot) for slot in range(SLOTS)] == [0, 5, 0]
+    layers.step([(0, 1, 0), (1, 1, 1)])
+    assert layers.recurrent.position(1) == 2
+
+
+def test_recurrent_buffers_are_found_by_the_opcodes() -> None:
+    """Of a graph with pages and slot tables none is recurrent; of ours all states are."""
+    assert recurrent_buffers(decoder()) == ()
+    names = {decl.name for decl in recurrent_buffers(graph(SLOTS))}
+    assert names == {"blk.0.conv", "blk.0.memory", "blk.1.conv", "blk.1.memory"}
+
+
+def test_a_model_without_recurrent_layers_has_nothing_to_save() -> None:
+    """Its positions are free, and asking for a snapshot is an error."""
+    with CpuTier(1) as tier:
+        memory = RecurrentMemory(tier, decoder(), {})
+        assert memory.slot_bytes == 0
+        with pytest.raises(RequestError, match="not one of 0 with a recurrent state"):
+            memory.snapshot(0)
+
+
+ids = st.integers(0, VOCABULARY - 1)
+slots = st.integers(0, SLOTS - 1)
+actions = st.one_of(
+    st.tuples(st.just("step"), st.lists(st.tuples(slots, ids), min_size=1, max_size=6)),
+    st.tuples(st.just("begin"), slots),
+    st.tuples(st.just("snapshot"), slots),
+    st.tuples(st.just("restore"), slots, st.integers(0, 9)),
+    st.tuples(st.just("copy"), slots, slots),
+)
+
+
+@given(schedule=st.lists(actions, max_size=14))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_schedule_of_saving_and_restoring(layers: Layers, schedule: list[tuple]) -> None:
+    """Every row ever computed is that of its slot's sequence run alone by the definitions."""
+    sequences: list[tuple[int, ...]] = [()] * SLOTS
+    begins = [True] * SLOTS
+    saved: list[tuple[tuple[int, ...], RecurrentSnapshot]] = []
+    for action, *arguments in schedule:
+        match action:
+            case "step":
+                tokens = []
+                for slot, token in arguments[0]:
+                    if begins[slot]:
+                        sequences[slot], begins[slot] = (), False
+                    tokens.append((token, slot, len(sequences[slot])))
+                    sequences[slot] = (*sequences[slot], token)
+                rows = layers.step(tokens)
+                for row, (_, slot, position) in zip(rows, tokens, strict=True):
+                    assert (row == uninterrupted(sequences[slot])[position]).all()
+            case "begin":
+                begins[arguments[0]] = True
+            case "snapshot" if not begins[arguments[0]]:
+                slot = arguments[0]
+                saved.append((sequences[slot], layers.recurrent.snapshot(slot)))
+            case "restore" if saved:
+                slot, which = arguments
+                sequences[slot], snapshot = saved[which % len(saved)]
+                begins[slot] = False
+                layers.recurrent.restore(slot, snapshot)
+            case "copy" if not begins[arguments[0]]:
+                source, target = arguments
+                layers.recurrent.copy(source, target)
+                sequences[target], begins[target] = sequences[source], False

@@ -1,0 +1,179 @@
+"""Delta-net kernels as a work-group executes them, on the processor, against the definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.opencl.binding import bind_step
+from accel.opencl.device import find_devices
+from accel.opencl.grid import launch_groups
+from accel.opencl.packets import OPS
+from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.rules import lower_graph
+from accel.opencl.schedule import schedule_launches
+from contract.errors import TierUnavailable
+from contract.opcodes import Opcode
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from harness.parity import Case, by_definition, difference, fill, generate
+from harness.parity.execute import ELEMENT, build_graph
+from harness.parity.values import NONFINITE
+from reference.exact.elementary import log, softplus
+from reference.matrix import Matrix
+
+cl = pytest.importorskip("pyopencl")
+
+KERNEL_OPS = (
+    "scale_columns",
+    "ssm_conv1d",
+    "ssm_delta_inputs",
+    "ssm_delta_net",
+    "ssm_gated_norm",
+)
+OPCODES = (
+    Opcode.SCALE_COLUMNS,
+    Opcode.SSM_CONV1D,
+    Opcode.SSM_DELTA_NET,
+    Opcode.SSM_GATED_NORM,
+)
+GROUP_SIZE = 128
+MOST_GROUPS = 3
+"""Fewer than the units of the larger cases, so that groups take several in turn."""
+UNWRITTEN = 0xFF
+ENTRY = """
+__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
+void one_packet(ulong packet, ulong scratch) {
+    DECLARE_GROUP_MEMORY
+    MEMORY_MAP map;
+    map.scratch = scratch;
+    map.own = 0;
+    MAP_GROUP_MEMORY(map);
+    const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
+    const uint worker = get_global_id(0), workers = get_global_size(0);
+    switch (p->op) { FOR_EACH_OP(RUN) }
+}
+
+__kernel void logarithms(__global const float *x, __global float *one, __global float *sixteen,
+                         __global float *plus) {
+    const uint i = get_global_id(0);
+    one[i] = log1(x[i]);
+    plus[i] = softplus1(x[i]);
+    if (i % 16 == 0) vstore16(log16(vload16(0, x + i)), 0, sixteen + i);
+}
+"""
+RUN = "#define RUN(number, name) case number: op_##name(&map, p, worker, workers); break;\n"
+
+
+class WorkGroups:
+    """The kernels built for work-groups, run on arrays of this process."""
+
+    def __init__(self) -> None:
+        try:
+            device = next(device for device in find_devices() if device.is_cpu)
+        except (TierUnavailable, StopIteration):
+            pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
+        self._context = cl.Context([device.handle])
+        self._queue = cl.CommandQueue(self._context)
+        cases = " ".join(f"X({OPS.index(name)}, {name})" for name in KERNEL_OPS)
+        files = {
+            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
+            "ops.h": f"{RUN}#define FOR_EACH_OP(X) {cases}\n",
+            "one_packet.cl": ENTRY,
+        }
+        options = (
+            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
+            f"-DATTENTION_QUERIES=1 -DGROUP_SIZE={GROUP_SIZE} -DDOT_VNNI=0"
+        )
+        program = build_program(self._context, device, files, options, None)
+        self._packet = cl.Kernel(program, "one_packet")
+        self._logarithms = cl.Kernel(program, "logarithms")
+
+    def run(self, case: Case, operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Every written and updated operand of the case."""
+        graph = build_graph(case)
+        sizes = case.sizes
+        step = lower_graph(graph, ShapeKey(sizes["tokens"], 0), 1)
+        schedule = schedule_launches(step)
+        arrays = {}
+        for name, decl in graph.buffers.items():
+            shape = [sizes["tokens"] if dim == "tokens" else dim for dim in decl.shape]
+            array = np.full((*shape, 4), UNWRITTEN, np.uint8).view(ELEMENT[decl.dtype])[..., 0]
+            if name in operands:
+                held = operands[name]
+                content = held.blocks if isinstance(held, Matrix) else held
+                margin = (shape[-1] - content.shape[-1]) // 2
+                array[..., margin : shape[-1] - margin] = content
+            arrays[name] = array
+        scratch = np.full(max(1, schedule.shared_bytes), UNWRITTEN, np.uint8)
+        packets = bind_step(step, schedule, lambda name: arrays[name].ctypes.data, _no_matrix)
+        for packet in packets:
+            groups = launch_groups(packet, GROUP_SIZE, MOST_GROUPS)
+            place = np.array([packet])
+            self._packet(
+                self._queue,
+                (groups * GROUP_SIZE,),
+                (GROUP_SIZE,),
+                np.uint64(place.ctypes.data),
+                np.uint64(scratch.ctypes.data),
+            )
+            self._queue.finish()
+        return {o.name: arrays[o.name] for o in TABLE[case.opcode].outputs}
+
+    def logarithms(self, x: np.ndarray) -> list[np.ndarray]:
+        """log of one, log of sixteen, softplus."""
+        flags = cl.mem_flags
+        source = cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=x)
+        targets = [cl.Buffer(self._context, flags.WRITE_ONLY, x.nbytes) for _ in range(3)]
+        self._logarithms(self._queue, x.shape, None, source, *targets)
+        results = [np.empty_like(x) for _ in range(3)]
+        for result, target in zip(results, targets, strict=True):
+            cl.enqueue_copy(self._queue, result, target)
+        return results
+
+
+def _no_matrix(name: str) -> Any:
+    raise AssertionError(f"{name} is no operand of a product")
+
+
+@pytest.fixture(scope="module")
+def work_groups() -> WorkGroups:
+    return WorkGroups()
+
+
+@pytest.mark.parametrize("case", [c for o in OPCODES for c in generate(o)], ids=str)
+def test_work_groups_equal_the_definition(work_groups: WorkGroups, case: Case) -> None:
+    """The code accelerators run: the parity suite's cases, bit for bit."""
+    operands = fill(case)
+    expected = by_definition(case, operands)
+    got = work_groups.run(case, operands)
+    for operand in TABLE[case.opcode].outputs:
+        may_break = case.kind in NONFINITE or operand.name == "state"
+        problem = difference(expected[operand.name], got[operand.name], may_break=may_break)
+        assert problem is None, f"{operand.name}: {problem}"
+
+
+def test_logarithms_equal_the_definition(work_groups: WorkGroups) -> None:
+    """Positive numbers of every exponent, subnormals and the neighbours of 1 and sqrt(1/2)."""
+    rng = np.random.default_rng(4)
+    anything = rng.integers(1, 0x7F800000, 1 << 14, np.uint32).view(np.float32)
+    tiny = rng.integers(1, 0x00800000, 1 << 10, np.uint32).view(np.float32)
+    near = (np.array([1.0, np.sqrt(0.5)], np.float32).view(np.uint32)[:, None]).astype(np.int64)
+    near = (near + np.arange(-8, 8)).astype(np.uint32).reshape(-1).view(np.float32)
+    x = np.concatenate([anything, tiny, near, np.float32(1.0) + rng.random(1024, np.float32)])
+    one, sixteen, _ = work_groups.logarithms(x)
+    assert (one == log(x)).all()
+    assert (sixteen == log(x)).all()
+
+
+def test_softplus_equals_the_definition(work_groups: WorkGroups) -> None:
+    """Both signs, infinities and NaN."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(1 << 12).astype(np.float32) * np.float32(30.0)
+    x[:4] = np.inf, -np.inf, np.nan, 0.0
+    *_, plus = work_groups.logarithms(x)
+    with np.errstate(all="ignore"):
+        assert np.array_equal(plus, softplus(x), equal_nan=True)

@@ -1,0 +1,117 @@
+"""Gated delta-net layers in binary64, one sequence and one head at a time, as papers write them.
+
+``mistake`` breaks one formula on purpose, so that a test can show that it would have noticed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+
+CONV_MISTAKES = ("taps reversed", "silu before", "no silu", "one token late")
+DELTA_MISTAKES = (
+    "decay after update",
+    "prediction before decay",
+    "no prediction",
+    "read before update",
+    "key and value transposed",
+    "query not scaled",
+    "eps outside the root",
+    "decay not by softplus",
+    "raw beta",
+)
+NORM_MISTAKES = ("gate first", "sigmoid", "all heads together", "eps outside the root")
+
+
+def sigmoid(x: Float64) -> Float64:
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def silu(x: Float64) -> Float64:
+    """x sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def conv1d(x: Float64, weight: Float64, mistake: str = "") -> Float64:
+    """A whole sequence x [tokens, channels] through taps [channels, taps], the last one now."""
+    taps = weight.shape[1]
+    if mistake == "taps reversed":
+        weight = weight[:, ::-1]
+    if mistake == "silu before":
+        x = silu(x)
+    late = int(mistake == "one token late")
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        for tap in range(taps):
+            source = t - (taps - 1) + tap - late
+            if source >= 0:
+                y[t] += weight[:, tap] * x[source]
+    return y if mistake in ("no silu", "silu before") else silu(y)
+
+
+def unit(x: Float64, eps: float, mistake: str) -> Float64:
+    """x / sqrt(sum(x^2) + eps)."""
+    total = float(np.sum(x * x))
+    if mistake == "eps outside the root":
+        return x / (np.sqrt(total) + eps)
+    return x / np.sqrt(total + eps)
+
+
+def delta_head(
+    q: Float64,
+    k: Float64,
+    v: Float64,
+    rates: tuple[Float64, Float64],
+    decay: float,
+    eps: float,
+    mistake: str = "",
+) -> Float64:
+    """One value head over a whole sequence; q, k, v are [tokens, S], ``rates`` alpha + dt, beta.
+
+    The state is [key, value].
+    """
+    size = q.shape[1]
+    memory = np.zeros((size, size))
+    outputs = np.zeros_like(v)
+    for t in range(len(q)):
+        query, key = unit(q[t], eps, mistake), unit(k[t], eps, mistake)
+        if mistake != "query not scaled":
+            query = query / np.sqrt(size)
+        rate = np.log1p(np.exp(rates[0][t]))
+        if mistake == "decay not by softplus":
+            rate = np.exp(rates[0][t])
+        g = np.exp(rate * decay)
+        beta = rates[1][t] if mistake == "raw beta" else sigmoid(rates[1][t])
+        decayed = memory if mistake == "decay after update" else g * memory
+        predicted = key @ (memory if mistake == "prediction before decay" else decayed)
+        if mistake == "no prediction":
+            predicted = np.zeros(size)
+        error = v[t] - predicted
+        update = beta * np.outer(key, error)
+        updated = decayed + (update.T if mistake == "key and value transposed" else update)
+        outputs[t] = query @ (decayed if mistake == "read before update" else updated)
+        memory = g * updated if mistake == "decay after update" else updated
+    return outputs
+
+
+def gated_norm(
+    x: Float64, gate: Float64, weight: Float64, eps: float, heads: int, mistake: str = ""
+) -> Float64:
+    """rms_norm(x) weight silu(gate) in each head of [tokens, heads width]."""
+    grouped = x.reshape(len(x), heads, -1)
+    gates = gate.reshape(grouped.shape)
+    if mistake == "gate first":
+        grouped = grouped * silu(gates)
+    mean = (grouped**2).mean(axis=-1, keepdims=True)
+    if mistake == "all heads together":
+        mean = mean.mean(axis=1, keepdims=True)
+    root = np.sqrt(mean) + eps if mistake == "eps outside the root" else np.sqrt(mean + eps)
+    y = grouped / root * weight
+    if mistake == "sigmoid":
+        y = y * sigmoid(gates)
+    elif mistake != "gate first":
+        y = y * silu(gates)
+    return y.reshape(x.shape)

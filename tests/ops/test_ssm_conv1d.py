@@ -1,0 +1,128 @@
+"""SSM_CONV1D against binary64, and the rules of its state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+from contract.dtypes import F32
+from contract.errors import VerifyError
+from contract.ir.graph import BufferKind, GraphBuilder
+from contract.opcodes import Opcode
+from reference.exact.elementary import silu
+from reference.ops.ssm_conv1d import ssm_conv1d
+from tests.ops import recurrent_float64
+from tests.ops.steps import Token, schedules
+
+Float32 = NDArray[np.float32]
+CHANNELS, HISTORY, SLOTS = 6, 3, 3
+CLOSE = 1e-5
+
+
+def inputs(seed: int, tokens: int, history: int = HISTORY) -> tuple[Float32, Float32]:
+    """x and taps."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, CHANNELS), dtype=np.float32)
+    return x, rng.standard_normal((CHANNELS, history + 1), dtype=np.float32)
+
+
+def advance(state: Float32, tokens: list[Token], x: Float32, weight: Float32) -> Float32:
+    """One step."""
+    query = np.array([(7, slot, position, 0) for slot, position in tokens], np.int32)
+    history = state.shape[1]
+    return ssm_conv1d(x=x, weight=weight, query=query.reshape(-1, 4), state=state, history=history)
+
+
+def sequence(x: Float32, weight: Float32) -> Float32:
+    """One slot from position 0 in a single step."""
+    state = np.full((1, weight.shape[1] - 1, CHANNELS), np.nan, np.float32)
+    return advance(state, [(0, p) for p in range(len(x))], x, weight)
+
+
+@pytest.mark.parametrize("history", [1, 3, 8])
+def test_close_to_binary64(history: int) -> None:
+    """Causal taps, oldest first, silu last."""
+    x, weight = inputs(history, 20, history)
+    exact = recurrent_float64.conv1d(x.astype(np.float64), weight.astype(np.float64))
+    assert np.abs(sequence(x, weight) - exact).max() < CLOSE
+
+
+@pytest.mark.parametrize("mistake", recurrent_float64.CONV_MISTAKES)
+def test_mistakes_are_not_close(mistake: str) -> None:
+    """The negative control of the comparison above."""
+    x, weight = inputs(3, 20)
+    wrong = recurrent_float64.conv1d(x.astype(np.float64), weight.astype(np.float64), mistake)
+    assert np.abs(sequence(x, weight) - wrong).max() > 1000 * CLOSE
+
+
+def test_scalar_rule() -> None:
+    """Every bit of the left fold, one rounding an operation."""
+    x, weight = inputs(4, HISTORY + 1)
+    total = np.float32(0.0)
+    for tap in range(HISTORY + 1):
+        total = np.float32(total + np.float32(weight[0, tap] * x[tap, 0]))
+    assert sequence(x, weight)[-1, 0] == silu(np.array([total]))[0]
+
+
+@given(steps=schedules(SLOTS))
+@settings(max_examples=60, deadline=None)
+def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
+    """Chunks and neighbours change no bit, whatever the slots held before."""
+    tokens = [token for step in steps for token in step]
+    x, weight = inputs(len(tokens), len(tokens))
+    state = np.full((SLOTS, HISTORY, CHANNELS), np.nan, np.float32)
+    outputs, first = [], 0
+    for step in steps:
+        outputs.append(advance(state, step, x[first : first + len(step)], weight))
+        first += len(step)
+    got = np.concatenate(outputs)
+    for slot in range(SLOTS):
+        rows = [row for row, token in enumerate(tokens) if token[0] == slot]
+        assert (got[rows] == sequence(x[rows], weight)).all()
+
+
+def test_state_is_the_last_inputs_oldest_first() -> None:
+    """Raw inputs, not outputs; positions before the first are zeros."""
+    x, weight = inputs(5, 5)
+    state = np.full((2, HISTORY, CHANNELS), np.nan, np.float32)
+    advance(state, [(1, 0), (1, 1)], x[:2], weight)
+    assert (state[1] == np.concatenate([np.zeros((1, CHANNELS), np.float32), x[:2]])).all()
+    advance(state, [(1, p) for p in range(2, 5)], x[2:], weight)
+    assert (state[1] == x[2:]).all()
+    assert np.isnan(state[0]).all()
+
+
+def test_a_broken_token_stays_in_its_slot() -> None:
+    """A NaN reaches the next tokens of its own sequence only, and leaves with its history."""
+    x, weight = inputs(6, 12)
+    x[1, 0] = np.nan
+    state = np.zeros((2, HISTORY, CHANNELS), np.float32)
+    got = advance(state, [(row % 2, row // 2) for row in range(12)], x, weight)
+    broken = np.isnan(got[:, 0])
+    assert broken.tolist() == [row in (1, 3, 5, 7) for row in range(12)]
+    assert not np.isnan(got[:, 1:]).any()
+
+
+def test_an_empty_step() -> None:
+    """Nothing happens to the state."""
+    x, weight = inputs(7, 0)
+    state = np.ones((1, HISTORY, CHANNELS), np.float32)
+    assert advance(state, [], x, weight).shape == (0, CHANNELS)
+    assert (state == 1).all()
+
+
+def test_taps_that_do_not_fit_the_history_are_refused() -> None:
+    """One tap more than tokens kept."""
+    b = GraphBuilder("g")
+    b.emit(
+        Opcode.SSM_CONV1D,
+        x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
+        weight=b.buffer("w", BufferKind.WEIGHT, F32, (8, 4)),
+        query=b.request("query", "tokens", 4),
+        state=b.buffer("state", BufferKind.STATE, F32, (2, 2, 8)),
+        history=2,
+    )
+    with pytest.raises(VerifyError, match="4 taps need a history of one less, not 2"):
+        b.build()
