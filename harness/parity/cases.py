@@ -11,7 +11,8 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import ACTIVATION, Access, OpSpec, Scalar
-from harness.parity.shapes import STRATEGIES, Shape
+from harness.parity.shape import Shape
+from harness.parity.shapes import STRATEGIES
 from harness.parity.values import KINDS
 from reference.ops import DEFINITIONS
 
