@@ -41,7 +41,8 @@ def _product_units(sizes: Sizes, dtype: int) -> int:
     tokens, rows = sizes[:2]
     if dtype in FLOATS:
         return tokens * rows
-    return -(-rows // LANES) * (-(-tokens // SLOTS))
+    chunks = sizes[5] if sizes[3] else -(-tokens // SLOTS)
+    return -(-rows // LANES) * chunks
 
 
 def _sixteens(sizes: Sizes) -> int:
@@ -56,6 +57,8 @@ GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "argmax_part": lambda s: s[0] * s[2],
     "argmax": lambda s: s[0],
     "sample_part": lambda s: s[0] * s[2],
+    "expert_topk": lambda s: s[0],
+    "expert_group": lambda s: 1,
 }
 """Units of ops that a whole group works on."""
 

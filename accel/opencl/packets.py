@@ -50,6 +50,10 @@ OPS = (
     "load_request_state",
     "store_request_state",
     "verify_k",
+    "expert_topk",
+    "expert_group",
+    "expert_sum",
+    "gated_add",
 )
 """Names of the ops; ``packet.op`` is an index of this list."""
 
