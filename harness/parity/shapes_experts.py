@@ -93,14 +93,14 @@ def _swiglu(dtype: DType | None) -> tuple[Shape, ...]:
 
 def _shared_expert(dtype: DType | None) -> tuple[Shape, ...]:
     short, middle, long = inner_lengths(dtype)
-    sizes = [(1, middle, short), (3, long, middle), (19, short, middle), (0, short, short)]
+    sizes = [(1, middle, short), (9, long, middle), (19, short, middle), (0, short, short)]
     if dtype is not None and dtype.storage is StorageClass.FLOAT:
         sizes.append((2, 5, 3))
     return tuple(
         Shape(
             f"{tokens}x{hidden}x{width}",
             {"tokens": tokens, "hidden": hidden, "width": width},
-            absent=frozenset(("router_weight",)) if index == 1 else frozenset(),
+            absent=frozenset(("router_weight",)) if index == 2 else frozenset(),
         )
         for index, (tokens, hidden, width) in enumerate(sizes)
     )

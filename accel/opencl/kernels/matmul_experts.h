@@ -46,6 +46,11 @@ INLINE uint chunk_count(const EXPERTS *e) {
     return e->places ? e->pairs : (e->pairs + (CHUNK_TOKENS - 1u)) / CHUNK_TOKENS;
 }
 
+// Whether every chunk is one token.
+INLINE bool single_tokens(const EXPERTS *e) {
+    return !e->chunks && (e->places || e->pairs == 1);
+}
+
 // `p` for the tokens of one chunk alone.
 INLINE MATMUL chunk_product(const MATMUL *p, const EXPERTS *e, uint index) {
     MATMUL q = *p;

@@ -11,10 +11,11 @@
 #error "a work-group is the blocks of a segment of 16 rows"
 #endif
 
-// What blocks contribute to a segment, by (slot, block, row); a slot is a segment of one token.
 #if CHUNK_TOKENS != SEGMENT_BLOCKS
 #error "a chunk of tokens fills the slots"
 #endif
+
+// What blocks contribute to a segment, by (slot, block, row); a slot is a segment of one token.
 #define SLOTS SEGMENT_BLOCKS
 typedef struct {
     int first[SLOTS][GROUP_SIZE];   // scaled sums, or 32-blocks' terms as bits of a float
@@ -178,10 +179,6 @@ INLINE void group_row_decode(uint dtype, MEMORY memory, const MATMUL *p, uint ro
     __local float *values = (__local float *)(partials + 1);
     const uint item = get_local_id(0), part = item / LANES;
     const uint row = row_group * LANES + item % LANES;
-    const ulong source = source_row(p, 0);
-    const GLOBAL short *m = p->m + source * p->m_stride;
-    const GLOBAL uint *sums = p->sums + source * p->sums_stride;
-    const GLOBAL float *scale = p->scale + source * p->scale_stride;
     const LANE_ROWS rows = lane_rows(dtype, p, row_group);
     SPAN_FOLD fold = {0.0f, 0.0f, 0};
     for (uint first = 0; first < p->columns; first += SLOTS * SEGMENT) {
@@ -190,21 +187,20 @@ INLINE void group_row_decode(uint dtype, MEMORY memory, const MATMUL *p, uint ro
             const uint column = first + slot * SEGMENT, k = column + 32 * part;
             if (k >= p->columns) continue;
             const BLOCK block = load_block(dtype, rows, column, part);
-            add_block(dtype, &block, m + k, sums[k / 32], partials, slot);
+            add_block(dtype, &block, p->m + k, p->sums[k / 32], partials, slot);
         }
         LOCAL_BARRIER;
         if (part < count) {
             const uint column = first + part * SEGMENT;
             values[item] = slot_segment(dtype, rows, column, p->columns, partials, part) *
-                           scale[column / SEGMENT];
+                           p->scale[column / SEGMENT];
         }
         LOCAL_BARRIER;
         if (part == 0)
             for (uint slot = 0; slot < count; slot++)
                 fold_next(&fold, values[slot * LANES + item]);
     }
-    if (part == 0 && row < p->rows)
-        p->y[target_row(p, 0) * p->y_stride + row] = fold_end(&fold);
+    if (part == 0 && row < p->rows) p->y[row] = fold_end(&fold);
 }
 
 // Up to eight tokens: they are the slots.
@@ -239,12 +235,17 @@ INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint r
 
 INLINE void group_rows(uint dtype, MEMORY memory, const MATMUL *p, const EXPERTS *experts) {
     const uint row_groups = (p->rows + LANES - 1) / LANES;
-    FOR_GROUP_UNITS(unit, row_groups * chunk_count(experts)) {
-        const MATMUL q = chunk_product(p, experts, unit / row_groups);
-        if (q.tokens == 1)
+    const uint units = row_groups * chunk_count(experts);
+    if (single_tokens(experts)) {
+        FOR_GROUP_UNITS(unit, units) {
+            const MATMUL q = chunk_product(p, experts, unit / row_groups);
             group_row_decode(dtype, memory, &q, unit % row_groups);
-        else
-            group_row_prefill(dtype, memory, &q, unit % row_groups);
+        }
+        return;
+    }
+    FOR_GROUP_UNITS(unit, units) {
+        const MATMUL q = chunk_product(p, experts, unit / row_groups);
+        group_row_prefill(dtype, memory, &q, unit % row_groups);
     }
 }
 
