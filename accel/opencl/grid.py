@@ -43,7 +43,8 @@ def _product_units(sizes: Sizes, dtype: int) -> int:
     tokens, rows = sizes[:2]
     if dtype in FLOATS:
         return tokens * rows
-    return -(-rows // LANES) * (-(-tokens // SLOTS))
+    chunks = sizes[5] if sizes[3] else -(-tokens // SLOTS)
+    return -(-rows // LANES) * chunks
 
 
 def _sixteens(sizes: Sizes) -> int:
@@ -61,6 +62,8 @@ GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "ssm_delta_inputs": lambda s: 2 * s[0] * s[1],
     "ssm_delta_net": lambda s: s[2] * -(-s[3] // STATE_ROWS),
     "ssm_gated_norm": lambda s: s[0] * s[1],
+    "expert_topk": lambda s: s[0],
+    "expert_group": lambda s: 1,
 }
 """Units of ops that a whole group works on."""
 

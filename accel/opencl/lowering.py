@@ -29,6 +29,8 @@ class Lowering:
         self.parts = parts
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
+        self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        """Of each routing its chunks and order, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, key)
 

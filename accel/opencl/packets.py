@@ -56,6 +56,10 @@ OPS = (
     "ssm_delta_inputs",
     "ssm_delta_net",
     "ssm_gated_norm",
+    "expert_topk",
+    "expert_group",
+    "expert_sum",
+    "gated_add",
 )
 """Names of the ops; ``packet.op`` is an index of this list."""
 

@@ -29,6 +29,7 @@ HEADERS = (
     "attention_group.h",
     "argmax.h",
     "matmul_operands.h",
+    "matmul_experts.h",
     "matmul_lanes.h",
     "matmul_formats.h",
     "matmul_decode.h",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from accel.opencl.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.opencl.rules_experts import EXPERT_RULES
 from accel.opencl.rules_recurrent import RECURRENT_RULES
 from accel.opencl.step import Op, Step, Tensor
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
@@ -305,6 +306,7 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.VERIFY_K: _verify_k,
         Opcode.BARRIER: lambda low, node: None,
         **RECURRENT_RULES,
+        **EXPERT_RULES,
     }
 )
 """What each opcode becomes. A BARRIER orders in-place writes, which the schedule sees itself."""

@@ -168,8 +168,9 @@ class OpenClTier:
         A matrix is arranged for the products as well. Raises OutOfMemory before copying.
         """
         buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
-        if decl.kind is BufferKind.WEIGHT and len(decl.shape) == 2:
-            repacked = repack(decl.dtype, data)
+        if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
+            matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
+            repacked = repack(decl.dtype, data, matrices)
             allocation = self._memory.adopt(decl.name, repacked.bytes)
             buffer.matrix = Matrix(allocation, repacked.bytes.shape[-1], repacked.layout)
             if repacked.layout is Layout.STORED:

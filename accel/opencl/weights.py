@@ -53,12 +53,19 @@ class RepackedWeight:
     columns: int
 
 
-def repack(dtype: DType, blocks: Bytes) -> RepackedWeight:
-    """Arrange uint8[rows, row_bytes] for the kernel. A view where the layout is the stored one."""
+def repack(dtype: DType, blocks: Bytes, matrices: int = 1) -> RepackedWeight:
+    """Arrange uint8[rows, row_bytes] for the kernel. A view where the layout is the stored one.
+
+    Of several ``matrices`` one below the other each begins a row group of its own.
+    """
     rows, row_bytes = blocks.shape
     columns = row_bytes // dtype.block_bytes * dtype.block_elements
     if dtype.storage is StorageClass.FLOAT:
         return RepackedWeight(blocks, Layout.STORED, rows, columns)
+    missing = -(rows // matrices) % LANES
+    if matrices > 1 and missing:
+        each = [repack(dtype, part).bytes for part in np.split(blocks, matrices)]
+        return RepackedWeight(np.concatenate(each), Layout.LANES, rows, columns)
     groups = -(-rows // LANES)
     out = np.empty((groups, group_bytes(dtype, columns)), np.uint8)
     step = max(1, CHUNK_BYTES // (LANES * row_bytes))

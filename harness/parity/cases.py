@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contract import dtypes
@@ -11,14 +11,10 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import ACTIVATION, Access, OpSpec, Scalar
-from harness.parity import shapes
-from harness.parity.shapes import Shape, Strategy
-from harness.parity.shapes_recurrent import RECURRENT_STRATEGIES
+from harness.parity.shape import Shape
+from harness.parity.shapes import STRATEGIES
 from harness.parity.values import KINDS
 from reference.ops import DEFINITIONS
-
-STRATEGIES: Mapping[Opcode, Strategy] = shapes.STRATEGIES | RECURRENT_STRATEGIES
-"""Sizes and parameters each opcode is tried with."""
 
 INTEGER_REPEATS = 6
 """Seeds of every shape of an opcode that reads no activation, and so has no kinds of values."""

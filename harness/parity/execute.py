@@ -98,9 +98,8 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
                 decl = graph.buffers[operand.name]
                 content = operands.get(operand.name)
                 if is_sliced(case, operand):
-                    content = np.pad(
-                        content, ((0, 0), (MARGIN, MARGIN)), constant_values=np.float32(np.nan)
-                    )
+                    margins = [(0, 0)] * (content.ndim - 1) + [(MARGIN, MARGIN)]
+                    content = np.pad(content, margins, constant_values=np.float32(np.nan))
                 buffers[decl.name] = _provide(tier, decl, content, key)
         batch = tier.lower(graph, buffers, key)
         tier.wait(tier.submit(batch))

@@ -14,7 +14,7 @@ from contract.ops import TABLE
 from contract.records import SAMPLING
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
-from harness.parity.shapes import Run
+from harness.parity.shape import Run
 from harness.parity.values import KINDS
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
@@ -132,6 +132,15 @@ def _slot_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
     return rng.choice(case.sizes["slots"], shape, replace=False).astype(np.int32)
 
 
+def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """The experts of each token, no two alike; every second case has favourites."""
+    tokens, used = shape
+    liking = rng.random((tokens, case.sizes["experts"]))
+    if rng.random() < 0.5:
+        liking *= rng.random(case.sizes["experts"]) ** 4
+    return np.argsort(-liking, axis=1)[:, :used].astype(np.int32)
+
+
 def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
     return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
 
@@ -178,6 +187,7 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "query": _query,
     "output_rows": _output_rows,
     "slot_ids": _slot_ids,
+    "ids": _expert_ids,
     "slot_table": _words,
     "value": _words,
     "token": _words,

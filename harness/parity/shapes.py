@@ -7,55 +7,24 @@ follow from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
-from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import DType, StorageClass
+from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.spec import Scalar
-
-Run = tuple[int, int, int]
-SPARE_PAGES = 3
-"""Pages no slot owns, filled with garbage."""
-
-EMPTY: tuple[Run, ...] = ()
-DECODE_ONE: tuple[Run, ...] = ((0, 63, 1),)
-DECODE_MANY: tuple[Run, ...] = ((2, 64, 1), (0, 15, 1), (3, 127, 1), (1, 0, 1), (4, 128, 1))
-CHUNK_TWO: tuple[Run, ...] = ((0, 63, 2),)
-CHUNK_LONG: tuple[Run, ...] = ((1, 64, 65),)
-MIXED: tuple[Run, ...] = ((0, 60, 9), (2, 5, 1), (1, 125, 6), (2, 6, 1))
-SHORT: tuple[Run, ...] = ((0, 0, 17),)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One point of an opcode's shape space. ``absent`` operands are left out."""
-
-    label: str
-    dims: Mapping[str, int] = field(default_factory=dict)
-    params: Mapping[str, Scalar] = field(default_factory=dict)
-    runs: tuple[Run, ...] | None = None
-    absent: frozenset[str] = frozenset()
-
-    def sizes(self) -> dict[str, int]:
-        """Every dimension by name, those of the step included."""
-        sizes = dict(self.dims)
-        if self.runs is not None:
-            slots = 1 + max((slot for slot, _, _ in self.runs), default=0)
-            context = max((first + count for _, first, count in self.runs), default=1)
-            slot_pages = -(-context // PAGE_TOKENS)
-            sizes |= {
-                "tokens": sum(count for _, _, count in self.runs),
-                "slots": slots,
-                "slot_pages": slot_pages,
-                "pages": slots * slot_pages + SPARE_PAGES,
-                "context": context,
-            }
-        return sizes
-
-
-Strategy = Callable[[DType | None], tuple[Shape, ...]]
+from harness.parity.shape import (
+    CHUNK_LONG,
+    CHUNK_TWO,
+    DECODE_MANY,
+    DECODE_ONE,
+    EMPTY,
+    MIXED,
+    SHORT,
+    Run,
+    Shape,
+    Strategy,
+    inner_lengths,
+)
+from harness.parity.shapes_experts import EXPERT_STRATEGIES
+from harness.parity.shapes_recurrent import RECURRENT_STRATEGIES
 
 
 def _always(*shapes: Shape) -> Strategy:
@@ -66,18 +35,14 @@ def _grid(*dims: dict[str, int], **params: Scalar) -> Strategy:
     return _always(*(Shape("x".join(map(str, d.values())), d, params) for d in dims))
 
 
-def _inner(dtype: DType | None) -> tuple[int, int, int]:
-    """Inner lengths a format allows: short, past a segment, a second span of two segments."""
-    if dtype is None or dtype.storage is StorageClass.FLOAT:
-        return 40, 257, 1300
-    if dtype.storage is StorageClass.INTEGER32:
-        return 32, 288, 1312
-    return 256, 512, 1536
-
-
 def _product(tokens: str, inner: str, outputs: str) -> Strategy:
     def strategy(dtype: DType | None) -> tuple[Shape, ...]:
-        sizes = zip((1, 3, 17, 0), (*_inner(dtype), _inner(dtype)[0]), (7, 33, 2, 5), strict=True)
+        sizes = zip(
+            (1, 3, 17, 0),
+            (*inner_lengths(dtype), inner_lengths(dtype)[0]),
+            (7, 33, 2, 5),
+            strict=True,
+        )
         return tuple(Shape(f"{t}x{k}x{n}", {tokens: t, inner: k, outputs: n}) for t, k, n in sizes)
 
     return strategy
@@ -92,14 +57,14 @@ def _fused_product(*outputs: str) -> Strategy:
                 {"tokens": t, "hidden": k} | dict(zip(outputs, width, strict=False)),
                 {"eps": 1e-5},
             )
-            for t, k, width in zip((2, 17, 1), _inner(dtype), widths, strict=True)
+            for t, k, width in zip((2, 17, 1), inner_lengths(dtype), widths, strict=True)
         )
 
     return strategy
 
 
 def _embed(dtype: DType | None) -> tuple[Shape, ...]:
-    short, middle, long = _inner(dtype)
+    short, middle, long = inner_lengths(dtype)
     return (
         Shape(f"chunk-{short}", {"vocab": 11, "hidden": short}, runs=CHUNK_TWO),
         Shape(f"mixed-{middle}", {"vocab": 50, "hidden": middle}, runs=MIXED),
@@ -297,4 +262,6 @@ STRATEGIES: dict[Opcode, Strategy] = {
             for shape in _grid(*WIDE)(dtype)
         )
     ),
+    **EXPERT_STRATEGIES,
+    **RECURRENT_STRATEGIES,
 }

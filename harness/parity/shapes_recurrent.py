@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contract.opcodes import Opcode
-from harness.parity.shapes import (
+from harness.parity.shape import (
     CHUNK_LONG,
     DECODE_MANY,
     DECODE_ONE,

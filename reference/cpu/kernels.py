@@ -10,48 +10,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from contract.dtypes import DType
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
-from reference.cpu.matmul import (
-    PreparedActivation,
-    PreparedWeight,
-    prepare_weight,
-    prepared_matmul,
-)
+from reference.cpu.experts import expert_kernels
+from reference.cpu.matmul import PreparedActivation, prepared_matmul
+from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
-from reference.matrix import Matrix
 from reference.ops.rms_norm import rms_norm
 
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
-
-
-class PreparedMatrices:
-    """Prepared weights by the memory they were prepared from: a matrix is unpacked once."""
-
-    def __init__(self) -> None:
-        self._prepared: dict[tuple[int, DType, tuple[int, ...]], PreparedWeight] = {}
-
-    def prepare(self, matrix: Matrix) -> PreparedWeight:
-        """The prepared form of ``matrix``, made on first use."""
-        key = _memory_of(matrix)
-        if key not in self._prepared:
-            self._prepared[key] = prepare_weight(matrix.dtype, matrix.blocks)
-        return self._prepared[key]
-
-    def forget(self, matrix: Matrix) -> None:
-        """Drop the prepared form, if any: the matrix's memory may hold another one next."""
-        self._prepared.pop(_memory_of(matrix), None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all prepared weights."""
-        return sum(weight.nbytes for weight in self._prepared.values())
-
-
-def _memory_of(matrix: Matrix) -> tuple[int, DType, tuple[int, ...]]:
-    return matrix.blocks.__array_interface__["data"][0], matrix.dtype, matrix.blocks.shape
 
 
 def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
@@ -118,4 +86,5 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.FLASH_ATTN_BATCHED: attention,
         Opcode.SSM_CONV1D: convolution,
         Opcode.SSM_DELTA_NET: recurrence,
+        **expert_kernels(matrices, threads),
     }

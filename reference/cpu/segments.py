@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import StorageClass
@@ -39,6 +40,13 @@ class PreparedActivation:
 
     def __init__(self, x: Float32) -> None:
         self.x = x
+
+    def rows(self, rows: NDArray[np.intp]) -> PreparedActivation:
+        """The activations of some tokens; those quantized already are not quantized again."""
+        part = PreparedActivation(self.x[rows])
+        if "quantized" in self.__dict__:
+            part.quantized = Activation(self.quantized.m[rows], self.quantized.scale[rows])
+        return part
 
     @cached_property
     def quantized(self) -> Activation:

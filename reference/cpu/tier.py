@@ -27,7 +27,8 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from contract.tier import Heap, TierInfo, check_range
-from reference.cpu.kernels import PreparedMatrices, fast_kernels
+from reference.cpu.kernels import fast_kernels
+from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.threads import thread_count
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS

@@ -106,8 +106,11 @@ class PreparedWeight:
         return sum(tile.plane.nbytes for tile in self.tiles) + self.scales.nbytes
 
 
-def prepare_weight(dtype: DType, blocks: Bytes) -> PreparedWeight:
-    """Unpack uint8[rows, row_bytes] as stored; the bytes are read once, on all cores."""
+def prepare_weight(dtype: DType, blocks: Bytes, threads: int | None = None) -> PreparedWeight:
+    """Unpack uint8[rows, row_bytes] as stored; the bytes are read once.
+
+    ``threads``: at most this many; None is all cores.
+    """
     rows, row_bytes = blocks.shape
     step = _tile_rows(rows, dtype.storage)
     firsts = range(0, rows, step)
@@ -116,7 +119,7 @@ def prepare_weight(dtype: DType, blocks: Bytes) -> PreparedWeight:
     def unpack_tile(first: int) -> None:
         tiles[first] = _prepare_tile(dtype, blocks[first : first + step], first)
 
-    for_each(unpack_tile, firsts)
+    for_each(unpack_tile, firsts, threads)
     columns = row_bytes // dtype.block_bytes * dtype.block_elements
     scales = Scales.join([tiles[first].scales for first in firsts] or [Scales()])
     in_order = (tiles[first] for first in firsts)

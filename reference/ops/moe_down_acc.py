@@ -25,9 +25,20 @@ def moe_down_acc(
     residual and the result [tokens, hidden].
     """
     products = expert_products(down_weight, x.reshape(-1, x.shape[-1]), ids)
+    return weighted_sum(products, ids, weights, expert_scale, residual)
+
+
+def weighted_sum(
+    products: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    expert_scale: NDArray[np.float32] | None,
+    residual: NDArray[np.float32] | None,
+) -> NDArray[np.float32]:
+    """The experts' products [tokens, used, hidden] added up in order, as ``moe_down_acc`` says."""
     if expert_scale is not None:
         products = products * expert_scale[ids][..., None]
-    y = np.zeros((len(x), products.shape[-1]), np.float32) if residual is None else residual
+    y = np.zeros_like(products[:, 0]) if residual is None else residual
     for place in range(ids.shape[1]):
         y = y + weights[:, place, None] * products[:, place]
     return y

@@ -11,6 +11,7 @@ from reference.matrix import Matrix
 from reference.quant.dot import matmul
 
 SMALLEST_SUM = np.float32(2.0**-14)
+SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def moe_gate_topk(
@@ -18,17 +19,26 @@ def moe_gate_topk(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T); the ``used`` largest p, renormalized (rules R4, R7).
 
-    x is [tokens, hidden]. Returns logits [tokens, experts], ids int32 [tokens, used] by falling
-    probability, equal ones by rising index, and weights [tokens, used] = p / max(sum of the used
-    p, 2^-14), the sum being the left fold in that order. A token whose logits hold a NaN or
-    +infinity gets experts 0, 1, ... with NaN weights.
+    x is [tokens, hidden]. Returns logits [tokens, experts], and ids and weights as ``route``.
     """
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
+    return (logits, *route(logits, used))
+
+
+def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """ids int32 [tokens, used] and their weights, from logits [tokens, experts].
+
+    ids are ordered by falling probability, equal ones by rising index; a probability below
+    2^-126 counts as +0, so that a device that flushes subnormals finds the same ties. The weights
+    are p / max(sum of the used p, 2^-14), the sum being the left fold in that order. A token
+    whose largest logit is NaN or infinite gets experts 0, 1, ... with NaN weights.
+    """
     exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
     p = exponentials / sum_axis(exponentials)[:, None]
+    p[p < SMALLEST_NORMAL] = 0.0
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
     chosen = np.take_along_axis(p, ids, axis=-1)
-    total = np.zeros(len(x), np.float32)
+    total = np.zeros(len(logits), np.float32)
     for place in range(used):
         total = total + chosen[:, place]
-    return logits, ids, chosen / np.maximum(total, SMALLEST_SUM)[:, None]
+    return ids, chosen / np.maximum(total, SMALLEST_SUM)[:, None]

@@ -29,6 +29,16 @@ def shared_expert(
     gate = matmul(gate_weight.blocks, gate_weight.dtype, x)
     up = matmul(up_weight.blocks, up_weight.dtype, x)
     down = matmul(down_weight.blocks, down_weight.dtype, swiglu(gate=gate, up=up))
+    return gated_add(residual, x, router_weight, down)
+
+
+def gated_add(
+    residual: NDArray[np.float32],
+    x: NDArray[np.float32],
+    router_weight: NDArray[np.float32] | None,
+    down: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """residual + sigmoid(x.router_weight) * down, [tokens, hidden]."""
     if router_weight is not None:
         down = sigmoid(sum_axis(x * router_weight))[:, None] * down
     return residual + down

@@ -15,7 +15,7 @@ import pytest
 from contract.opcodes import Opcode
 from harness.parity import by_definition, difference, fill, generate
 from reference.ops import DEFINITIONS
-from tests.ops import mistakes
+from tests.ops import mistakes, mistakes_experts
 
 KINDS = ("normal", "huge", "zeros")
 """Kinds of values whose results are finite by the rules."""
@@ -38,6 +38,10 @@ SWIGLU = "reference.ops.swiglu"
 SAMPLE = "reference.ops.sample"
 DOT = "reference.quant.dot"
 SUMS = "reference.exact.sums"
+ROUTE = "reference.ops.moe_gate_topk.route"
+DOWN_SUM = "reference.ops.moe_down_acc.weighted_sum"
+EXPERT = "reference.matrix.Matrix.expert"
+SHARED = "reference.ops.shared_expert"
 CONTROLS = (
     Control("R0 rsqrt", Opcode.RMS_NORM, mistakes.reciprocal_root_norm),
     Control("R0 contracted rope", Opcode.ROPE, mistakes.contracted_rope),
@@ -95,6 +99,33 @@ CONTROLS = (
     Control("R9 coarse weights", Opcode.SAMPLE, np.float32(1 << 6), f"{SAMPLE}.WEIGHT_SCALE"),
     Control("R9 no penalties", Opcode.SAMPLE, mistakes.no_penalties, f"{SAMPLE}.penalized"),
     Control("R9 ties to the higher id", Opcode.ARGMAX, mistakes.last_argmax),
+    Control(
+        "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE
+    ),
+    Control("R7 not renormalized", Opcode.MOE_GATE_TOPK, mistakes_experts.unnormalized, ROUTE),
+    Control(
+        "R7 ties to the higher id", Opcode.MOE_GATE_TOPK, mistakes_experts.ties_to_the_last, ROUTE
+    ),
+    Control(
+        "R7 sum by rising expert",
+        Opcode.MOE_DOWN_ACC,
+        mistakes_experts.sum_by_rising_expert,
+        DOWN_SUM,
+    ),
+    Control("R7 residual last", Opcode.MOE_DOWN_ACC, mistakes_experts.residual_last, DOWN_SUM),
+    Control("R7 scale of a place", Opcode.MOE_DOWN_ACC, mistakes_experts.scale_of_place, DOWN_SUM),
+    Control(
+        "R0 contracted experts", Opcode.MOE_DOWN_ACC, mistakes_experts.contracted_sum, DOWN_SUM
+    ),
+    Control("expert stride", Opcode.MOE_GATE_UP, mistakes_experts.overlapping_expert, EXPERT),
+    Control(
+        "expert stride, down", Opcode.MOE_DOWN_ACC, mistakes_experts.overlapping_expert, EXPERT
+    ),
+    Control("R2 reciprocal", Opcode.MOE_SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
+    Control("R3 router", Opcode.SHARED_EXPERT, mistakes.one_tree, f"{SHARED}.sum_axis"),
+    Control(
+        "no router", Opcode.SHARED_EXPERT, mistakes_experts.unopened_gate, f"{SHARED}.gated_add"
+    ),
 )
 
 

@@ -147,16 +147,18 @@ INLINE void decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_ro
     for (uint begin = 0; begin < p->columns; begin += DECODE_COLUMNS) {
         const uint end = min(p->columns, begin + DECODE_COLUMNS);
         for (uint token = 0; token < p->tokens; token++)
-            arrange_activation(p->m + token * p->m_stride + begin, end - begin, &fours[token]);
+            arrange_activation(p->m + source_row(p, token) * p->m_stride + begin, end - begin,
+                               &fours[token]);
         for (uint row = begin_row; row < end_row; row += LANES) {
             const GLOBAL uchar *group = p->weight + (ulong)(row / LANES) * stride;
             const int count = (int)(end_row - row);
             for (uint token = 0; token < p->tokens; token++) {
-                GLOBAL float *y = p->y + token * p->y_stride + row;
+                const ulong source = source_row(p, token);
+                GLOBAL float *y = p->y + target_row(p, token) * p->y_stride + row;
                 float16 total = begin ? load_padded(y, count) : (float16)(0.0f);
                 total = group_dot(dtype, group, p->columns, begin, end, &fours[token],
-                                  p->sums + token * p->sums_stride,
-                                  p->scale + token * p->scale_stride, total);
+                                  p->sums + source * p->sums_stride,
+                                  p->scale + source * p->scale_stride, total);
                 store_partial(total, y, count);
             }
         }

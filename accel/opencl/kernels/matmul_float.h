@@ -73,7 +73,8 @@ INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row
                 }
                 for (uint t = 0; t < count; t++) {
                     float16 x[SEGMENT_VECTORS], halved[LANES];
-                    load_float_segment(p->x + (first + t) * p->x_stride, k, p->columns, x);
+                    load_float_segment(p->x + source_row(p, first + t) * p->x_stride, k,
+                                       p->columns, x);
                     for (int i = 0; i < LANES; i++) halved[i] = halved_products(w[i], x);
                     span[t] = span[t] + fold_rows(halved);
                     if (!ends) continue;
@@ -82,7 +83,7 @@ INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row
                 }
             }
             for (uint t = 0; t < count; t++)
-                store_partial(total[t], p->y + (first + t) * p->y_stride + row,
+                store_partial(total[t], p->y + target_row(p, first + t) * p->y_stride + row,
                               (int)(end_row - row));
         }
     }
@@ -96,14 +97,15 @@ INLINE float float_weight(uint dtype, const GLOBAL uchar *row, uint k) {
     return as_float((uint)((const GLOBAL ushort *)row)[k] << 16);
 }
 
-// Units are one row and one token.
-INLINE void group_float_rows(uint dtype, MEMORY memory, const MATMUL *p) {
+// Units are one row and one token, or pair of a token and an expert.
+INLINE void group_float_rows(uint dtype, MEMORY memory, const MATMUL *p, const EXPERTS *experts) {
     const uint segments = (p->columns + SEGMENT - 1) / SEGMENT;
     const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
     FOR_GROUP_UNITS(unit, p->rows * p->tokens) {
         const ulong row = unit % p->rows, token = unit / p->rows;
-        const GLOBAL uchar *weight = p->weight + row * p->weight_stride;
-        const GLOBAL float *x = p->x + token * p->x_stride;
+        const GLOBAL uchar *weight =
+            p->weight + expert_offset(experts, token) + row * p->weight_stride;
+        const GLOBAL float *x = p->x + pair_source(experts, token) * p->x_stride;
         SPAN_FOLD fold = {0.0f, 0.0f, 0};
         for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
             float products[16];

@@ -11,6 +11,10 @@
 #error "a work-group is the blocks of a segment of 16 rows"
 #endif
 
+#if CHUNK_TOKENS != SEGMENT_BLOCKS
+#error "a chunk of tokens fills the slots"
+#endif
+
 // What blocks contribute to a segment, by (slot, block, row); a slot is a segment of one token.
 #define SLOTS SEGMENT_BLOCKS
 typedef struct {
@@ -199,14 +203,13 @@ INLINE void group_row_decode(uint dtype, MEMORY memory, const MATMUL *p, uint ro
     if (part == 0 && row < p->rows) p->y[row] = fold_end(&fold);
 }
 
-// Up to eight tokens from `token`: they are the slots.
-INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint row_group,
-                              uint token) {
+// Up to eight tokens: they are the slots.
+INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint row_group) {
     const uint item = get_local_id(0), part = item / LANES;
     const uint row = row_group * LANES + item % LANES;
-    const uint count = min(p->tokens - token, (uint)SLOTS);
+    const uint count = p->tokens;
     const LANE_ROWS rows = lane_rows(dtype, p, row_group);
-    const GLOBAL float *scale = p->scale + (ulong)(token + min(part, count - 1)) * p->scale_stride;
+    const GLOBAL float *scale = p->scale + source_row(p, min(part, count - 1)) * p->scale_stride;
     SPAN_FOLD fold = {0.0f, 0.0f, 0};
     for (uint column = 0; column < p->columns; column += SEGMENT) {
         // Two buffers, so that one barrier a segment is enough.
@@ -214,11 +217,11 @@ INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint r
         const uint k = column + 32 * part;
         if (k < p->columns) {
             const BLOCK block = load_block(dtype, rows, column, part);
-            const GLOBAL short *m = p->m + (ulong)token * p->m_stride + k;
-            const GLOBAL uint *sums = p->sums + (ulong)token * p->sums_stride + k / 32;
-            for (uint slot = 0; slot < count; slot++)
-                add_block(dtype, &block, m + slot * p->m_stride, sums[slot * p->sums_stride],
-                          partials, slot);
+            for (uint slot = 0; slot < count; slot++) {
+                const ulong source = source_row(p, slot);
+                add_block(dtype, &block, p->m + source * p->m_stride + k,
+                          p->sums[source * p->sums_stride + k / 32], partials, slot);
+            }
         }
         LOCAL_BARRIER;
         if (part < count)
@@ -227,18 +230,23 @@ INLINE void group_row_prefill(uint dtype, MEMORY memory, const MATMUL *p, uint r
     }
     LOCAL_BARRIER;
     if (part < count && row < p->rows)
-        p->y[(ulong)(token + part) * p->y_stride + row] = fold_end(&fold);
+        p->y[target_row(p, part) * p->y_stride + row] = fold_end(&fold);
 }
 
-INLINE void group_rows(uint dtype, MEMORY memory, const MATMUL *p) {
+INLINE void group_rows(uint dtype, MEMORY memory, const MATMUL *p, const EXPERTS *experts) {
     const uint row_groups = (p->rows + LANES - 1) / LANES;
-    if (p->tokens == 1) {
-        FOR_GROUP_UNITS(unit, row_groups) group_row_decode(dtype, memory, p, unit);
+    const uint units = row_groups * chunk_count(experts);
+    if (single_tokens(experts)) {
+        FOR_GROUP_UNITS(unit, units) {
+            const MATMUL q = chunk_product(p, experts, unit / row_groups);
+            group_row_decode(dtype, memory, &q, unit % row_groups);
+        }
         return;
     }
-    const uint token_groups = (p->tokens + SLOTS - 1) / SLOTS;
-    FOR_GROUP_UNITS(unit, row_groups * token_groups)
-        group_row_prefill(dtype, memory, p, unit % row_groups, unit / row_groups * SLOTS);
+    FOR_GROUP_UNITS(unit, units) {
+        const MATMUL q = chunk_product(p, experts, unit / row_groups);
+        group_row_prefill(dtype, memory, &q, unit % row_groups);
+    }
 }
 
 #endif

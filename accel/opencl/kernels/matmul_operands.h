@@ -19,6 +19,16 @@ typedef struct {
     ulong sums_stride;
     GLOBAL float *y;
     ulong y_stride;
+    const GLOBAL int *source;  // the row each token has in x or m, scale and sums; 0: its own
+    const GLOBAL int *target;  // the row each token has in y; 0: its own
 } MATMUL;
+
+INLINE ulong source_row(const MATMUL *p, uint token) {
+    return p->source ? (ulong)p->source[token] : token;
+}
+
+INLINE ulong target_row(const MATMUL *p, uint token) {
+    return p->target ? (ulong)p->target[token] : token;
+}
 
 #endif

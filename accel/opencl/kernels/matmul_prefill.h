@@ -150,22 +150,23 @@ INLINE void prefill_tile(uint dtype, const MATMUL *p, uint row, uint end_row, ui
             const GLOBAL uint *m[TILE_TOKENS], *sums[TILE_TOKENS];
             float16 value[TILE_TOKENS][TILE_GROUPS];
             UNROLL for (int token = 0; token < TILE_TOKENS; token++) {
-                ulong t = first_token + min(base + token, pass - 1);
+                ulong t = source_row(p, first_token + min(base + token, pass - 1));
                 m[token] = (const GLOBAL uint *)(p->m + t * p->m_stride + column);
                 sums[token] = p->sums + t * p->sums_stride + column / 32;
             }
             tile_segment(dtype, tile, m, sums, blocks, value);
             const uint kept = min((uint)TILE_TOKENS, pass - base);
             for (uint token = 0; token < kept; token++) {
-                ulong t = first_token + base + token;
-                float scale = p->scale[t * p->scale_stride + segment];
+                const uint t = first_token + base + token;
+                float scale = p->scale[source_row(p, t) * p->scale_stride + segment];
                 UNROLL for (int group = 0; group < TILE_GROUPS; group++) {
                     float16 sum = segment % SPAN_SEGMENTS ? span[base + token][group] : 0.0f;
                     sum = sum + value[token][group] * scale;
                     span[base + token][group] = sum;
                     const int count = (int)(end_row - row) - group * LANES;
                     if (!ends || count <= 0) continue;
-                    GLOBAL float *y = p->y + t * p->y_stride + row + group * LANES;
+                    GLOBAL float *y =
+                        p->y + target_row(p, t) * p->y_stride + row + group * LANES;
                     if (segment >= SPAN_SEGMENTS) sum = load_padded(y, count) + sum;
                     store_partial(sum, y, count);
                 }

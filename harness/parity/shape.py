@@ -1,0 +1,61 @@
+"""One point of an opcode's shape space, and what the strategies of several opcodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import DType, StorageClass
+from contract.spec import Scalar
+
+Run = tuple[int, int, int]
+SPARE_PAGES = 3
+"""Pages no slot owns, filled with garbage."""
+
+EMPTY: tuple[Run, ...] = ()
+DECODE_ONE: tuple[Run, ...] = ((0, 63, 1),)
+DECODE_MANY: tuple[Run, ...] = ((2, 64, 1), (0, 15, 1), (3, 127, 1), (1, 0, 1), (4, 128, 1))
+CHUNK_TWO: tuple[Run, ...] = ((0, 63, 2),)
+CHUNK_LONG: tuple[Run, ...] = ((1, 64, 65),)
+MIXED: tuple[Run, ...] = ((0, 60, 9), (2, 5, 1), (1, 125, 6), (2, 6, 1))
+SHORT: tuple[Run, ...] = ((0, 0, 17),)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One point of an opcode's shape space. ``absent`` operands are left out."""
+
+    label: str
+    dims: Mapping[str, int] = field(default_factory=dict)
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    runs: tuple[Run, ...] | None = None
+    absent: frozenset[str] = frozenset()
+
+    def sizes(self) -> dict[str, int]:
+        """Every dimension by name, those of the step included."""
+        sizes = dict(self.dims)
+        if self.runs is not None:
+            slots = 1 + max((slot for slot, _, _ in self.runs), default=0)
+            context = max((first + count for _, first, count in self.runs), default=1)
+            slot_pages = -(-context // PAGE_TOKENS)
+            sizes |= {
+                "tokens": sum(count for _, _, count in self.runs),
+                "slots": slots,
+                "slot_pages": slot_pages,
+                "pages": slots * slot_pages + SPARE_PAGES,
+                "context": context,
+            }
+        return sizes
+
+
+Strategy = Callable[[DType | None], tuple[Shape, ...]]
+
+
+def inner_lengths(dtype: DType | None) -> tuple[int, int, int]:
+    """Inner lengths a format allows: short, past a segment, a second span of two segments."""
+    if dtype is None or dtype.storage is StorageClass.FLOAT:
+        return 40, 257, 1300
+    if dtype.storage is StorageClass.INTEGER32:
+        return 32, 288, 1312
+    return 256, 512, 1536

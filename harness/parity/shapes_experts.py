@@ -1,0 +1,115 @@
+"""Sizes and parameters of the mixture-of-experts opcodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contract.dtypes import F32, DType, StorageClass
+from contract.opcodes import Opcode
+from harness.parity.shape import Shape, Strategy, inner_lengths
+
+MANY_EXPERTS = (1 << 14) + 7
+"""Enough for equal probabilities to stay below the smallest sum 2^-14."""
+
+
+def _gate_topk(dtype: DType | None) -> tuple[Shape, ...]:
+    short, middle, long = inner_lengths(dtype)
+    sizes = [
+        (1, 61, middle, 8),
+        (5, 300, short, 5),
+        (33, 7, long, 7),
+        (3, 1, short, 1),
+        (17, 130, short, 2),
+        (0, 5, short, 3),
+    ]
+    if dtype is F32:
+        sizes.append((2, MANY_EXPERTS, 1, 1))
+    return tuple(
+        Shape(
+            f"{tokens}x{experts}x{hidden}",
+            {"tokens": tokens, "experts": experts, "hidden": hidden},
+            {"used": used},
+        )
+        for tokens, experts, hidden, used in sizes
+    )
+
+
+def _products(inner: str, outputs: str) -> Strategy:
+    """One token and many; more experts than places and fewer; rows that fill no group of 16."""
+
+    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+        short, middle, long = inner_lengths(dtype)
+        # tokens, experts, used, inner, outputs
+        sizes = (
+            (1, 13, 8, middle, 35),
+            (1, 1, 1, long, 16),
+            (2, 5, 3, short, 7),
+            (3, 70, 2, short, 33),
+            (29, 3, 2, middle, 19),
+            (110, 2, 1, short, 3),
+            (7, 6, 6, long, 2),
+            (0, 4, 2, short, 5),
+        )
+        return tuple(
+            Shape(
+                f"{tokens}x{used}of{experts}-{columns}x{rows}",
+                {
+                    "tokens": tokens,
+                    "experts": experts,
+                    "used": used,
+                    inner: columns,
+                    outputs: rows,
+                },
+                absent=absent,
+            )
+            for (tokens, experts, used, columns, rows), absent in zip(
+                sizes, _absences(len(sizes), inner), strict=True
+            )
+        )
+
+    return strategy
+
+
+def _absences(count: int, inner: str) -> list[frozenset[str]]:
+    """Every combination of MOE_DOWN_ACC's optional operands in turn; MOE_GATE_UP has none."""
+    if inner == "hidden":
+        return [frozenset()] * count
+    choices = [(), ("expert_scale",), ("residual",), ("expert_scale", "residual")]
+    return [frozenset(choices[index % len(choices)]) for index in range(count)]
+
+
+def _swiglu(dtype: DType | None) -> tuple[Shape, ...]:
+    sizes = ((1, 8, 40), (3, 1, 257), (17, 2, 16), (65, 3, 5), (0, 2, 8))
+    return tuple(
+        Shape(
+            f"{name}-{tokens}x{used}x{width}",
+            {"tokens": tokens, "used": used, "width": width},
+            {"activation": number},
+        )
+        for number, name in enumerate(("silu", "gelu", "sigmoid"))
+        for tokens, used, width in sizes
+    )
+
+
+def _shared_expert(dtype: DType | None) -> tuple[Shape, ...]:
+    short, middle, long = inner_lengths(dtype)
+    sizes = [(1, middle, short), (9, long, middle), (19, short, middle), (0, short, short)]
+    if dtype is not None and dtype.storage is StorageClass.FLOAT:
+        sizes.append((2, 5, 3))
+    return tuple(
+        Shape(
+            f"{tokens}x{hidden}x{width}",
+            {"tokens": tokens, "hidden": hidden, "width": width},
+            absent=frozenset(("router_weight",)) if index == 2 else frozenset(),
+        )
+        for index, (tokens, hidden, width) in enumerate(sizes)
+    )
+
+
+EXPERT_STRATEGIES: Mapping[Opcode, Strategy] = {
+    Opcode.MOE_GATE_TOPK: _gate_topk,
+    Opcode.MOE_GATE_UP: _products("hidden", "width"),
+    Opcode.MOE_SWIGLU: _swiglu,
+    Opcode.MOE_DOWN_ACC: _products("width", "hidden"),
+    Opcode.SHARED_EXPERT: _shared_expert,
+}

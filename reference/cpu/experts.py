@@ -1,0 +1,103 @@
+"""Mixture of experts on the CPU tier: the tokens of an expert in one product, the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import StorageClass
+from contract.opcodes import Opcode
+from reference.cpu.matmul import PreparedActivation, prepared_matmul
+from reference.cpu.prepared import PreparedExperts, PreparedMatrices
+from reference.cpu.threads import for_each
+from reference.matrix import Matrix
+from reference.ops.moe_down_acc import weighted_sum
+from reference.ops.moe_gate_topk import route
+from reference.ops.shared_expert import gated_add
+from reference.ops.swiglu import swiglu
+from reference.quant.formats import Float32
+
+SINGLE_THREAD_PRODUCTS = 1 << 22
+"""Below this many multiplications threads that take turns at experts cost more than they save."""
+
+Operands = Mapping[str, Any]
+Parameters = Mapping[str, int | float]
+Kernel = Callable[[Operands, Parameters], Callable[[], None]]
+
+
+def expert_products(
+    experts: PreparedExperts,
+    weights: Sequence[tuple[Matrix, Float32]],
+    x: Float32,
+    ids: NDArray[np.int32],
+    threads: int,
+) -> None:
+    """For every (weight, out): out[t, e] = x[t] weight[ids[t, e]]^T.
+
+    x is [tokens, inner], or [tokens, used, inner] where every place has its own; ids [tokens,
+    used]; a weight [experts, outputs, inner]; out [tokens, used, outputs].
+    """
+    places = ids.reshape(-1)
+    if not len(places):
+        return
+    sources = np.arange(len(places)) // (ids.shape[1] if x.ndim == 2 else 1)
+    activation = PreparedActivation(x.reshape(-1, x.shape[-1]))
+    if any(weight.dtype.storage is not StorageClass.FLOAT for weight, _ in weights):
+        _ = activation.quantized
+    order = np.argsort(places, kind="stable")
+    used, starts = np.unique(places[order], return_index=True)
+    groups = list(zip(used.tolist(), np.split(order, starts[1:]), strict=True))
+    inner_threads = threads if len(groups) == 1 else 1
+
+    def compute(group: tuple[int, NDArray[np.intp]]) -> None:
+        expert, chosen = group
+        part = activation.rows(sources[chosen])
+        for weight, out in weights:
+            prepared = experts.prepare(weight, expert)
+            at = np.unravel_index(chosen, ids.shape)
+            out[at] = prepared_matmul(prepared, part, threads=inner_threads)
+
+    products = len(places) * x.shape[-1] * sum(weight.shape[1] for weight, _ in weights)
+    for_each(compute, groups, threads if products >= SINGLE_THREAD_PRODUCTS else 1)
+
+
+def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
+    """The kernels by opcode."""
+
+    def product(bound: Operands, weight: str, x: Float32) -> Float32:
+        return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)
+
+    def gate_topk(bound: Operands, params: Parameters) -> None:
+        bound["logits"][...] = product(bound, "gate_weight", bound["x"])
+        bound["ids"][...], bound["weights"][...] = route(bound["logits"], int(params["used"]))
+
+    def gate_up(bound: Operands, params: Parameters) -> None:
+        weights = [(bound[f"{name}_weight"], bound[name]) for name in ("gate", "up")]
+        expert_products(matrices.experts, weights, bound["x"], bound["ids"], threads)
+
+    def down_acc(bound: Operands, params: Parameters) -> None:
+        ids, weight = bound["ids"], bound["down_weight"]
+        products = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        expert_products(matrices.experts, [(weight, products)], bound["x"], ids, threads)
+        optional = bound.get("expert_scale"), bound.get("residual")
+        bound["y"][...] = weighted_sum(products, ids, bound["weights"], *optional)
+
+    def shared_expert(bound: Operands, params: Parameters) -> None:
+        x = bound["x"]
+        gate, up = (product(bound, f"{name}_weight", x) for name in ("gate", "up"))
+        down = product(bound, "down_weight", swiglu(gate=gate, up=up))
+        bound["y"][...] = gated_add(bound["residual"], x, bound.get("router_weight"), down)
+
+    def kernel(run: Callable[[Operands, Parameters], None]) -> Kernel:
+        return lambda bound, params: partial(run, bound, params)
+
+    return {
+        Opcode.MOE_GATE_TOPK: kernel(gate_topk),
+        Opcode.MOE_GATE_UP: kernel(gate_up),
+        Opcode.MOE_DOWN_ACC: kernel(down_acc),
+        Opcode.SHARED_EXPERT: kernel(shared_expert),
+    }

@@ -1,0 +1,143 @@
+"""Mixture of experts on the OpenCL tier: what the parity suite does not reach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from harness.parity import compare, generate
+from tests.opencl.expert_graphs import expert_layers
+from tests.quant.samples import random_blocks
+
+pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
+
+from accel.opencl import tier as tier_module
+from accel.opencl.device import Device
+from accel.opencl.grid import SLOTS, launch_groups
+from accel.opencl.launcher import Mode
+from accel.opencl.packets import OPS, PACKET
+from accel.opencl.rules import lower_graph
+from accel.opencl.schedule import schedule_workers
+from accel.opencl.weights import LANES, Layout, repack
+from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.test_schedule import KEYS, WORKERS, _races
+
+EXPERT_OPCODES = (
+    Opcode.MOE_GATE_TOPK,
+    Opcode.MOE_GATE_UP,
+    Opcode.MOE_SWIGLU,
+    Opcode.MOE_DOWN_ACC,
+    Opcode.SHARED_EXPERT,
+)
+SAMPLED = (F16, Q5_1, Q4_K, Q6_K, None)
+"""One float format, one of 32-blocks, and super-blocks with and without minima."""
+
+
+def sampled_cases(kinds: tuple[str, ...] = ("normal", "nan")) -> list:
+    """Every shape of the expert opcodes in a few formats."""
+    return [
+        case
+        for opcode in EXPERT_OPCODES
+        for case in generate(opcode)
+        if case.dtype in SAMPLED and case.kind in kinds
+    ]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "persistent"])
+def test_every_way_gives_the_bits_of_the_definition(open_opencl: OpenTier, way: str) -> None:
+    """Launches, banks, one worker: the parity suite itself runs the usual way only."""
+    chosen = WAYS[way]
+    tier = open_opencl(
+        mode=chosen.mode,
+        threads=chosen.threads,
+        shared_addresses=chosen.shared_addresses,
+        native_arithmetic=chosen.native_arithmetic,
+    )
+    for case in sampled_cases(("normal",)):
+        assert compare(tier, case) == {}, str(case)
+
+
+def test_work_groups_give_the_bits_of_the_definition(
+    open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of accelerators, where a work-group shares rows, on whatever device there is."""
+    monkeypatch.setattr(tier_module, "find_device", lambda name: replace(device, is_cpu=False))
+    tier = open_opencl(mode=Mode.LAUNCH)
+    for case in sampled_cases():
+        assert compare(tier, case) == {}, str(case)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 19, 48])
+def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
+    """Each expert is arranged as if it were alone, padded on its own."""
+    experts = 3
+    blocks = random_blocks(dtype, experts * rows, 256, 1)
+    weight = repack(dtype, blocks, experts)
+    assert weight.rows == experts * rows
+    if dtype.storage is StorageClass.FLOAT:
+        assert weight.layout is Layout.STORED
+        assert weight.bytes is blocks
+        return
+    groups = -(-rows // LANES)
+    assert len(weight.bytes) == experts * groups
+    for expert in range(experts):
+        alone = repack(dtype, blocks[expert * rows : (expert + 1) * rows])
+        assert (weight.bytes[expert * groups : (expert + 1) * groups] == alone.bytes).all()
+
+
+def test_straddling_groups_would_be_noticed() -> None:
+    """The negative control: without the number of experts the rows of two share a group."""
+    blocks = random_blocks(Q8_0, 3 * 19, 256, 2)
+    assert repack(Q8_0, blocks).bytes.shape != repack(Q8_0, blocks, 3).bytes.shape
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_worker_meets_what_another_touched(key: ShapeKey, shared: bool) -> None:
+    """Every conflict between two ops of expert layers has a barrier in between."""
+    step = lower_graph(expert_layers(3, shared=shared), key, WORKERS)
+    assert _races(step, schedule_workers(step, WORKERS)) == []
+
+
+@pytest.mark.parametrize(("shared", "most"), [(False, 3), (True, 4)])
+def test_barriers_of_a_decode_layer(shared: bool, most: int) -> None:
+    """Router; gate and up of all experts; down of all experts; and the shared expert's down."""
+    barriers = []
+    for layers in (2, 5):
+        step = lower_graph(expert_layers(layers, shared=shared), ShapeKey(1, 0), WORKERS)
+        barriers.append(schedule_workers(step, WORKERS).barriers)
+    assert barriers[1] - barriers[0] == 3 * most
+
+
+def test_an_activation_is_quantized_once() -> None:
+    """Gate, up and the shared expert read the same integers; the router is F32."""
+    step = lower_graph(expert_layers(1, shared=True), ShapeKey(7, 0), WORKERS)
+    counts = Counter(op.name for op in step.ops)
+    assert counts["quantize_activation"] == 3
+    assert counts["expert_group"] == 1
+    alone = lower_graph(expert_layers(1, shared=True), ShapeKey(1, 0), WORKERS)
+    assert "expert_group" not in {op.name for op in alone.ops}
+
+
+@pytest.mark.parametrize(("tokens", "used", "experts"), [(2, 8, 64), (512, 8, 64), (9, 1, 2)])
+def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: int) -> None:
+    """As many units as any routing can cut chunks, and not a multiple of it."""
+    graph = expert_layers(1, experts=experts, used=used)
+    step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS)
+    product = next(op for op in step.ops if op.name == "matmul" and op.sizes[3:])
+    packet = np.zeros(1, PACKET)[0]
+    packet["op"], packet["dtype"] = OPS.index("matmul"), Q4_K.ggml_id
+    packet["size"][: len(product.sizes)] = product.sizes
+    pairs, row_groups = tokens * used, 256 // LANES
+    # The worst routing: as many experts as possible hold one pair, one holds the rest.
+    lonely = min(experts - 1, pairs)
+    worst = lonely + -(-(pairs - lonely) // SLOTS)
+    assert row_groups * worst <= launch_groups(packet, 128, 1 << 30)
+    assert launch_groups(packet, 128, 1 << 30) <= row_groups * (worst + experts)

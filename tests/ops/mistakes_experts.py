@@ -1,0 +1,94 @@
+"""What a careless kernel does with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.exact.elementary import exp
+from reference.exact.sums import sum_axis
+from reference.matrix import Matrix
+from reference.ops.moe_down_acc import weighted_sum
+from reference.ops.moe_gate_topk import route
+from tests.ops.mistakes import contracted
+
+Float32 = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
+
+def softmax_of_chosen(logits: Float32, used: int) -> tuple[Ids, Float32]:
+    """The largest logits first, then a softmax of those alone: the same numbers on paper."""
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :used].astype(np.int32)
+    chosen = np.take_along_axis(logits, ids, axis=-1)
+    exponentials = exp(chosen - chosen.max(axis=-1, keepdims=True))
+    return ids, exponentials / sum_axis(exponentials)[:, None]
+
+
+def unnormalized(logits: Float32, used: int) -> tuple[Ids, Float32]:
+    """The probabilities themselves as weights."""
+    ids, _ = route(logits, used)
+    exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
+    p = exponentials / sum_axis(exponentials)[:, None]
+    return ids, np.take_along_axis(p, ids, axis=-1)
+
+
+def ties_to_the_last(logits: Float32, used: int) -> tuple[Ids, Float32]:
+    """Equal probabilities by falling index."""
+    ids, weights = route(np.ascontiguousarray(logits[:, ::-1]), used)
+    return (logits.shape[1] - 1 - ids).astype(np.int32), weights
+
+
+def sum_by_rising_expert(
+    products: Float32, ids: Ids, weights: Float32, scale: Any, residual: Any
+) -> Float32:
+    """What walking the experts and adding to every token they serve gives."""
+    order = np.argsort(ids, axis=1)
+    return weighted_sum(
+        np.take_along_axis(products, order[..., None], axis=1),
+        np.take_along_axis(ids, order, axis=1),
+        np.take_along_axis(weights, order, axis=1),
+        scale,
+        residual,
+    )
+
+
+def residual_last(
+    products: Float32, ids: Ids, weights: Float32, scale: Any, residual: Any
+) -> Float32:
+    """The experts first, the residual added to their sum."""
+    total = weighted_sum(products, ids, weights, scale, None)
+    return total if residual is None else residual + total
+
+
+def scale_of_place(
+    products: Float32, ids: Ids, weights: Float32, scale: Any, residual: Any
+) -> Float32:
+    """The scale of the place instead of that of the expert."""
+    places = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    return weighted_sum(products, places, weights, scale, residual)
+
+
+def contracted_sum(
+    products: Float32, ids: Ids, weights: Float32, scale: Any, residual: Any
+) -> Float32:
+    """The weight's product fused into the sum."""
+    if scale is not None:
+        products = products * scale[ids][..., None]
+    y = np.zeros_like(products[:, 0]) if residual is None else residual
+    for place in range(ids.shape[1]):
+        y = contracted(products[:, place], weights[:, place, None], y)
+    return y
+
+
+def overlapping_expert(matrix: Matrix, index: int) -> Matrix:
+    """An expert that begins a row too early for each one before it."""
+    _, rows, columns = matrix.shape
+    first = index * (rows - 1)
+    return Matrix(matrix.dtype, (rows, columns), matrix.blocks[first : first + rows])
+
+
+def unopened_gate(residual: Float32, x: Float32, router: Any, down: Float32) -> Float32:
+    """The shared expert in full, its router forgotten."""
+    return residual + down

@@ -1,0 +1,132 @@
+"""MOE_GATE_TOPK against binary64 softmax, hand-made ties and the edges of the routing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike, NDArray
+
+from contract.dtypes import Q8_0
+from reference.exact.elementary import exp
+from reference.ops.moe_gate_topk import moe_gate_topk, route
+from tests.ops.experts import stored
+from tests.ops.products import exact_product, fractions, random_matrix
+from tests.ops.scalar import F, long_sum
+
+Float32 = NDArray[np.float32]
+RELATIVE = 1e-6
+"""A few roundings of exp, two divisions and sums of hundreds of terms."""
+
+
+def of_logits(logits: ArrayLike, used: int) -> tuple[Float32, NDArray, Float32]:
+    """The opcode on an identity, so that the logits are the activations."""
+    x = np.array(logits, np.float32)
+    return moe_gate_topk(x=x, gate_weight=stored(np.eye(x.shape[1], dtype=np.float32)), used=used)
+
+
+def test_against_binary64() -> None:
+    """Ids and weights of a softmax in binary64, where no two probabilities are close."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((9, 64), dtype=np.float32)
+    gate = rng.standard_normal((70, 64), dtype=np.float32)
+    logits, ids, weights = moe_gate_topk(x=x, gate_weight=stored(gate), used=6)
+    wide = logits.astype(np.float64)
+    p = np.exp(wide - wide.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    order = np.argsort(-p, axis=1)[:, :6]
+    chosen = np.take_along_axis(p, order, axis=1)
+    assert (ids == order).all()
+    assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=RELATIVE, atol=0)
+
+
+def test_logits_are_the_product() -> None:
+    """A stored gate: every logit is rule R5's."""
+    x = np.random.default_rng(2).standard_normal((2, 288), dtype=np.float32)
+    gate = random_matrix(Q8_0, 5, 288, 3)
+    logits, _, _ = moe_gate_topk(x=x, gate_weight=gate, used=1)
+    assert fractions(logits) == exact_product(x, gate)
+
+
+def test_every_bit_of_a_row_of_two_spans() -> None:
+    """The rules written with scalars: the sum of 1,300 exponentials is R3 over R4."""
+    logits = (3 * np.random.default_rng(4).standard_normal((1, 1300))).astype(np.float32)
+    ids, weights = route(logits, 3)
+    largest = max(logits[0])
+    exponentials = [F(v) for v in exp(np.array([F(v - largest) for v in logits[0]]))]
+    total = long_sum(exponentials)
+    p = [F(e / total) for e in exponentials]
+    order = sorted(range(1300), key=lambda i: (-p[i], i))[:3]
+    partial = F(0.0)
+    for index in order:
+        partial = F(partial + p[index])
+    assert ids[0].tolist() == order
+    assert weights[0].tolist() == [F(p[index] / partial) for index in order]
+
+
+def test_equal_logits_go_to_the_lower_index() -> None:
+    """All equal, and two pairs of equals."""
+    _, ids, weights = of_logits([[0.5] * 8, [1, 3, 0, 3, 1, -2, -2, 1]], used=4)
+    assert ids.tolist() == [[0, 1, 2, 3], [1, 3, 0, 4]]
+    assert weights[0].tolist() == [0.25] * 4
+
+
+def test_different_logits_of_equal_probability_are_a_tie() -> None:
+    """Order is by p: below exp's range both are zero, whatever the logits say."""
+    _, ids, weights = of_logits([[0, -200, -100, -300]], used=3)
+    assert ids.tolist() == [[0, 1, 2]]
+    assert weights.tolist() == [[1, 0, 0]]
+
+
+def test_subnormal_probability_counts_as_zero() -> None:
+    """exp(-87) / 3 is below 2^-126: a device that flushes it must choose the same experts."""
+    _, ids, weights = of_logits([[0, 0, 0, -90, -87]], used=4)
+    assert ids.tolist() == [[0, 1, 2, 3]]
+    assert weights[0, 3] == 0.0
+
+
+@pytest.mark.parametrize("experts", [1, 5])
+def test_every_expert_used(experts: int) -> None:
+    """used == experts: all of them by falling probability, a sum that is 1 or next to it."""
+    logits = [[float(v) for v in np.linspace(-1, 1, experts)]]
+    _, ids, weights = of_logits(logits, used=experts)
+    assert ids.tolist() == [list(range(experts))[::-1]]
+    assert abs(float(weights.sum()) - 1) <= RELATIVE
+
+
+def test_sum_never_below_its_least() -> None:
+    """20,000 equal experts: p = 5e-5 is divided by 2^-14, not by itself."""
+    ids, weights = route(np.zeros((1, 20_000), np.float32), 1)
+    assert ids.tolist() == [[0]]
+    assert weights[0, 0] == F(F(1.0) / F(20_000.0)) / F(2.0**-14)
+    _, two = route(np.zeros((1, 20_000), np.float32), 2)
+    assert two.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_broken_token_breaks_no_other(poison: float) -> None:
+    """It gets the first experts with NaN weights; its neighbours keep their bits."""
+    x = np.random.default_rng(5).standard_normal((3, 32), dtype=np.float32)
+    gate = random_matrix(Q8_0, 9, 32, 6)
+    _, clean_ids, clean_weights = moe_gate_topk(x=x, gate_weight=gate, used=4)
+    x[1, 7] = poison
+    with np.errstate(invalid="ignore"):
+        _, ids, weights = moe_gate_topk(x=x, gate_weight=gate, used=4)
+    assert ids[1].tolist() == [0, 1, 2, 3]
+    assert np.isnan(weights[1]).all()
+    assert (ids[[0, 2]] == clean_ids[[0, 2]]).all()
+    assert (weights[[0, 2]] == clean_weights[[0, 2]]).all()
+
+
+def test_minus_infinity_is_an_expert_never_preferred() -> None:
+    """It has probability zero; a row of nothing else is a broken token."""
+    with np.errstate(invalid="ignore"):
+        ids, weights = route(np.array([[-np.inf, 1, -np.inf, 0], [-np.inf] * 4], np.float32), 3)
+    assert ids.tolist() == [[1, 3, 0], [0, 1, 2]]
+    assert weights[0, 2] == 0
+    assert np.isnan(weights[1]).all()
+
+
+def test_no_tokens() -> None:
+    """Empty results of the right shapes."""
+    logits, ids, weights = of_logits(np.zeros((0, 6)), used=2)
+    assert (logits.shape, ids.shape, weights.shape) == ((0, 6), (0, 2), (0, 2))
