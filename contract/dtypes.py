@@ -50,11 +50,19 @@ Q4_1 = DType("q4_1", 3, 32, 20, StorageClass.INTEGER32)
 Q5_0 = DType("q5_0", 6, 32, 22, StorageClass.INTEGER32)
 Q5_1 = DType("q5_1", 7, 32, 24, StorageClass.INTEGER32)
 Q8_0 = DType("q8_0", 8, 32, 34, StorageClass.INTEGER32)
+IQ4_NL = DType("iq4_nl", 20, 32, 18, StorageClass.INTEGER32)
+MXFP4 = DType("mxfp4", 39, 32, 17, StorageClass.INTEGER32)
+Q2_K = DType("q2_k", 10, 256, 84, StorageClass.SUPERBLOCK)
+Q3_K = DType("q3_k", 11, 256, 110, StorageClass.SUPERBLOCK)
 Q4_K = DType("q4_k", 12, 256, 144, StorageClass.SUPERBLOCK)
 Q5_K = DType("q5_k", 13, 256, 176, StorageClass.SUPERBLOCK)
 Q6_K = DType("q6_k", 14, 256, 210, StorageClass.SUPERBLOCK)
+IQ4_XS = DType("iq4_xs", 23, 256, 136, StorageClass.SUPERBLOCK)
 I32 = DType("i32", 26, 1, 4, StorageClass.INDEX)
 
-WEIGHT_DTYPES = (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+WEIGHT_DTYPES = (
+    *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K),
+    *(Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4),
+)
 BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}

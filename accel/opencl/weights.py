@@ -2,7 +2,7 @@
 
 ``kernels/matmul_formats.h`` describes the layout of quantized matrices: 16 rows side by side, one
 in each lane of a vector. It holds the same bits as the model file, plus at most 15 rows of zeros
-and 32 bytes a row group. Float matrices stay as they are.
+and 48 bytes a row group. Float matrices stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,21 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType, StorageClass
+from contract.dtypes import (
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    DType,
+    StorageClass,
+)
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint16]
@@ -28,8 +42,10 @@ CHUNK_BYTES = 1 << 18
 THREADED_BYTES = 1 << 26
 """Below this, threads that hand the interpreter lock to and fro take three times as long as one."""
 
-HALVES = {Q4_1: 2, Q5_1: 2, Q4_K: 2, Q5_K: 2}
-"""binary16 numbers of a block, where there is a minimum besides the scale."""
+HEADER_WORDS: dict[DType, tuple[int, ...]] = {Q2_K: (40, 41), Q3_K: (54,), Q6_K: (104,)}
+HEADER_WORDS |= dict.fromkeys((Q4_1, Q5_1, Q4_K, Q5_K, IQ4_XS), (0, 1))
+"""Which 16-bit words of a block go to the header, where that is not the first alone; MXFP4 has its
+first byte there."""
 UPPER_BITS = (Q5_0, Q5_1)
 """Formats of 32-blocks with a fifth bit."""
 
@@ -91,28 +107,39 @@ def repack(dtype: DType, blocks: Bytes, matrices: int = 1) -> RepackedWeight:
 def header_bytes(dtype: DType, columns: int) -> int:
     """Bytes of a row group's scales and minima, whole vectors."""
     units = columns // dtype.block_elements
-    return -(-units * HALVES.get(dtype, 1) * 2 * LANES // VECTOR_BYTES) * VECTOR_BYTES
+    return -(-units * _unit_bytes(dtype) * LANES // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def group_bytes(dtype: DType, columns: int) -> int:
     """Bytes of 16 rows."""
     units = columns // dtype.block_elements
-    rest = dtype.block_bytes - 2 * HALVES.get(dtype, 1)
+    rest = dtype.block_bytes - _unit_bytes(dtype)
     return header_bytes(dtype, columns) + units * rest * LANES
+
+
+def _unit_bytes(dtype: DType) -> int:
+    """Bytes a block has in the header."""
+    return 1 if dtype == MXFP4 else 2 * len(HEADER_WORDS.get(dtype, (0,)))
 
 
 def _arrange_groups(dtype: DType, blocks: Bytes, out: Bytes) -> None:
     """uint8[16 groups, row_bytes] -> uint8[groups, group_bytes]."""
     groups = len(out)
-    words = blocks.view("<u2").reshape(groups, LANES, -1, dtype.block_bytes // 2)
+    stored = blocks.reshape(groups, LANES, -1, dtype.block_bytes)
+    units = stored.shape[2]
+    exponents = stored[..., :1]
+    if dtype == MXFP4:
+        stored = np.ascontiguousarray(stored[..., 1:])
     # Word i of every block, uint16[words of a block, groups, blocks of a row, 16].
-    planes = np.ascontiguousarray(words.transpose(3, 0, 2, 1))
-    units = planes.shape[2]
-    scales = [104] if dtype == Q6_K else list(range(HALVES.get(dtype, 1)))
+    planes = np.ascontiguousarray(stored.view("<u2").transpose(3, 0, 2, 1))
+    if dtype == MXFP4:
+        scales = exponents.transpose(3, 0, 2, 1)
+    else:
+        scales = planes[list(HEADER_WORDS.get(dtype, (0,)))]
     start = header_bytes(dtype, units * dtype.block_elements)
-    header = out[:, :start].view("<u2")
+    header = out[:, :start].view(scales.dtype)
     filled = units * len(scales) * LANES
-    header[:, :filled].reshape(groups, units, -1, LANES)[:] = np.moveaxis(planes[scales], 0, 2)
+    header[:, :filled].reshape(groups, units, -1, LANES)[:] = np.moveaxis(scales, 0, 2)
     header[:, filled:] = 0
     body = out[:, start:].view("<u4").reshape(groups, units, -1, LANES)
     for place, vectors in enumerate(_body_vectors(dtype, planes)):
@@ -128,6 +155,15 @@ def _body_vectors(dtype: DType, planes: Words) -> list[Dwords]:
         nibbles = np.concatenate([low, high], axis=1).reshape(8, 4, *planes.shape[1:])
         upper = _pair_vectors(_fours(planes[64:96]))
         return [*_dwords(planes[96:104]), *_by_block(upper, nibbles)]
+    if dtype == Q2_K:
+        pairs = _pair_vectors(_fours(planes[8:40]))
+        return [*_dwords(planes[:8]), *pairs.reshape(16, *planes.shape[1:])]
+    if dtype == Q3_K:
+        upper, pairs = _plane_vectors(_fours(planes[:16])), _pair_vectors(_fours(planes[16:48]))
+        return [*_dwords(planes[48:54]), *_by_block(upper, pairs)]
+    if dtype == IQ4_XS:
+        low, high = _nibble_vectors(_fours(planes[4:]).reshape(8, 4, *planes.shape[1:]))
+        return [*_dwords(planes[2:4]), *_by_block(low, high)]
     if dtype in (Q4_K, Q5_K):
         low, high = _nibble_vectors(_fours(planes[-64:]).reshape(4, 8, *planes.shape[1:]))
         nibbles = np.stack([low, high], axis=1).reshape(8, 4, *planes.shape[1:])
@@ -140,10 +176,10 @@ def _body_vectors(dtype: DType, planes: Words) -> list[Dwords]:
     return [*fifth, *low[0], *high[0]]
 
 
-def _by_block(upper: Dwords, nibbles: Dwords) -> list[Dwords]:
-    """The vectors of each 32 elements: upper bits [8, n, ...], then nibbles [8, 4, ...]."""
-    both = np.concatenate([upper, nibbles], axis=1)
-    return list(both.reshape(-1, *nibbles.shape[2:]))
+def _by_block(first: Dwords, second: Dwords) -> list[Dwords]:
+    """The vectors of each 32 elements: the first [8, n, ...], then the second [8, m, ...]."""
+    both = np.concatenate([first, second], axis=1)
+    return list(both.reshape(-1, *second.shape[2:]))
 
 
 def _dwords(words: Words) -> Dwords:
@@ -167,7 +203,7 @@ def _nibble_vectors(fours: Dwords) -> tuple[Dwords, Dwords]:
 
 
 def _pair_vectors(fours: Dwords) -> Dwords:
-    """Q6_K's upper bits: uint32[16, ...] -> uint32[8, 2, ...].
+    """Pairs of bits of Q2_K, Q3_K and Q6_K: uint32[16, ...] -> uint32[8, 2, ...].
 
     Bits 2j and 2j + 1 of fours[8h + t] belong to elements 4t to 4t + 3 of block 4h + j.
     """
@@ -180,7 +216,7 @@ def _pair_vectors(fours: Dwords) -> Dwords:
 
 
 def _plane_vectors(fours: Dwords) -> Dwords:
-    """Q5_K's upper bits: uint32[8, ...] -> uint32[8, 1, ...].
+    """Upper bits of Q3_K and Q5_K: uint32[8, ...] -> uint32[8, 1, ...].
 
     Bit s of fours[t] belongs to elements 4t to 4t + 3 of block s.
     """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import F16, F32, I32, DType
+from contract.dtypes import F16, F32, I32, DType, StorageClass
 from contract.ops import TABLE
 from contract.records import SAMPLING
 from contract.spec import Access, Operand, shape_of
@@ -18,7 +18,7 @@ from harness.parity.shape import Run
 from harness.parity.values import KINDS
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
-from reference.quant import FORMATS
+from reference.quant import FORMATS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
@@ -71,7 +71,7 @@ def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
     """Random stored bits under moderate scales: every integer a format can hold occurs."""
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
     form = FORMATS[dtype]
-    if not form.scale_offsets:
+    if dtype.storage is StorageClass.FLOAT:
         values = rng.standard_normal((rows, columns), dtype=np.float32)
         return Matrix(dtype, shape, form.quantize(values))
     blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), dtype=np.uint8)
@@ -79,6 +79,8 @@ def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
     for offset in form.scale_offsets:
         scale = rng.standard_normal(parts.shape[:2]).astype("<f2")
         parts[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+    if form.exponent_offsets:
+        moderate_scales(dtype, blocks)
     return Matrix(dtype, shape, blocks)
 
 

@@ -20,6 +20,11 @@ from contract.dtypes import (
     BF16,
     F16,
     F32,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -32,6 +37,8 @@ from contract.dtypes import (
 )
 from reference.quant import FORMATS
 from reference.quant.formats import to_half, write_half
+from reference.quant.mxfp4 import EXPONENT_BIAS
+from reference.quant.tables import E2M1, IQ4, Table
 
 Bytes = NDArray[np.uint8]
 
@@ -48,8 +55,9 @@ class BlockShape:
     """How random bytes of a block become weights of a known spread.
 
     ``deviation`` is that of the block's values for scale 1; ``scale_at`` the byte offset of the
-    binary16 scale; ``minimum_at`` that of the minimum, stored as ``minimum`` times the scale so
-    that values centre on 0. A format without a minimum gets scales of either sign.
+    binary16 scale (MXFP4: of its exponent); ``minimum_at`` that of the minimum, stored as
+    ``minimum`` times the scale so that values centre on 0. A format without a minimum gets scales
+    of either sign.
     """
 
     deviation: float
@@ -58,16 +66,23 @@ class BlockShape:
     minimum: float = 0.0
 
 
+_LEVELS_2 = math.sqrt((4**2 - 1) / 12)
+_LEVELS_3 = math.sqrt((8**2 - 1) / 12)
 _LEVELS_4 = math.sqrt((16**2 - 1) / 12)
 _LEVELS_5 = math.sqrt((32**2 - 1) / 12)
 _LEVELS_6 = math.sqrt((64**2 - 1) / 12)
 _LEVELS_8 = math.sqrt((256**2 - 1) / 12)
-_SIX_BIT_MEAN_SQUARE = 63 * 127 / 6
 
 
-def _affine_deviation(levels: float, centre: float) -> float:
-    """Of sc*q - centre*mn with sc, mn uniform in 0..63 and q of mean ``centre``."""
-    return math.sqrt(levels**2 * _SIX_BIT_MEAN_SQUARE + 2 * (centre * _LEVELS_6) ** 2)
+def _affine_deviation(levels: float, centre: float, sub_top: int = 63) -> float:
+    """Of sc*q - centre*mn with sc, mn uniform in 0..sub_top and q of mean ``centre``."""
+    mean_square = sub_top * (2 * sub_top + 1) / 6
+    sub_levels = math.sqrt(((sub_top + 1) ** 2 - 1) / 12)
+    return math.sqrt(levels**2 * mean_square + 2 * (centre * sub_levels) ** 2)
+
+
+def _root_mean_square(table: Table) -> float:
+    return math.sqrt(sum(int(value) ** 2 for value in table.values) / len(table.values))
 
 
 BLOCK_SHAPES = {
@@ -79,6 +94,11 @@ BLOCK_SHAPES = {
     Q4_K: BlockShape(_affine_deviation(_LEVELS_4, 7.5), 0, 2, 7.5),
     Q5_K: BlockShape(_affine_deviation(_LEVELS_5, 15.5), 0, 2, 15.5),
     Q6_K: BlockShape(_LEVELS_6 * _LEVELS_8, 208),
+    Q2_K: BlockShape(_affine_deviation(_LEVELS_2, 1.5, 15), 80, 82, 1.5),
+    Q3_K: BlockShape(_LEVELS_3 * _LEVELS_6, 108),
+    IQ4_NL: BlockShape(_root_mean_square(IQ4), 0),
+    IQ4_XS: BlockShape(_root_mean_square(IQ4) * _LEVELS_6, 0),
+    MXFP4: BlockShape(_root_mean_square(E2M1), 0),
 }
 
 
@@ -122,6 +142,9 @@ def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: f
     shape = BLOCK_SHAPES[dtype]
     out = random_bytes(bits, blocks * dtype.block_bytes).reshape(blocks, dtype.block_bytes)
     spread = random_bytes(bits, 2 * blocks).reshape(2, blocks)
+    if dtype == MXFP4:
+        out[:, shape.scale_at] = _exponents(spread[0], deviation / shape.deviation)
+        return out
     factor = (spread[0].astype(np.float32) + np.float32(128)) * np.float32(2.0**-8)
     scale = to_half(factor * np.float32(deviation / shape.deviation))
     if shape.minimum_at is None:
@@ -131,3 +154,12 @@ def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: f
         write_half(out, shape.minimum_at, to_half(minimum))
     write_half(out, shape.scale_at, scale)
     return out
+
+
+def _exponents(chance: Bytes, scale: float) -> Bytes:
+    """Two neighbouring powers of two, mixed such that their mean square is that of ``scale``."""
+    fraction, exponent = math.frexp(scale)
+    upper = round(256 * (4 * fraction**2 - 1) / 3)
+    return np.where(chance < upper, EXPONENT_BIAS + exponent, EXPONENT_BIAS + exponent - 1).astype(
+        np.uint8
+    )

@@ -16,6 +16,11 @@ from contract.dtypes import (
     BY_NAME,
     F16,
     F32,
+    IQ4_NL,
+    IQ4_XS,
+    Q2_K,
+    Q3_K,
+    Q4_0,
     Q4_K,
     Q5_0,
     Q5_1,
@@ -28,7 +33,7 @@ from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits, ran
 from harness.synth.spec import MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS
 
-FALLBACK = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
+FALLBACK = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0, Q2_K: Q4_0, Q3_K: Q4_0, IQ4_XS: IQ4_NL}
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
 NORM_DEVIATION = 0.1

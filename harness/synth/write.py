@@ -24,11 +24,16 @@ FILE_TYPES = {
     "q8_0": 7,
     "q5_0": 8,
     "q5_1": 9,
+    "q2_k": 10,
+    "q3_k": 11,
     "q4_k": 14,
     MIXED_QUANT: 15,
     "q5_k": 16,
     "q6_k": 18,
+    "iq4_nl": 25,
+    "iq4_xs": 30,
     "bf16": 32,
+    "mxfp4": 38,
 }
 """``general.file_type``, informational: the nearest of llama.cpp's numbers."""
 

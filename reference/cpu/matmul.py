@@ -10,8 +10,9 @@ result is an integer of at most 24 bits: those are exact in binary32 whatever th
   gives both digit sums of a segment, at most 1953*32*256 < 2^24 in magnitude, and 64*hi + lo,
   rounded once, is float(J). P likewise. That is 8 elementwise passes per 256 weights where
   per-sub-block sums would need one set for each sub-block, and half the traffic of binary64. In
-  Q6_K |sc*q| can reach 4096; whether a tile's digit sums fit is measured when it is prepared, and
-  a tile where they do not is multiplied in binary64, exact below 2^53, with one rounding.
+  Q6_K |sc*q| can reach 4096, in IQ4_XS 4064; whether a tile's digit sums fit is measured when it
+  is prepared, and a tile where they do not is multiplied in binary64, exact below 2^53, with one
+  rounding.
 - Float formats: rounded products folded in halves, elementwise; BLAS has no place in rule R4.
 
 A weight is cut in tiles of output rows, a tile in groups of segments and the tokens in tiles such

@@ -90,11 +90,16 @@ class PreparedActivation:
         return digits.transpose(1, 0, 2)
 
     @cached_property
-    def digit_sums(self) -> Float32:
-        """Sums of the digits over every 32 elements, f32[n_segments, 2T, 8]."""
-        shape = (2 * len(self.x), -1, SEGMENT_BLOCKS, BLOCK)
+    def half_digit_sums(self) -> Float32:
+        """Sums of the digits over every 16 elements, f32[n_segments, 2T, 16]."""
+        shape = (2 * len(self.x), -1, 2 * SEGMENT_BLOCKS, BLOCK // 2)
         sums = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32).astype(np.float32)
         return sums.transpose(1, 0, 2)
+
+    @cached_property
+    def digit_sums(self) -> Float32:
+        """Sums of the digits over every 32 elements, f32[n_segments, 2T, 8]."""
+        return self.half_digit_sums[..., 0::2] + self.half_digit_sums[..., 1::2]
 
     def quantize_for(self, storage: StorageClass) -> None:
         """Compute every form this storage class reads, so that threads only ever read them."""
@@ -237,7 +242,9 @@ def _scale_super_blocks(
     """Turn float(J) [segments, T, R] into d*float(J) - dmin*float(P), in place."""
     np.multiply(value, scales.scale[segments], out=value)
     if scales.minimum is not None and scales.sub_minimum is not None:
-        sums = activation.digit_sums[segments, digits]
+        per_block = scales.sub_minimum.shape[1] == SEGMENT_BLOCKS
+        sums = activation.digit_sums if per_block else activation.half_digit_sums
+        sums = sums[segments, digits]
         shape = (*sums.shape[:2], value.shape[-1])
         product = _scratch.take("minima", shape)
         np.matmul(sums, scales.sub_minimum[segments], out=product)

@@ -37,7 +37,7 @@ class Scales:
     """The binary32 scales of some output rows R, None where the format has none.
 
     32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_place`. Super-blocks:
-    ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments, 8, R].
+    ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments, sub-blocks, R].
     """
 
     scale: Float32 | None = None

@@ -1,4 +1,4 @@
-"""How 4-, 5- and 6-bit integers are packed into the bytes of a block."""
+"""How integers of 1 to 6 bits are packed into the bytes of a block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+
+_PAIR_SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 
 
 def unpack_nibbles(packed: Bytes) -> Bytes:
@@ -17,6 +19,16 @@ def pack_nibbles(values: Bytes) -> Bytes:
     """The inverse of :func:`unpack_nibbles`."""
     half = values.shape[-1] // 2
     return values[..., :half] | values[..., half:] << 4
+
+
+def unpack_pairs(packed: Bytes) -> Bytes:
+    """uint8[..., n, 32] -> uint8[..., n, 4, 32]: the bit pairs 0, 2, 4, 6 of each byte."""
+    return packed[..., None, :] >> _PAIR_SHIFTS & 3
+
+
+def pack_pairs(values: Bytes) -> Bytes:
+    """The inverse of :func:`unpack_pairs`."""
+    return np.asarray(np.bitwise_or.reduce(values << _PAIR_SHIFTS, axis=-2), np.uint8)
 
 
 def unpack_bits(packed: Bytes) -> Bytes:
@@ -47,3 +59,19 @@ def pack_six_bit_scales(scales: Bytes, minima: Bytes) -> Bytes:
     second = minima[..., :4] | (minima[..., 4:] >> 4) << 6
     third = (scales[..., 4:] & 15) | (minima[..., 4:] & 15) << 4
     return np.concatenate([first, second, third], axis=-1)
+
+
+def unpack_signed_scales(packed: Bytes) -> NDArray[np.int8]:
+    """The 16 sub-block scales of Q3_K, -32..31: uint8[..., 12] -> int8[..., 16].
+
+    Low bits: (s < 8 ? b[s] : b[s-8] >> 4) & 15; high bits: (b[8 + s%4] >> 2*(s/4)) & 3.
+    """
+    high = (packed[..., None, 8:] >> _PAIR_SHIFTS & 3).reshape(*packed.shape[:-1], 16)
+    return (unpack_nibbles(packed[..., :8]) | high << 4).view(np.int8) - np.int8(32)
+
+
+def pack_signed_scales(scales: NDArray[np.int8]) -> Bytes:
+    """The inverse of :func:`unpack_signed_scales`."""
+    raised = (scales + np.int8(32)).view(np.uint8)
+    high = pack_pairs((raised >> 4).reshape(*raised.shape[:-1], 4, 4))
+    return np.concatenate([pack_nibbles(raised & 15), high], axis=-1)

@@ -79,7 +79,8 @@ class Format:
     ``dequantize`` uint8[rows, row_bytes] -> f32[rows, K]; ``quantize`` the way back, from
     elementwise correctly rounded operations only, so its bytes are the same on every machine;
     ``unpack`` the stored integers and scales (f32[rows, K] for a float format). ``scale_offsets``
-    are the byte offsets of a block's binary16 scales.
+    are the byte offsets of a block's binary16 scales, ``exponent_offsets`` of those stored as a
+    power of two in one byte.
     """
 
     dtype: DType
@@ -87,6 +88,7 @@ class Format:
     quantize: Quantizer
     unpack: Callable[[Bytes], Float32 | Blocks32 | SuperBlocks]
     scale_offsets: tuple[int, ...]
+    exponent_offsets: tuple[int, ...] = ()
 
 
 def split_blocks(blocks: Bytes, block_bytes: int) -> Bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from contract.dtypes import Q6_K
-from reference.quant.bits import pack_nibbles, unpack_nibbles
+from reference.quant.bits import pack_nibbles, pack_pairs, unpack_nibbles, unpack_pairs
 from reference.quant.formats import (
     Bytes,
     Float32,
@@ -20,14 +20,10 @@ from reference.quant.formats import (
     flatten,
     in_row_chunks,
     read_half,
-    reciprocal,
     split_blocks,
-    to_half,
     write_half,
 )
-from reference.quant.rounding import search_symmetric
-
-_PAIR_SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
+from reference.quant.rounding import search_symmetric, signed_super_blocks
 
 
 def unpack(blocks: Bytes) -> SuperBlocks:
@@ -35,7 +31,7 @@ def unpack(blocks: Bytes) -> SuperBlocks:
     parts = split_blocks(blocks, Q6_K.block_bytes)
     low = unpack_nibbles(parts[..., :128].reshape(*parts.shape[:2], 2, 64))
     low = low.reshape(*parts.shape[:2], 2, 4, 32)
-    high = parts[..., 128:192].reshape(*parts.shape[:2], 2, 1, 32) >> _PAIR_SHIFTS & 3
+    high = unpack_pairs(parts[..., 128:192].reshape(*parts.shape[:2], 2, 32))
     q = (low | high << 4).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(parts[..., 192:208]).view(np.int8)
     return SuperBlocks(
@@ -59,18 +55,13 @@ def quantize(values: Float32) -> Bytes:
     rows = len(values)
     parts = values.reshape(rows, -1, 16, 16)
     scale = search_symmetric(np.ascontiguousarray(parts.reshape(-1, 16).T), 32)
-    scale = scale.reshape(parts.shape[:3])
-    place = np.abs(scale).argmax(axis=-1, keepdims=True)
-    d = to_half(np.take_along_axis(scale, place, axis=-1)[..., 0] / np.float32(-128))
-    d32 = d.astype(np.float32)[..., None]
-    sc = np.clip(np.rint(scale * reciprocal(d32)), -128, 127)
-    q = np.clip(np.rint(parts * reciprocal(d32 * sc)[..., None]) + 32, 0, 63).astype(np.uint8)
+    d, sc, scaled = signed_super_blocks(parts, scale.reshape(parts.shape[:3]), 128)
+    q = np.clip(np.rint(scaled) + 32, 0, 63).astype(np.uint8)
     q = q.reshape(*d.shape, 2, 4, 32)
     out = np.empty((*d.shape, Q6_K.block_bytes), np.uint8)
     out[..., :128] = pack_nibbles((q & 15).reshape(*d.shape, 2, 128)).reshape(*d.shape, 128)
-    high = np.bitwise_or.reduce((q >> 4) << _PAIR_SHIFTS, axis=-2)
-    out[..., 128:192] = high.reshape(*d.shape, 64)
-    out[..., 192:208] = sc.astype(np.int8).view(np.uint8)
+    out[..., 128:192] = pack_pairs(q >> 4).reshape(*d.shape, 64)
+    out[..., 192:208] = sc.view(np.uint8)
     write_half(out, 208, d)
     return out.reshape(rows, -1)
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import FORMATS
+from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
+from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
+from reference.quant.mxfp4 import EXPONENT_BIAS
 
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
@@ -19,7 +20,7 @@ from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import find_devices
 from accel.opencl.packets import ABSENT, OPS, PACKET
 from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.opencl.weights import LANES, Layout, header_bytes, repack
+from accel.opencl.weights import LANES, Layout, RepackedWeight, header_bytes, repack
 from contract.errors import TierUnavailable
 
 ENTRY = """
@@ -160,9 +161,7 @@ def _random_blocks(rng: np.random.Generator, dtype: DType, rows: int, columns: i
         values = rng.standard_normal((rows, columns)) * rng.choice([1e-6, 1.0, 1e4], (rows, 1))
         return FORMATS[dtype].quantize(values.astype(np.float32))
     blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), np.uint8)
-    parts = blocks.reshape(rows, -1, dtype.block_bytes)
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset + 1] &= 0xBF
+    moderate_scales(dtype, blocks)
     return blocks
 
 
@@ -231,6 +230,8 @@ def test_largest_magnitudes(products: Products, dtype: DType) -> None:
     parts = blocks.reshape(2, -1, dtype.block_bytes)
     for offset in FORMATS[dtype].scale_offsets:
         parts[..., offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
+    for offset in FORMATS[dtype].exponent_offsets:
+        parts[..., offset] = EXPONENT_BIAS
     if dtype.name == "q6_k":
         parts[..., 192:208] = 0x80
     for tokens in (1, 4):
@@ -241,18 +242,42 @@ def test_largest_magnitudes(products: Products, dtype: DType) -> None:
 @settings(max_examples=40, deadline=None)
 @given(shape=shapes())
 def test_embedding_reads_either_layout(products: Products, shape) -> None:
-    """A row of a table arranged for the products is the row the model file holds."""
+    """A row of a table is the same from the model file's bytes and arranged for the products."""
     dtype, rows, columns, tokens, _, seed = shape
     rng = np.random.default_rng(seed)
     blocks = _random_blocks(rng, dtype, rows, columns)
     ids = rng.integers(0, rows, tokens)
-    got = products.embed(repack(dtype, blocks), dtype, ids)
-    assert (got == FORMATS[dtype].dequantize(blocks[ids])).all()
+    expected = FORMATS[dtype].dequantize(blocks[ids])
+    for weight in (repack(dtype, blocks), RepackedWeight(blocks, Layout.STORED, rows, columns)):
+        assert (products.embed(weight, dtype, ids) == expected).all()
+
+
+def test_every_exponent(products: Products) -> None:
+    """MXFP4's scales from 0 over 2^-126 to 2^127: products, whose overflow is infinite, and rows.
+
+    The smallest activations are such that no result is subnormal.
+    """
+    blocks = np.random.default_rng(1).integers(0, 256, (256, 17), np.uint8)
+    blocks[:, 0] = np.arange(256)
+    x = np.float32(2.0**90) * _random_activations(np.random.default_rng(2), 6, 32)
+    for tokens in (1, 6):
+        expected = matmul(blocks, MXFP4, x[:tokens])
+        assert (products.matmul(blocks, MXFP4, x[:tokens], 2) == expected).all()
+        assert not expected[:, :2].any()
+        assert np.isfinite(expected[:, :100]).all()
+    with np.errstate(over="ignore"):
+        rows = FORMATS[MXFP4].dequantize(blocks)
+    ids = np.arange(256)
+    for weight in (repack(MXFP4, blocks), RepackedWeight(blocks, Layout.STORED, 256, 32)):
+        assert (products.embed(weight, MXFP4, ids) == rows).all()
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
 def test_arranged_weight_takes_no_more_memory(dtype: DType) -> None:
-    """Beside rows of padding, at most one half vector a row group."""
+    """Beside rows of padding, at most one vector a row group that is not full."""
+    columns = max(dtype.block_elements, 32)
+    weight = repack(dtype, np.zeros((3 * LANES, dtype.row_bytes(columns)), np.uint8))
+    assert weight.bytes.nbytes <= 3 * LANES * dtype.row_bytes(columns) + 3 * 48
     blocks = np.zeros((3 * LANES, dtype.row_bytes(768)), np.uint8)
     weight = repack(dtype, blocks)
     assert weight.bytes.nbytes <= blocks.nbytes + 3 * 32

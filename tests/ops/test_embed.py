@@ -15,7 +15,7 @@ from tests.exact.rounding import round32
 from tests.quant.oracle import block32
 from tests.quant.samples import random_blocks
 
-BLOCK_FORMATS = (dtypes.Q4_0, dtypes.Q4_1, dtypes.Q5_0, dtypes.Q5_1, dtypes.Q8_0)
+BLOCK_FORMATS = tuple(d for d in dtypes.WEIGHT_DTYPES if d.storage is dtypes.StorageClass.INTEGER32)
 
 
 def query_of(*ids: int) -> np.ndarray:

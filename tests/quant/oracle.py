@@ -16,8 +16,18 @@ def half(block: bytes, offset: int) -> Fraction:
     return Fraction(struct.unpack_from("<e", block, offset)[0])
 
 
+IQ4 = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+E2M1 = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+
+
 def block32(name: str, block: bytes) -> tuple[list[int], Fraction, Fraction | None]:
     """Integers, d and m (None when the format has none) of one 32-element block."""
+    if name in ("iq4_nl", "mxfp4"):
+        table, body = (IQ4, block[2:]) if name == "iq4_nl" else (E2M1, block[1:])
+        q = [table[body[i % 16] >> (4 * (i // 16)) & 15] for i in range(32)]
+        if name == "iq4_nl":
+            return q, half(block, 0), None
+        return q, Fraction(2) ** (block[0] - 128) if block[0] > 1 else Fraction(0), None
     if name == "q8_0":
         return list(struct.unpack_from("<32b", block, 2)), half(block, 0), None
     affine = name.endswith("_1")
@@ -43,6 +53,17 @@ def super_block(name: str, block: bytes) -> tuple[list[int], list[int], list[int
             high = block[128 + 32 * side + lane] >> (2 * quarter) & 3
             q.append((low | high << 4) - 32)
         return q, list(struct.unpack_from("<16b", block, 192)), [0] * 16, 16
+    if name in ("q2_k", "q3_k"):
+        return two_bit_super_block(name, block)
+    if name == "iq4_xs":
+        high = int.from_bytes(block[2:4], "little")
+        low = int.from_bytes(block[4:8], "little")
+        scales = [((low >> 4 * s & 15) | (high >> 2 * s & 3) << 4) - 32 for s in range(8)]
+        q = []
+        for element in range(256):
+            s, lane = divmod(element, 32)
+            q.append(IQ4[block[8 + 16 * s + lane % 16] >> (4 * (lane // 16)) & 15])
+        return q, scales, [0] * 8, 32
     packed = block[4:16]
     scales, minima = [], []
     for s in range(8):
@@ -61,6 +82,31 @@ def super_block(name: str, block: bytes) -> tuple[list[int], list[int], list[int
             value |= (block[16 + lane] >> s & 1) << 4
         q.append(value)
     return q, scales, minima, 32
+
+
+def two_bit_super_block(name: str, block: bytes) -> tuple[list[int], list[int], list[int], int]:
+    """Q2_K and Q3_K, as :func:`super_block`."""
+    q = []
+    for element in range(256):
+        side, place = divmod(element, 128)
+        pair, lane = divmod(place, 32)
+        low = block[(16 if name == "q2_k" else 32) + 32 * side + lane] >> (2 * pair) & 3
+        if name == "q3_k":
+            low -= 0 if block[lane] >> (4 * side + pair) & 1 else 4
+        q.append(low)
+    if name == "q2_k":
+        return q, [b & 15 for b in block[:16]], [b >> 4 for b in block[:16]], 16
+    packed, scales = block[96:108], []
+    for s in range(16):
+        low = (packed[s] if s < 8 else packed[s - 8] >> 4) & 15
+        scales.append((low | (packed[8 + s % 4] >> 2 * (s // 4) & 3) << 4) - 32)
+    return q, scales, [0] * 16, 16
+
+
+D_AT = {"q2_k": 80, "q3_k": 108, "q6_k": 208}
+"""Offset of the scale d in a super-block, where it is not 0."""
+DMIN_AT = {"q2_k": 82, "q4_k": 2, "q5_k": 2}
+"""Offset of dmin in super-blocks with a minimum."""
 
 
 def quantized_activation(values: list[Fraction]) -> tuple[list[int], Fraction]:
@@ -95,9 +141,9 @@ def segment_value(dtype: DType, blocks: list[bytes], m: list[int]) -> Fraction:
     p = sum(minima[i // sub] * m[i] for i in range(256))
     assert abs(j) < 2**31
     assert abs(p) < 2**31
-    value = round32(half(block, 208 if dtype.name == "q6_k" else 0) * round32(Fraction(j)))
-    if dtype.name != "q6_k":
-        value = round32(value - round32(half(block, 2) * round32(Fraction(p))))
+    value = round32(half(block, D_AT.get(dtype.name, 0)) * round32(Fraction(j)))
+    if dtype.name in DMIN_AT:
+        value = round32(value - round32(half(block, DMIN_AT[dtype.name]) * round32(Fraction(p))))
     return value
 
 

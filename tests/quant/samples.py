@@ -6,33 +6,35 @@ import numpy as np
 from hypothesis import strategies as st
 
 from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import FORMATS
+from reference.quant import FORMATS, moderate_scales
+from reference.quant.mxfp4 import EXPONENT_BIAS
 
 INTEGER_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 FLOAT_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is StorageClass.FLOAT)
 
 
 def random_blocks(dtype: DType, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Blocks of random bytes, uint8[rows, row_bytes], every binary16 scale finite and below 2."""
+    """Blocks of random bytes, uint8[rows, row_bytes], every scale finite and below 2."""
     rng = np.random.default_rng(seed)
     if dtype.storage is StorageClass.FLOAT:
         return FORMATS[dtype].quantize(rng.standard_normal((rows, columns)).astype(np.float32))
     blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), dtype=np.uint8)
-    parts = blocks.reshape(rows, -1, dtype.block_bytes)
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset + 1] &= 0xBF
+    moderate_scales(dtype, blocks)
     return blocks
 
 
 def extreme_blocks(dtype: DType, rows: int, columns: int) -> np.ndarray:
     """Blocks whose integers all have the largest magnitude the format can store; d = 1, m = 1."""
-    fill = {"q4_0": 0x00, "q5_0": 0x00, "q8_0": 0x80, "q6_k": 0x00}.get(dtype.name, 0xFF)
-    blocks = np.full((rows, dtype.row_bytes(columns)), fill, np.uint8)
+    zero_is_extreme = ("q4_0", "q5_0", "q6_k", "q3_k", "iq4_nl", "iq4_xs")
+    fill = {"q8_0": 0x80} | dict.fromkeys(zero_is_extreme, 0)
+    blocks = np.full((rows, dtype.row_bytes(columns)), fill.get(dtype.name, 0xFF), np.uint8)
     parts = blocks.reshape(rows, -1, dtype.block_bytes)
     if dtype.name == "q6_k":
         parts[..., 192:208] = 0x80
     for offset in FORMATS[dtype].scale_offsets:
         parts[..., offset : offset + 2] = np.array([1.0], "<f2").view(np.uint8)
+    for offset in FORMATS[dtype].exponent_offsets:
+        parts[..., offset] = EXPONENT_BIAS
     return blocks
 
 

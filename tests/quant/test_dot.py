@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import Q6_K, Q8_0, DType, StorageClass
+from contract.dtypes import IQ4_XS, Q6_K, Q8_0, DType, StorageClass
 from reference.exact.activation import quantize_activation
 from reference.exact.sums import fold_axis, sum_axis
 from reference.quant import FORMATS
@@ -57,6 +57,10 @@ def test_the_stated_bounds_are_reached() -> None:
     j = sum(abs(scales[i // sub] * q[i]) * 2047 for i in range(256))
     assert j == 16 * 128 * 16 * 32 * 2047
     assert j < 2**31
+    block = extreme_blocks(IQ4_XS, 1, 256)[0].tobytes()
+    q, scales, _, sub = oracle.super_block("iq4_xs", block)
+    assert sum(abs(scales[i // sub] * q[i]) * 2047 for i in range(256)) == 256 * 32 * 127 * 2047
+    assert 256 * 32 * 127 * 2047 < 2**31
     q, _, _ = oracle.block32("q8_0", extreme_blocks(Q8_0, 1, 32)[0].tobytes())
     assert sum(abs(value) for value in q) * 2047 == 32 * 128 * 2047
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from contract.dtypes import F16, Q4_1, Q4_K, Q6_K, Q8_0, DType
+from contract.dtypes import F16, IQ4_NL, IQ4_XS, Q2_K, Q4_1, Q4_K, Q6_K, Q8_0, DType
 from reference.cpu.matmul import prepare_weight, prepared_matmul
 from reference.quant.dot import matmul
 from tests.quant.samples import activations, random_blocks
@@ -38,7 +38,7 @@ def bytes_per_second() -> float:
     return stream.nbytes / best_seconds(stream.max, 5)
 
 
-@pytest.mark.parametrize("dtype", [Q4_1, Q8_0, Q4_K, Q6_K, F16], ids=str)
+@pytest.mark.parametrize("dtype", [Q4_1, Q8_0, Q4_K, Q6_K, F16, Q2_K, IQ4_NL, IQ4_XS], ids=str)
 def test_speed(dtype: DType, bytes_per_second: float) -> None:
     """Prints the ratio to the bound; what is asserted are the bits of what was timed."""
     blocks = random_blocks(dtype, ROWS, COLUMNS, seed=0)

@@ -11,10 +11,15 @@
 #define Q5_0 6
 #define Q5_1 7
 #define Q8_0 8
+#define Q2_K 10
+#define Q3_K 11
 #define Q4_K 12
 #define Q5_K 13
 #define Q6_K 14
+#define IQ4_NL 20
+#define IQ4_XS 23
 #define BF16 30
+#define MXFP4 39
 
 static inline float half_at(const GLOBAL uchar *bytes) {
     return vload_half(0, (const GLOBAL half *)bytes);
@@ -53,6 +58,23 @@ static inline int q6_k_value(const GLOBAL uchar *block, int i) {
     int low = block[64 * upper + l + 32 * (quarter & 1)] >> 4 * (quarter >> 1) & 15;
     int top = block[128 + 32 * upper + l] >> 2 * quarter & 3;
     return (low | top << 4) - 32;
+}
+
+// The two bits of element i of a Q2_K or Q3_K super-block.
+static inline int two_bit_value(const GLOBAL uchar *q, int i) {
+    return q[i / 128 * 32 + i % 32] >> 2 * (i % 128 / 32) & 3;
+}
+
+// The scale of sub-block s of Q3_K, from the 12 packed bytes.
+static inline int q3_k_scale(const GLOBAL uchar *packed, int s) {
+    int low = packed[s % 8] >> 4 * (s / 8) & 15, high = packed[8 + s % 4] >> 2 * (s / 4) & 3;
+    return (low | high << 4) - 32;
+}
+
+// The scale of sub-block s of IQ4_XS.
+static inline int iq4_xs_scale(const GLOBAL uchar *block, int s) {
+    int low = block[4 + s / 2] >> 4 * (s & 1) & 15, high = block[2 + s / 4] >> 2 * (s & 3) & 3;
+    return (low | high << 4) - 32;
 }
 
 #endif

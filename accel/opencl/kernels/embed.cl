@@ -4,6 +4,10 @@
 // sizes:    tokens, hidden
 // stride[1] is the bytes of a row of a table in the stored layout. Tokens are split among workers.
 
+static int table_value(uint dtype, int nibble) {
+    return (int)(look_up_lane(table_bytes(dtype), (uint)nibble) & 0xFF) - OFFSET(dtype);
+}
+
 static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
     switch (dtype) {
         case F32: return ((const GLOBAL float *)row)[k];
@@ -39,6 +43,37 @@ static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
             float scale = half_at(block) * (float)sub_scale(block + 4, i / 32);
             float minimum = half_at(block + 2) * (float)sub_minimum(block + 4, i / 32);
             return scale * (float)affine_super_value(dtype, block, i) - minimum;
+        }
+        case Q2_K: {
+            const GLOBAL uchar *block = row + k / 256 * 84;
+            int i = k % 256;
+            float scale = half_at(block + 80) * (float)(block[i / 16] & 15);
+            float minimum = half_at(block + 82) * (float)(block[i / 16] >> 4);
+            return scale * (float)two_bit_value(block + 16, i) - minimum;
+        }
+        case Q3_K: {
+            const GLOBAL uchar *block = row + k / 256 * 110;
+            int i = k % 256;
+            int upper = block[i % 32] >> i / 32 & 1;
+            float scale = half_at(block + 108) * (float)q3_k_scale(block + 96, i / 16);
+            return scale * (float)((two_bit_value(block + 32, i) | upper << 2) - 4);
+        }
+        case IQ4_NL: {
+            const GLOBAL uchar *block = row + k / 32 * 18;
+            int nibble = nibble_value(block + 2, 0, k % 32);
+            return (float)table_value(dtype, nibble) * half_at(block);
+        }
+        case MXFP4: {
+            const GLOBAL uchar *block = row + k / 32 * 17;
+            int nibble = nibble_value(block + 1, 0, k % 32);
+            return (float)table_value(dtype, nibble) * power_scale(block[0]);
+        }
+        case IQ4_XS: {
+            const GLOBAL uchar *block = row + k / 256 * 136;
+            int s = k % 256 / 32;
+            int nibble = nibble_value(block + 8 + 16 * s, 0, k % 32);
+            float scale = half_at(block) * (float)iq4_xs_scale(block, s);
+            return scale * (float)table_value(dtype, nibble);
         }
         default: {
             const GLOBAL uchar *block = row + k / 256 * 210;

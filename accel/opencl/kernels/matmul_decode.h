@@ -67,10 +67,10 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
         int16 sum = block_dot(dtype, body, first, second, start, 0, 8);
         UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
             prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
-        float16 term = load_halves(header) * convert_float16(sum);
+        float16 term = load_scales(dtype, header) * convert_float16(sum);
         if (HAS_MINIMUM(dtype)) {
             int16 m = dot_pairs(0, ones, (uint16)(sums[b]));
-            term = term + load_halves(header + 32) * convert_float16(m);
+            term = term + load_minima(header) * convert_float16(m);
         }
         value = value + term;
         header += UNIT_BYTES(dtype);
@@ -84,23 +84,25 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
 // One super-block for 16 rows, before the activation's scale.
 INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
                              const uint *first, const uint *second, const GLOBAL uint *sums) {
-    const SUB_SCALES scales = load_sub_scales(dtype, body);
+    const uint minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
+    const SUB_SCALES scales = load_sub_scales(dtype, header, body);
     int16 scaled = 0, minima = 0;
     body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     UNROLL for (int s = 0; s < 8; s++) {
-        if (dtype == Q6_K) {
-            int16 low = dot_pairs(0, 0x0000FFE0u, (uint16)(sums[s]));
-            int16 high = dot_pairs(0, 0xFFE00000u, (uint16)(sums[s]));
+        const uint16 sum = sums[s];
+        if (HAS_HALF_BLOCKS(dtype)) {
+            int16 low = OFFSET(dtype) ? dot_pairs(0, minus_offset & 0xFFFFu, sum) : 0;
+            int16 high = OFFSET(dtype) ? dot_pairs(0, minus_offset & 0xFFFF0000u, sum) : 0;
             low = block_dot(dtype, body, first, second, low, 0, 4);
             high = block_dot(dtype, body, first, second, high, 4, 8);
             scaled += sub_block_number(dtype, scales.scale, 2 * s) * low;
             scaled += sub_block_number(dtype, scales.scale, 2 * s + 1) * high;
         } else {
-            uint16 mn = as_uint16(sub_block_number(dtype, scales.minimum, s));
+            int16 start = OFFSET(dtype) ? dot_pairs(0, minus_offset, sum) : 0;
             scaled += sub_block_number(dtype, scales.scale, s) *
-                      block_dot(dtype, body, first, second, 0, 0, 8);
-            minima = dot_pairs(minima, mn | mn << 16, (uint16)(sums[s]));
+                      block_dot(dtype, body, first, second, start, 0, 8);
         }
+        if (HAS_MINIMUM(dtype)) minima = dot_pairs(minima, minimum_pair(dtype, &scales, s), sum);
         UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
             prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
@@ -109,7 +111,7 @@ INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBA
     }
     float16 value = load_halves(header) * convert_float16(scaled);
     if (!HAS_MINIMUM(dtype)) return value;
-    return value - load_halves(header + 32) * convert_float16(minima);
+    return value - load_minima(header) * convert_float16(minima);
 }
 
 // Columns [begin, end) of 16 rows added to `total` by rule R3; begin starts a span, end ends one or

@@ -2,14 +2,16 @@
 //
 // Rows are cut in groups of 16, the last padded with zeros. A group is a header and a body, each a
 // whole number of 64-byte vectors:
-//   header: for every block (of 32, or super-block) 16 binary16 scales, then 16 minima if any
-//   body:   for every super-block 3 (Q4_K, Q5_K) or 4 (Q6_K) vectors of sub-block scales, a dword
-//           of the stored bytes to a lane; for every 32 elements the vectors of their upper bits,
-//           then those of their nibbles (or, Q8_0, bytes)
+//   header: for every block (of 32, or super-block) 16 binary16 scales (MXFP4: 16 exponents of one
+//           byte), then 16 minima if any (IQ4_XS: the 16 words scales_h)
+//   body:   for every super-block 1 (IQ4_XS), 3 (Q3_K, Q4_K, Q5_K) or 4 (Q2_K, Q6_K) vectors of
+//           sub-block scales, a dword of the stored bytes to a lane; for every 32 elements the
+//           vectors of their upper bits, then those of their lower bits
 // Vector i of nibbles holds elements 8i to 8i + 3 in the low and 8i + 4 to 8i + 7 in the high
-// nibbles, bytes in the order of matmul_lanes.h. The upper bits of elements 4t to 4t + 3 lie in the
-// bytes of the same order, at bit t (1 bit) or at bit 2 (t % 4) of vector t / 4 (2 bits).
-// Integers are stored unsigned: OFFSET is to be subtracted.
+// nibbles, bytes in the order of matmul_lanes.h. Other bits of elements 4t to 4t + 3 lie in the
+// bytes of the same order: single bits at bit t, pairs at bit 2 (t % 4) of vector t / 4, whole
+// bytes in vector t. Integers are stored unsigned: OFFSET is to be subtracted. Nibbles of IQ4_NL,
+// IQ4_XS and MXFP4 are places in a table.
 
 #ifndef MATMUL_FORMATS_H
 #define MATMUL_FORMATS_H
@@ -18,17 +20,38 @@
 
 // `dtype` is a constant wherever these are used, so that each format gets code of its own.
 #define IS_FLOAT(dtype) ((dtype) == F32 || (dtype) == F16 || (dtype) == BF16)
-#define IS_SUPER(dtype) ((dtype) == Q4_K || (dtype) == Q5_K || (dtype) == Q6_K)
-#define HAS_MINIMUM(dtype) \
-    ((dtype) == Q4_1 || (dtype) == Q5_1 || (dtype) == Q4_K || (dtype) == Q5_K)
-#define OFFSET(dtype) \
-    ((dtype) == Q4_0 ? 8 : (dtype) == Q5_0 ? 16 : (dtype) == Q6_K ? 32 : (dtype) == Q8_0 ? 128 : 0)
-#define UPPER_VECTORS(dtype) \
-    ((dtype) == Q5_0 || (dtype) == Q5_1 || (dtype) == Q5_K ? 1 : (dtype) == Q6_K ? 2 : 0)
-#define BLOCK_VECTORS(dtype) ((dtype) == Q8_0 ? 8 : 4 + UPPER_VECTORS(dtype))
-#define SUB_SCALE_VECTORS(dtype) ((dtype) == Q6_K ? 4 : IS_SUPER(dtype) ? 3 : 0)
+#define IS_SUPER(dtype)                                             \
+    ((dtype) == Q4_K || (dtype) == Q5_K || HAS_HALF_BLOCKS(dtype) || \
+     (dtype) == IQ4_XS)
+// Sub-blocks of 16 elements, two in each block of 32.
+#define HAS_HALF_BLOCKS(dtype) ((dtype) == Q2_K || (dtype) == Q3_K || (dtype) == Q6_K)
+#define HAS_MINIMUM(dtype)                                                            \
+    ((dtype) == Q4_1 || (dtype) == Q5_1 || (dtype) == Q4_K || (dtype) == Q5_K || \
+     (dtype) == Q2_K)
+#define HAS_TABLE(dtype) ((dtype) == IQ4_NL || (dtype) == IQ4_XS || (dtype) == MXFP4)
+#define OFFSET(dtype)                                                         \
+    ((dtype) == Q3_K                                           ? 4            \
+     : (dtype) == Q4_0                                         ? 8            \
+     : (dtype) == MXFP4                                        ? 12           \
+     : (dtype) == Q5_0                                         ? 16           \
+     : (dtype) == Q6_K                                         ? 32           \
+     : (dtype) == Q8_0 || (dtype) == IQ4_NL || (dtype) == IQ4_XS ? 128        \
+                                                               : 0)
+#define UPPER_BITS(dtype)                                                         \
+    ((dtype) == Q3_K || (dtype) == Q5_0 || (dtype) == Q5_1 || (dtype) == Q5_K ? 1 \
+     : (dtype) == Q6_K                                                        ? 2 \
+                                                                              : 0)
+#define LOWER_BITS(dtype) ((dtype) == Q8_0 ? 8 : (dtype) == Q2_K || (dtype) == Q3_K ? 2 : 4)
+// A vector holds one bit of all of 32 elements of 16 rows.
+#define BLOCK_VECTORS(dtype) (LOWER_BITS(dtype) + UPPER_BITS(dtype))
+#define SUB_SCALE_VECTORS(dtype)                \
+    ((dtype) == Q2_K || (dtype) == Q6_K ? 4     \
+     : (dtype) == IQ4_XS                ? 1     \
+     : IS_SUPER(dtype)                  ? 3     \
+                                        : 0)
 #define UNIT_ELEMENTS(dtype) (IS_SUPER(dtype) ? 256 : 32)
-#define UNIT_BYTES(dtype) (HAS_MINIMUM(dtype) ? 64 : 32)
+#define UNIT_BYTES(dtype) \
+    ((dtype) == MXFP4 ? 16 : HAS_MINIMUM(dtype) || (dtype) == IQ4_XS ? 64 : 32)
 
 INLINE uint header_bytes(uint dtype, uint columns) {
     return (columns / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype) + VECTOR_BYTES - 1) / VECTOR_BYTES *
@@ -44,6 +67,15 @@ INLINE uint group_bytes(uint dtype, uint columns) {
     return header_bytes(dtype, columns) + body_vectors(dtype, columns) * VECTOR_BYTES;
 }
 
+// The sixteen values of a table plus OFFSET, as bytes.
+INLINE uint4 table_bytes(uint dtype) {
+    return dtype == MXFP4 ? (uint4)(0x0F0E0D0Cu, 0x18141210u, 0x090A0B0Cu, 0x00040608u)
+                          : (uint4)(0x3F2D1801u, 0x766A5D4Fu, 0xA6998D81u, 0xF1D9C5B5u);
+}
+
+// MXFP4's 2^(e - 128), and 0 for the exponents whose scale would be subnormal.
+INLINE float power_scale(uint e) { return as_float((max(e, 1u) - 1u) << 23); }
+
 MATMUL_TARGET_BEGIN
 
 INLINE uint16 shift_left(uint16 value, int places) {
@@ -52,52 +84,138 @@ INLINE uint16 shift_left(uint16 value, int places) {
 
 // Elements 4t to 4t + 3 of 32 whose vectors begin at `block`, as unsigned bytes; t is a constant.
 INLINE uint16 weight_bytes(uint dtype, const GLOBAL uchar *block, int t) {
-    const GLOBAL uchar *nibbles = block + UPPER_VECTORS(dtype) * VECTOR_BYTES;
-    if (dtype == Q8_0) return load_lanes(nibbles + t * VECTOR_BYTES);
-    uint16 q = load_lanes(nibbles + t / 2 * VECTOR_BYTES);
-    q = (t & 1 ? q >> 4 : q) & 0x0F0F0F0Fu;
-    if (UPPER_VECTORS(dtype) == 1)
-        q |= shift_left(load_lanes(block), 4 - t) & 0x10101010u;
-    else if (UPPER_VECTORS(dtype) == 2)
+    const GLOBAL uchar *lower = block + UPPER_BITS(dtype) * VECTOR_BYTES;
+    if (LOWER_BITS(dtype) == 8) return load_lanes(lower + t * VECTOR_BYTES);
+    uint16 q;
+    if (LOWER_BITS(dtype) == 4)
+        q = (load_lanes(lower + t / 2 * VECTOR_BYTES) >> (uint)(4 * (t & 1))) & 0x0F0F0F0Fu;
+    else
+        q = (load_lanes(lower + t / 4 * VECTOR_BYTES) >> (uint)(2 * (t & 3))) & 0x03030303u;
+    if (UPPER_BITS(dtype) == 1)
+        q |= shift_left(load_lanes(block), LOWER_BITS(dtype) - t) &
+             (0x01010101u << LOWER_BITS(dtype));
+    else if (UPPER_BITS(dtype) == 2)
         q |= shift_left(load_lanes(block + t / 4 * VECTOR_BYTES), 4 - 2 * (t & 3)) & 0x30303030u;
-    return q;
+    return HAS_TABLE(dtype) ? look_up(table_bytes(dtype), q) : q;
 }
 
-// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i].
+// The scales of the blocks (or super-blocks) whose part of the header begins at `unit`.
+INLINE float16 load_scales(uint dtype, const GLOBAL uchar *unit) {
+    if (dtype != MXFP4) return load_halves(unit);
+    return as_float16((convert_uint16(max(vload16(0, unit), (uchar)1)) - 1u) << 23u);
+}
+
+INLINE float16 load_minima(const GLOBAL uchar *unit) { return load_halves(unit + 2 * LANES); }
+
+// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i]. IQ4_XS: their
+// low nibbles side by side in scale[0], their high bits in scale[1].
 typedef struct {
     uint16 scale[4];
-    uint16 minimum[2];
+    uint16 minimum[4];
 } SUB_SCALES;
 
-INLINE SUB_SCALES load_sub_scales(uint dtype, const GLOBAL uchar *body) {
+INLINE SUB_SCALES load_sub_scales(uint dtype, const GLOBAL uchar *unit, const GLOBAL uchar *body) {
     SUB_SCALES s;
-    uint16 a = load_lanes(body), b = load_lanes(body + VECTOR_BYTES);
-    uint16 c = load_lanes(body + 2 * VECTOR_BYTES);
-    if (dtype == Q6_K) {
-        s.scale[0] = a;
-        s.scale[1] = b;
-        s.scale[2] = c;
-        s.scale[3] = load_lanes(body + 3 * VECTOR_BYTES);
+    uint16 v[4];
+    for (int i = 0; i < SUB_SCALE_VECTORS(dtype); i++) v[i] = load_lanes(body + i * VECTOR_BYTES);
+    if (dtype == IQ4_XS) {
+        s.scale[0] = v[0];
+        s.scale[1] = convert_uint16(vload16(0, (const GLOBAL ushort *)(unit + 2 * LANES)));
+    } else if (dtype == Q2_K || dtype == Q6_K) {
+        UNROLL for (int i = 0; i < 4; i++) {
+            s.scale[i] = dtype == Q2_K ? v[i] & 0x0F0F0F0Fu : v[i];
+            s.minimum[i] = (v[i] >> 4) & 0x0F0F0F0Fu;
+        }
+    } else if (dtype == Q3_K) {
+        UNROLL for (int i = 0; i < 4; i++) {
+            uint16 number = ((v[i & 1] >> (uint)(i / 2 * 4)) & 0x0F0F0F0Fu) |
+                            (shift_left(v[2], 4 - 2 * i) & 0x30303030u);
+            s.scale[i] = ((number | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+        }
     } else {
-        s.scale[0] = a & 0x3F3F3F3Fu;
-        s.scale[1] = (c & 0x0F0F0F0Fu) | ((a >> 2) & 0x30303030u);
-        s.minimum[0] = b & 0x3F3F3F3Fu;
-        s.minimum[1] = ((c >> 4) & 0x0F0F0F0Fu) | ((b >> 2) & 0x30303030u);
+        s.scale[0] = v[0] & 0x3F3F3F3Fu;
+        s.scale[1] = (v[2] & 0x0F0F0F0Fu) | ((v[0] >> 2) & 0x30303030u);
+        s.minimum[0] = v[1] & 0x3F3F3F3Fu;
+        s.minimum[1] = ((v[2] >> 4) & 0x0F0F0F0Fu) | ((v[1] >> 2) & 0x30303030u);
     }
     return s;
 }
 
-// Byte i % 4 of vector i / 4 as a number: signed for Q6_K, whose scales are.
+// The scale or the minimum of sub-block i.
 INLINE int16 sub_block_number(uint dtype, const uint16 *vectors, int i) {
+    if (dtype == IQ4_XS) {
+        uint16 high = (vectors[1] >> (uint)(2 * i)) & 3u;
+        return as_int16(((vectors[0] >> (uint)(4 * i)) & 15u) | high << 4) - 32;
+    }
     uint16 raised = vectors[i / 4] << (uint)(24 - 8 * (i & 3));
-    return dtype == Q6_K ? as_int16(raised) >> 24 : as_int16(raised >> 24);
+    return dtype == Q3_K || dtype == Q6_K ? as_int16(raised) >> 24 : as_int16(raised >> 24);
+}
+
+INLINE uint16 twice(int16 number) {
+    uint16 low = as_uint16(number) & 0xFFFFu;
+    return low | low << 16;
+}
+
+// The minima of the two halves of block b, as 16-bit numbers.
+INLINE uint16 minimum_pair(uint dtype, const SUB_SCALES *scales, int b) {
+    if (!HAS_HALF_BLOCKS(dtype)) return twice(sub_block_number(dtype, scales->minimum, b));
+    uint16 bytes = scales->minimum[b / 2] >> (uint)(16 * (b & 1));
+    return (bytes & 0xFFu) | (bytes & 0xFF00u) << 8;
 }
 
 MATMUL_TARGET_END
 
-// The dword of lane `row % 16` in vector `vector` of a body.
-INLINE uint lane_dword(const GLOBAL uchar *body, uint vector, uint row) {
-    return ((const GLOBAL uint *)body)[vector * LANES + row % LANES];
+// The same for one lane, whose dword of the body's vector 0 is at `lane`.
+
+// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes.
+INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
+    const uint lower = vector + UPPER_BITS(dtype);
+    if (LOWER_BITS(dtype) == 8) return lane[(lower + t) * LANES];
+    uint q;
+    if (LOWER_BITS(dtype) == 4)
+        q = (lane[(lower + t / 2) * LANES] >> (4 * (t & 1))) & 0x0F0F0F0Fu;
+    else
+        q = (lane[(lower + t / 4) * LANES] >> (2 * (t & 3))) & 0x03030303u;
+    if (UPPER_BITS(dtype) == 1)
+        q |= (lane[vector * LANES] >> t & 0x01010101u) << LOWER_BITS(dtype);
+    else if (UPPER_BITS(dtype) == 2)
+        q |= (lane[(vector + t / 4) * LANES] >> (2 * (t & 3)) & 0x03030303u) << 4;
+    return HAS_TABLE(dtype) ? look_up_lane(table_bytes(dtype), q) : q;
+}
+
+INLINE float lane_scale(uint dtype, const GLOBAL uchar *unit, uint row) {
+    if (dtype == MXFP4) return power_scale(unit[row % LANES]);
+    return vload_half(row % LANES, (const GLOBAL half *)unit);
+}
+
+INLINE float lane_minimum(const GLOBAL uchar *unit, uint row) {
+    return vload_half(LANES + row % LANES, (const GLOBAL half *)unit);
+}
+
+// The scale of sub-block s, the super-block's vectors beginning at `vector`.
+INLINE int lane_sub_scale(uint dtype, const GLOBAL uchar *unit, uint row, const GLOBAL uint *lane,
+                          uint vector, int s) {
+    const uint place = 8 * (s & 3);
+    if (dtype == Q6_K) return (char)(lane[(vector + s / 4) * LANES] >> place);
+    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> place & 15;
+    if (dtype == IQ4_XS) {
+        uint high = ((const GLOBAL ushort *)unit)[LANES + row % LANES];
+        return (int)((lane[vector * LANES] >> 4 * s & 15) | (high >> 2 * s & 3) << 4) - 32;
+    }
+    uint c = lane[(vector + 2) * LANES] >> place;
+    if (dtype == Q3_K) {
+        uint low = lane[(vector + (s / 4 & 1)) * LANES] >> place >> s / 8 * 4;
+        return (int)((low & 15) | (c >> s / 4 * 2 & 3) << 4) - 32;
+    }
+    uint a = lane[vector * LANES] >> place;
+    return s < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
+}
+
+INLINE int lane_sub_minimum(uint dtype, const GLOBAL uint *lane, uint vector, int s) {
+    const uint place = 8 * (s & 3);
+    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> place >> 4 & 15;
+    uint b = lane[(vector + 1) * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
+    return s < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
 }
 
 // Element (row, column) of a matrix in this layout, dequantized: q d (+ minimum), or
@@ -105,38 +223,20 @@ INLINE uint lane_dword(const GLOBAL uchar *body, uint vector, uint row) {
 static float lanes_element(uint dtype, const GLOBAL uchar *matrix, uint columns, uint row,
                            uint column) {
     const GLOBAL uchar *group = matrix + (ulong)(row / LANES) * group_bytes(dtype, columns);
-    const GLOBAL half *unit =
-        (const GLOBAL half *)(group + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype));
-    const GLOBAL uchar *body = group + header_bytes(dtype, columns);
-    const uint first = column / 256 * 256, in_block = column % 32, t = in_block / 4;
-    const uint byte = 8 * ((column & 1) << 1 | (column >> 1 & 1));
-    uint vector = body_vectors(dtype, first), scales = vector;
-    vector += SUB_SCALE_VECTORS(dtype) + (column - first) / 32 * BLOCK_VECTORS(dtype);
-    uint upper = vector, nibbles = vector + UPPER_VECTORS(dtype);
-    int q;
-    if (dtype == Q8_0) {
-        q = lane_dword(body, nibbles + t, row) >> byte & 0xFF;
-    } else {
-        q = lane_dword(body, nibbles + t / 2, row) >> (byte + 4 * (t & 1)) & 15;
-        if (UPPER_VECTORS(dtype) == 1) q |= (lane_dword(body, upper, row) >> (byte + t) & 1) << 4;
-        if (UPPER_VECTORS(dtype) == 2)
-            q |= (lane_dword(body, upper + t / 4, row) >> (byte + 2 * (t & 3)) & 3) << 4;
-    }
-    float value = (float)(q - OFFSET(dtype));
-    float d = vload_half(row % LANES, unit);
-    float minimum = HAS_MINIMUM(dtype) ? vload_half(LANES + row % LANES, unit) : 0.0f;
-    if (!IS_SUPER(dtype)) return HAS_MINIMUM(dtype) ? value * d + minimum : value * d;
-    if (dtype == Q6_K) {
-        uint s = (column - first) / 16;
-        int scale = (char)(lane_dword(body, scales + s / 4, row) >> 8 * (s & 3));
-        return d * (float)scale * value;
-    }
-    uint s = (column - first) / 32, place = 8 * (s & 3);
-    uint a = lane_dword(body, scales, row) >> place, b = lane_dword(body, scales + 1, row) >> place;
-    uint c = lane_dword(body, scales + 2, row) >> place;
-    uint scale = s < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
-    uint mn = s < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
-    return d * (float)scale * value - minimum * (float)mn;
+    const GLOBAL uchar *unit = group + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype);
+    const GLOBAL uint *lane =
+        (const GLOBAL uint *)(group + header_bytes(dtype, columns)) + row % LANES;
+    const uint first = column / 256 * 256, scales = body_vectors(dtype, first);
+    const uint vector =
+        scales + SUB_SCALE_VECTORS(dtype) + (column - first) / 32 * BLOCK_VECTORS(dtype);
+    const uint place = 8 * ((column & 1) << 1 | (column >> 1 & 1));
+    const uint byte = lane_bytes(dtype, lane, vector, column % 32 / 4) >> place & 0xFF;
+    const float q = (float)((int)byte - OFFSET(dtype)), d = lane_scale(dtype, unit, row);
+    if (!IS_SUPER(dtype)) return HAS_MINIMUM(dtype) ? q * d + lane_minimum(unit, row) : q * d;
+    const int s = (column - first) / (HAS_HALF_BLOCKS(dtype) ? 16 : 32);
+    const float value = d * (float)lane_sub_scale(dtype, unit, row, lane, scales, s) * q;
+    if (!HAS_MINIMUM(dtype)) return value;
+    return value - lane_minimum(unit, row) * (float)lane_sub_minimum(dtype, lane, scales, s);
 }
 
 #endif

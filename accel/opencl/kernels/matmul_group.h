@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
     uint q[8];
     int scale[2];  // of the sub-blocks of a super-block
-    int minimum;
+    int minimum[2];
     float d;       // of a 32-block
     float least;
 } BLOCK;
@@ -59,68 +59,44 @@ INLINE int dot_four(int sum, uint q, uint low, uint high) {
 INLINE int low_sum(uint sums) { return (short)(sums & 0xFFFFu); }
 INLINE int high_sum(uint sums) { return (int)sums >> 16; }
 
-// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes.
-INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
-    const uint nibbles = vector + UPPER_VECTORS(dtype);
-    if (dtype == Q8_0) return lane[(nibbles + t) * LANES];
-    uint q = (lane[(nibbles + t / 2) * LANES] >> (4 * (t & 1))) & 0x0F0F0F0Fu;
-    if (UPPER_VECTORS(dtype) == 1)
-        q |= (lane[vector * LANES] >> t & 0x01010101u) << 4;
-    else if (UPPER_VECTORS(dtype) == 2)
-        q |= (lane[(vector + t / 4) * LANES] >> (2 * (t & 3)) & 0x03030303u) << 4;
-    return q;
-}
-
-// Byte i of the sub-scales a lane holds, unpacked as load_sub_scales does.
-INLINE int lane_sub_scale(uint dtype, const GLOBAL uint *lane, uint vector, int s) {
-    const uint place = 8 * (s & 3);
-    if (dtype == Q6_K) return (char)(lane[(vector + s / 4) * LANES] >> place);
-    uint a = lane[vector * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
-    return s < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
-}
-
-INLINE int lane_sub_minimum(const GLOBAL uint *lane, uint vector, int s) {
-    const uint place = 8 * (s & 3);
-    uint b = lane[(vector + 1) * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
-    return s < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
-}
-
 // Where 16 rows lie, for the item's own row.
 typedef struct {
-    const GLOBAL half *header;
+    const GLOBAL uchar *header;
     const GLOBAL uint *lane;
 } LANE_ROWS;
 
 INLINE LANE_ROWS lane_rows(uint dtype, const MATMUL *p, uint row_group) {
     LANE_ROWS rows;
-    const uint lane = get_local_id(0) % LANES;
-    const GLOBAL uchar *group = p->weight + (ulong)row_group * group_bytes(dtype, p->columns);
-    rows.header = (const GLOBAL half *)group + lane;
-    rows.lane = (const GLOBAL uint *)(group + header_bytes(dtype, p->columns)) + lane;
+    rows.header = p->weight + (ulong)row_group * group_bytes(dtype, p->columns);
+    rows.lane = (const GLOBAL uint *)(rows.header + header_bytes(dtype, p->columns)) +
+                get_local_id(0) % LANES;
     return rows;
 }
 
-INLINE const GLOBAL half *unit_header(uint dtype, LANE_ROWS rows, uint column) {
-    return rows.header + column / UNIT_ELEMENTS(dtype) * (UNIT_BYTES(dtype) / 2);
+INLINE const GLOBAL uchar *unit_header(uint dtype, LANE_ROWS rows, uint column) {
+    return rows.header + column / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype);
 }
 
 // Block `part` of the segment that begins at `column`.
 INLINE BLOCK load_block(uint dtype, LANE_ROWS rows, uint column, uint part) {
     BLOCK block;
+    const uint item = get_local_id(0);
+    const GLOBAL uchar *unit = unit_header(dtype, rows, column + 32 * part);
     const uint start = body_vectors(dtype, column);
     const uint vector = start + SUB_SCALE_VECTORS(dtype) + part * BLOCK_VECTORS(dtype);
     UNROLL for (int t = 0; t < 8; t++)
         block.q[t] = swap_middle(lane_bytes(dtype, rows.lane, vector, t));
-    if (dtype == Q6_K) {
-        block.scale[0] = lane_sub_scale(dtype, rows.lane, start, 2 * part);
-        block.scale[1] = lane_sub_scale(dtype, rows.lane, start, 2 * part + 1);
-    } else if (IS_SUPER(dtype)) {
-        block.scale[0] = lane_sub_scale(dtype, rows.lane, start, part);
-        block.minimum = lane_sub_minimum(rows.lane, start, part);
+    if (IS_SUPER(dtype)) {
+        const uint halves = HAS_HALF_BLOCKS(dtype) ? 2 : 1;
+        UNROLL for (uint i = 0; i < halves; i++) {
+            const uint s = halves * part + i;
+            block.scale[i] = lane_sub_scale(dtype, unit, item, rows.lane, start, s);
+            if (HAS_MINIMUM(dtype))
+                block.minimum[i] = lane_sub_minimum(dtype, rows.lane, start, s);
+        }
     } else {
-        const GLOBAL half *unit = unit_header(dtype, rows, column + 32 * part);
-        block.d = vload_half(0, unit);
-        if (HAS_MINIMUM(dtype)) block.least = vload_half(LANES, unit);
+        block.d = lane_scale(dtype, unit, item);
+        if (HAS_MINIMUM(dtype)) block.least = lane_minimum(unit, item);
     }
     return block;
 }
@@ -139,11 +115,14 @@ INLINE void add_block(uint dtype, const BLOCK *block, const GLOBAL short *m, uin
     dot[0] -= OFFSET(dtype) * low_sum(sums);
     dot[1] -= OFFSET(dtype) * high_sum(sums);
     const int sum = low_sum(sums) + high_sum(sums);
-    if (dtype == Q6_K) {
+    if (HAS_HALF_BLOCKS(dtype)) {
         partials->first[slot][item] = block->scale[0] * dot[0] + block->scale[1] * dot[1];
+        if (HAS_MINIMUM(dtype))
+            partials->second[slot][item] =
+                block->minimum[0] * low_sum(sums) + block->minimum[1] * high_sum(sums);
     } else if (IS_SUPER(dtype)) {
         partials->first[slot][item] = block->scale[0] * (dot[0] + dot[1]);
-        partials->second[slot][item] = block->minimum * sum;
+        if (HAS_MINIMUM(dtype)) partials->second[slot][item] = block->minimum[0] * sum;
     } else {
         float term = block->d * (float)(dot[0] + dot[1]);
         if (HAS_MINIMUM(dtype)) term = term + block->least * (float)sum;
@@ -157,14 +136,15 @@ INLINE float slot_segment(uint dtype, LANE_ROWS rows, uint column, uint columns,
     const __local int *first = partials->first[slot] + get_local_id(0) % LANES;
     const __local int *second = partials->second[slot] + get_local_id(0) % LANES;
     if (IS_SUPER(dtype)) {
-        const GLOBAL half *unit = unit_header(dtype, rows, column);
+        const GLOBAL uchar *unit = unit_header(dtype, rows, column);
         int scaled = 0, minima = 0;
         UNROLL for (int b = 0; b < SEGMENT_BLOCKS; b++) {
             scaled += first[b * LANES];
             if (HAS_MINIMUM(dtype)) minima += second[b * LANES];
         }
-        float value = vload_half(0, unit) * (float)scaled;
-        if (HAS_MINIMUM(dtype)) value = value - vload_half(LANES, unit) * (float)minima;
+        float value = lane_scale(dtype, unit, get_local_id(0)) * (float)scaled;
+        if (HAS_MINIMUM(dtype))
+            value = value - lane_minimum(unit, get_local_id(0)) * (float)minima;
         return value;
     }
     const uint blocks = min(columns - column, (uint)SEGMENT) / 32;

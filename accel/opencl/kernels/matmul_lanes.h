@@ -40,8 +40,10 @@ typedef int NATIVE_INT16 __attribute__((__vector_size__(64)));
 typedef short NATIVE_SHORT32 __attribute__((__vector_size__(64)));
 typedef short NATIVE_SHORT16 __attribute__((__vector_size__(32)));
 typedef float NATIVE_FLOAT16 __attribute__((__vector_size__(64)));
+typedef char NATIVE_CHAR64 __attribute__((__vector_size__(64)));
 #elif defined(__AVX2__)
 typedef short NATIVE_SHORT16 __attribute__((__vector_size__(32)));
+typedef char NATIVE_CHAR32 __attribute__((__vector_size__(32)));
 #endif
 
 MATMUL_TARGET_BEGIN
@@ -88,6 +90,42 @@ INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
 INLINE uint16 even_pairs(uint16 bytes) { return bytes & 0x00FF00FFu; }
 INLINE uint16 odd_pairs(uint16 bytes) { return (bytes >> 8) & 0x00FF00FFu; }
 
+// The bytes of a table of sixteen that the bytes of `index`, 0 to 15, are places of. Without a byte
+// shuffle the places' bits choose, from the lowest, among ever fewer values.
+#define CHOOSE_BYTES(NUMBER, table, index)                                     \
+    const uint dwords[4] = {table.x, table.y, table.z, table.w};               \
+    NUMBER value[16];                                                          \
+    UNROLL for (int i = 0; i < 16; i++)                                        \
+        value[i] = (dwords[i / 4] >> (8 * (i & 3)) & 0xFFu) * 0x01010101u;     \
+    UNROLL for (int bit = 0; bit < 4; bit++) {                                 \
+        const NUMBER chosen = ((index >> (uint)bit) & 0x01010101u) * 0xFFu;    \
+        UNROLL for (int i = 0; i < 8 >> bit; i++)                              \
+            value[i] = value[2 * i] ^ (chosen & (value[2 * i] ^ value[2 * i + 1])); \
+    }                                                                          \
+    return value[0];
+
+#if defined(__AVX512BW__)
+INLINE uint16 look_up(uint4 table, uint16 index) {
+    uint16 all = (uint16)(table, table, table, table);
+    return __builtin_astype(__builtin_ia32_pshufb512(__builtin_astype(all, NATIVE_CHAR64),
+                                                     __builtin_astype(index, NATIVE_CHAR64)),
+                            uint16);
+}
+#elif defined(__AVX2__)
+INLINE uint8 look_up_half(uint4 table, uint8 index) {
+    uint8 all = (uint8)(table, table);
+    return __builtin_astype(__builtin_ia32_pshufb256(__builtin_astype(all, NATIVE_CHAR32),
+                                                     __builtin_astype(index, NATIVE_CHAR32)),
+                            uint8);
+}
+
+INLINE uint16 look_up(uint4 table, uint16 index) {
+    return (uint16)(look_up_half(table, index.lo), look_up_half(table, index.hi));
+}
+#else
+INLINE uint16 look_up(uint4 table, uint16 index) { CHOOSE_BYTES(uint16, table, index) }
+#endif
+
 INLINE uint16 load_lanes(const GLOBAL uchar *bytes) {
     return vload16(0, (const GLOBAL uint *)bytes);
 }
@@ -114,5 +152,22 @@ INLINE void prefetch_line(const GLOBAL uchar *bytes) {
 }
 
 MATMUL_TARGET_END
+
+// look_up for one lane.
+INLINE uint look_up_lane(uint4 table, uint index) {
+#ifdef __NV_CL_C_VERSION
+    // A byte permutation takes eight bytes and four places of four bits; its third use picks the
+    // half of the table.
+    uint low, high, chosen, places = (index | index >> 4) & 0x00FF00FFu;
+    places = (places | places >> 8) & 0xFFFFu;
+    const uint within = places & 0x7777u, half_of = 0x3210u | (places >> 1 & 0x4444u);
+    __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(low) : "r"(table.x), "r"(table.y), "r"(within));
+    __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(table.z), "r"(table.w), "r"(within));
+    __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(low), "r"(high), "r"(half_of));
+    return chosen;
+#else
+    CHOOSE_BYTES(uint, table, index)
+#endif
+}
 
 #endif

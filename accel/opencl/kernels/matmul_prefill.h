@@ -18,7 +18,7 @@ MATMUL_TARGET_BEGIN
 
 // One segment of TILE_ROWS rows. 32-blocks: pairs are q - OFFSET, scale and minimum those of each
 // block. Super-blocks: pairs are sc (q - OFFSET), scale[0] and minimum[0] those of the super-block,
-// and minimum_pairs holds mn twice for each sub-block.
+// and minimum_pairs holds for each block the mn of its two halves.
 typedef struct {
     uint16 pairs[SEGMENT / 2][TILE_GROUPS];
     float16 scale[8][TILE_GROUPS];
@@ -36,11 +36,6 @@ INLINE uint16 multiply_halves(uint16 a, uint16 b) {
                     as_uint8(as_short16(a.hi) * as_short16(b.hi)));
 }
 
-INLINE uint16 twice(int16 number) {
-    uint16 low = as_uint16(number) & 0xFFFFu;
-    return low | low << 16;
-}
-
 INLINE void expand_block(uint dtype, const GLOBAL uchar *block, uint b, uint group,
                          const SUB_SCALES *scales, WEIGHT_TILE *tile) {
     UNROLL for (int t = 0; t < 8; t++) {
@@ -51,7 +46,7 @@ INLINE void expand_block(uint dtype, const GLOBAL uchar *block, uint b, uint gro
             odd = subtract_halves(odd, OFFSET(dtype));
         }
         if (IS_SUPER(dtype)) {
-            int s = dtype == Q6_K ? 2 * b + t / 4 : b;
+            int s = HAS_HALF_BLOCKS(dtype) ? 2 * b + t / 4 : b;
             uint16 scale = twice(sub_block_number(dtype, scales->scale, s));
             even = multiply_halves(even, scale);
             odd = multiply_halves(odd, scale);
@@ -69,17 +64,17 @@ INLINE void expand_segment(uint dtype, const GLOBAL uchar *source, uint columns,
         source + header_bytes(dtype, columns) + body_vectors(dtype, column) * VECTOR_BYTES;
     SUB_SCALES scales;
     if (IS_SUPER(dtype)) {
-        scales = load_sub_scales(dtype, body);
+        scales = load_sub_scales(dtype, unit, body);
         body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     }
     for (uint u = 0; u < (IS_SUPER(dtype) ? 1 : blocks); u++, unit += UNIT_BYTES(dtype)) {
-        tile->scale[u][group] = load_halves(unit);
-        if (HAS_MINIMUM(dtype)) tile->minimum[u][group] = load_halves(unit + 32);
+        tile->scale[u][group] = load_scales(dtype, unit);
+        if (HAS_MINIMUM(dtype)) tile->minimum[u][group] = load_minima(unit);
     }
     for (uint b = 0; b < blocks; b++, body += BLOCK_VECTORS(dtype) * VECTOR_BYTES) {
         expand_block(dtype, body, b, group, &scales, tile);
         if (IS_SUPER(dtype) && HAS_MINIMUM(dtype))
-            tile->minimum_pairs[b][group] = twice(sub_block_number(dtype, scales.minimum, b));
+            tile->minimum_pairs[b][group] = minimum_pair(dtype, &scales, b);
     }
 }
 

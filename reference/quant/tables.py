@@ -1,0 +1,36 @@
+"""The value tables of IQ4_NL, IQ4_XS and MXFP4: sixteen integers a nibble stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.quant.formats import Bytes, Float32
+
+
+class Table:
+    """Sixteen integers of magnitude up to 127.
+
+    ``values`` int8[16] by nibble; ``sorted_values`` f32, each value once, rising.
+    """
+
+    def __init__(self, *values: int) -> None:
+        self.values = np.array(values, np.int8)
+        distinct, nibbles = np.unique(self.values, return_index=True)
+        self._nibbles: Bytes = nibbles.astype(np.uint8)
+        self.sorted_values: Float32 = distinct.astype(np.float32)
+        self._middles = (self.sorted_values[1:] + self.sorted_values[:-1]) / np.float32(2)
+
+    def place(self, scaled: Float32) -> NDArray[np.intp]:
+        """Where in ``sorted_values`` the nearest value lies, the lower of two equally near."""
+        return np.searchsorted(self._middles, scaled)
+
+    def nearest_nibble(self, scaled: Float32) -> Bytes:
+        """The nibble of the nearest value; of two equal values the one with the lower nibble."""
+        return self._nibbles[self.place(scaled)]
+
+
+IQ4 = Table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""IQ4_NL and IQ4_XS."""
+E2M1 = Table(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""MXFP4: twice the numbers of one sign, two exponent bits and one fraction bit."""
