@@ -172,7 +172,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("repeat_last_n", integer(0, INT32_MAX), 64, "how many tokens count as recent"),
         Setting("seed", integer(0, UINT64_MAX), 0, "key of the sampler's random numbers"),
         Setting("context", tokens(16, INT32_MAX), 4096, "longest prompt plus answer"),
-        Setting("kv_dtype", choice("f16", "f32"), "f16", "precision of stored keys and values"),
+        Setting("kv_dtype", choice("f16", "f32", "q8_0"), "f16", "how keys and values are stored"),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
             "threads",

@@ -38,7 +38,7 @@ NUMPY_DTYPES: Mapping[DType, np.dtype[Any]] = {
     BF16: np.dtype("<u2"),
     I32: np.dtype("<i4"),
 }
-"""Types whose elements numpy can address; the others exist as blocks of bytes only."""
+"""Types whose elements numpy can address; the others exist as rows of bytes only."""
 
 Bound = NDArray[Any] | Matrix
 
@@ -233,7 +233,9 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
 
 def _array(decl: BufferDecl, data: NDArray[np.uint8], key: ShapeKey) -> NDArray[Any]:
     shape = concrete_shape(decl, key)
-    dtype = NUMPY_DTYPES[decl.dtype]
+    dtype = NUMPY_DTYPES.get(decl.dtype, np.dtype(np.uint8))
+    if decl.dtype not in NUMPY_DTYPES:
+        shape = (*shape[:-1], decl.dtype.row_bytes(shape[-1]))
     count = int(np.prod(shape, dtype=np.int64))
     return data.reshape(-1)[: count * dtype.itemsize].view(dtype).reshape(shape)
 

@@ -16,6 +16,9 @@
 #define Q6_K 14
 #define BF16 30
 
+#define Q8_0_ELEMENTS 32
+#define Q8_0_BYTES 34
+
 static inline float half_at(const GLOBAL uchar *bytes) {
     return vload_half(0, (const GLOBAL half *)bytes);
 }
