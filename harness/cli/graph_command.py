@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
-from harness.cli.serving import MODEL_SETTINGS, asked_context, model_file
+from harness.cli.serving import MODEL_SETTINGS, model_file
 from harness.settings import add_flags, resolve
 
 NAMES = (*MODEL_SETTINGS, "context", "kv_dtype")
@@ -50,14 +50,14 @@ def graph(args: argparse.Namespace) -> int:
     from contract.dtypes import BY_NAME
     from contract.ir.export import to_dot, to_json
     from contract.shape_key import ShapeKey
-    from harness.generate import checked_context
+    from harness.memory import longest_context
     from reference.memory.pages import pages_for
     from reference.model.families.tensors import Limits
     from reference.model.open import open_model
 
     model = open_model(path)
     with model.file:
-        context = checked_context(model, asked_context(settings))
+        context = longest_context(model, settings["context"])
         ir = model.graph(
             Limits(
                 slots=1,

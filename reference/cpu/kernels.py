@@ -20,6 +20,14 @@ from reference.cpu.matmul import (
 )
 from reference.matrix import Matrix
 
+PREPARED: Mapping[Opcode, str] = {
+    Opcode.MATMUL: "weight",
+    Opcode.MATMUL_WMMA_F16: "b",
+    Opcode.MATMUL_WMMA_Q4K: "a",
+    Opcode.LM_HEAD: "weight",
+}
+"""The operand of which an opcode's kernel keeps a prepared form."""
+
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
 
