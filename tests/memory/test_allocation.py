@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
     try:
         tier = OpenClTier(choices=Choices(shared_addresses=shared, cache=cache))
     except TierUnavailable as error:
+        if os.environ.get("CI"):
+            raise
         pytest.skip(str(error))
     with tier:
         yield tier
@@ -97,16 +100,19 @@ def measure(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
         tracemalloc.stop()
 
 
-MODELS = {
-    "llama q4_k_m": {"architecture": "llama", "quant": "q4_k_m", "tied": False},
-    "qwen3 q5_1": {"architecture": "qwen3", "quant": "q5_1"},
-    "qwen2 f16": {"architecture": "qwen2", "quant": "f16"},
-}
+LLAMA = {"architecture": "llama", "quant": "q4_k_m", "tied": False}
+CASES = [
+    *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, Q8_0) for slots in (1, 4)),
+    ({"architecture": "qwen3", "quant": "q5_1"}, Q8_0, 4),
+    ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
+]
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("kv_dtype", [F32, F16, Q8_0], ids=str)
-@pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("fields", "kv_dtype", "slots"),
+    CASES,
+    ids=[f"{fields['quant']}-{kv_dtype}-{slots}" for fields, kv_dtype, slots in CASES],
+)
 def test_synthetic_models(
     tier: Tier,
     synthetic_model: Callable[..., Path],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.dtypes import F16, F32, Q8_0, DType
@@ -132,6 +132,7 @@ def test_the_plan_is_json() -> None:
     assert told["kv_dtype"] == "f16"
 
 
+@settings(deadline=None)
 @given(
     context=st.integers(1, 300),
     slots=st.integers(1, 5),
@@ -151,6 +152,7 @@ def test_the_plan_grows_with_slots_and_context(
     assert small.recurrent_per_slot == longer.recurrent_per_slot == wider.recurrent_per_slot
 
 
+@settings(deadline=None)
 @given(
     budget=st.integers(0, 600_000),
     longest=st.integers(1, 700),
@@ -179,6 +181,7 @@ def test_the_longest_context_meets_the_budget(
         assert planned(demand(next_page, slots, dtype)).total > budget
 
 
+@settings(deadline=None)
 @given(
     budget=st.integers(0, 20_000),
     steps=st.lists(st.integers(0, 900), min_size=40, max_size=40),
