@@ -47,6 +47,15 @@ class RequestError(ZincError):
         super().__init__(f"{field}: {problem}")
 
 
+class DoesNotFit(ZincError):
+    """What was asked for needs more memory than may be used; sizes in bytes."""
+
+    def __init__(self, what: str, need: int, have: int, remedy: str) -> None:
+        self.need = need
+        self.have = have
+        super().__init__(f"{what}: needs {need:,} bytes of memory, has {have:,}; {remedy}")
+
+
 class ConfigError(ZincError):
     """A flag, environment variable or configuration-file value that cannot be used."""
 

@@ -35,7 +35,7 @@ class Stage(Flag):
 ACTIVATION = (dtypes.F32,)
 INDEX = (dtypes.I32,)
 WEIGHT = dtypes.WEIGHT_DTYPES
-KV = (dtypes.F32, dtypes.F16)
+KV = (dtypes.F32, dtypes.F16, dtypes.Q8_0)
 
 
 class Access(Enum):
@@ -49,13 +49,17 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One named operand of an opcode."""
+    """One named operand of an opcode.
+
+    ``whole_blocks`` names a dimension of which the storage type's blocks may not cross a multiple.
+    """
 
     name: str
     dims: tuple[str, ...]
     dtypes: tuple[DType, ...]
     access: Access = Access.READ
     optional: bool = False
+    whole_blocks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

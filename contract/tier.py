@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.kernel import KernelHeader
 from contract.opcodes import Opcode
@@ -104,6 +105,24 @@ class Tier(Protocol):
     @property
     def info(self) -> TierInfo:
         """What this tier is and can do."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory the tier has allocated by now; views of the model file do not count."""
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory it could still allocate, as far as the device can say."""
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """What ``graph`` will take here when no step is larger than ``largest``; allocates nothing.
+
+        Raises UnsupportedOp.
+        """
+
+    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+        """Before the buffers are made, set aside what steps up to ``largest`` share, and prepare
+        for ``variants`` lowered steps at once. Raises OutOfMemory and UnsupportedOp."""
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
         """Zeroed memory for ``decl``."""

@@ -19,22 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.dtypes import BY_NAME
-from contract.errors import NonFiniteLogits, RequestError
+from contract.errors import NonFiniteLogits
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams
 from harness.cli.progress import NullProgress, Progress
-from harness.settings import SETTINGS
+from harness.memory import budget_of, longest_context, plan_context
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
-from reference.memory.pages import pages_for
+from reference.memory.planner import Demand
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.families.tensors import Limits
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
 from reference.runner import Capacity, ModelRunner
 
-DEFAULT_CONTEXT: int = SETTINGS["context"].default
-"""Positions of a session that was not asked for more or fewer."""
 SILENT = NullProgress()
 
 
@@ -42,9 +40,10 @@ SILENT = NullProgress()
 class SessionOptions:
     """How a session is built.
 
-    ``context`` None is the model's own, at most 4,096; ``chunk`` is the most prompt tokens of a
-    step; ``repeat_last_n`` is the longest reach a request's penalties may have. Logits of every
-    position, as ``Session.logits`` gives them, need ``all_logits``.
+    ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
+    for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
+    longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
+    gives them, need ``all_logits``.
     """
 
     tier: str = "auto"
@@ -54,6 +53,19 @@ class SessionOptions:
     chunk: int = 256
     repeat_last_n: int = 64
     all_logits: bool = False
+    memory_budget: int | None = None
+
+    def demand(self, context: int) -> Demand:
+        """What a session of so many positions is to hold."""
+        chunk = min(self.chunk, context)
+        return Demand(
+            slots=1,
+            context=context,
+            kv_dtype=BY_NAME[self.kv_dtype],
+            tokens=chunk + 1,
+            rows=chunk if self.all_logits else 1,
+            recent_tokens=max(1, min(self.repeat_last_n, context)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,26 +220,21 @@ class Session:
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
         """Load the model file at ``path``.
 
-        Raises ModelFileError, UnsupportedModel, TierError, and RequestError for a context the
-        model does not have.
+        Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model
+        does not have, and DoesNotFit before anything is uploaded.
         """
         started = time.perf_counter()
         with ExitStack() as owned:
             model = open_model(path)
             owned.callback(model.file.close)
-            context = checked_context(model, options.context)
+            longest_context(model, options.context)
             tier = owned.enter_context(open_tier(options.tier, options.tier_options))
-            limits = Limits(
-                slots=1,
-                context=context,
-                pages=pages_for(context),
-                kv_dtype=BY_NAME[options.kv_dtype],
-                recent_tokens=max(1, min(options.repeat_last_n, context)),
-            )
-            chunk = min(options.chunk, context)
-            capacity = Capacity(tokens=chunk + 1, rows=chunk if options.all_logits else 1)
-            runner = owned.enter_context(_load(model, tier, limits, capacity, progress))
-            session = cls(model, tier, runner, chunk)
+            budget = budget_of(tier.available_bytes, options.memory_budget)
+            plan = plan_context(model, tier, options.demand, options.context, budget)
+            demand = options.demand(plan.context)
+            capacity = Capacity(demand.tokens, demand.rows)
+            runner = owned.enter_context(_load(model, tier, demand.limits, capacity, progress))
+            session = cls(model, tier, runner, min(options.chunk, plan.context))
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
         return session
@@ -307,16 +314,6 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def checked_context(model: Model, asked: int | None) -> int:
-    """Positions a session of ``model`` gets; RequestError when ``asked`` is more than it has."""
-    longest = model.config.context
-    if asked is None:
-        return min(longest, DEFAULT_CONTEXT)
-    if asked > longest:
-        raise RequestError("context", f"is {asked}, {model.config.name} has {longest}")
-    return asked
 
 
 def _load(

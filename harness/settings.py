@@ -99,6 +99,12 @@ def tokens(low: int, high: int) -> Kind:
     return Kind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
 
 
+def size(low: int) -> Kind:
+    """Bytes from ``low`` on, with binary suffixes: ``6G`` is 6 * 2^30."""
+    accepts = f"a number of bytes from {low}, such as 6G or 800M (1G = 1024M)"
+    return Kind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
+
+
 def number(low: float, high: float) -> Kind:
     """Finite real numbers in ``low..high``."""
     accepts = f"a number from {low:g} to {high:g}"
@@ -171,8 +177,22 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("repeat_penalty", number(0.01, 100), 1.0, "penalty on recent tokens; 1 is off"),
         Setting("repeat_last_n", integer(0, INT32_MAX), 64, "how many tokens count as recent"),
         Setting("seed", integer(0, UINT64_MAX), 0, "key of the sampler's random numbers"),
-        Setting("context", tokens(16, INT32_MAX), 4096, "longest prompt plus answer"),
-        Setting("kv_dtype", choice("f16", "f32"), "f16", "precision of stored keys and values"),
+        Setting(
+            "context",
+            tokens(16, INT32_MAX),
+            None,
+            "longest prompt plus answer",
+            "the model's own, or what fits the memory",
+        ),
+        Setting("slots", integer(1, 1 << 12), 1, "sequences that run at the same time"),
+        Setting(
+            "memory_budget",
+            size(1 << 20),
+            None,
+            "most memory to use, of the device or, where the device shares it, of the machine",
+            "what is available, less a margin",
+        ),
+        Setting("kv_dtype", choice("f16", "f32", "q8_0"), "f16", "how keys and values are stored"),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
             "threads",

@@ -107,6 +107,7 @@ class ModelRunner:
         self._last: Submission | None = None
         largest = ShapeKey(capacity.tokens, capacity.rows)
         try:
+            tier.reserve(self.graph, largest, MAX_VARIANTS)
             for decl in self.graph.buffers.values():
                 if decl.kind is not BufferKind.SCRATCH:
                     self._buffers[decl.name] = self._provide(decl, largest, progress)

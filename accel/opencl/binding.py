@@ -25,7 +25,7 @@ def bind_step(
 ) -> NDArray[np.void]:
     """PACKET[ops] in execution order."""
     packets = np.zeros(len(step.ops), PACKET)
-    factors = _factors(step)
+    factors = product_factors(step)
     for packet, op, placement in zip(packets, step.ops, schedule.placements, strict=True):
         _fill(packet, op, placement)
         for index, tensor in enumerate(op.operands):
@@ -43,12 +43,23 @@ def bind_step(
     return packets
 
 
-def _factors(step: Step) -> set[str]:
+def product_factors(step: Step) -> set[str]:
     """Buffers some product reads: other ops read these as arranged for it, too."""
     matrices = [
         op.operands[op.matrix] for op in step.ops if op.name == "matmul" and op.matrix is not None
     ]
     return {matrix.buffer for matrix in matrices if matrix is not None}
+
+
+def stored_operands(step: Step) -> set[str]:
+    """Buffers some op reads or writes as the graph declares them."""
+    factors = product_factors(step)
+    return {
+        tensor.buffer
+        for op in step.ops
+        for index, tensor in enumerate(op.operands)
+        if tensor is not None and not (index == op.matrix and tensor.buffer in factors)
+    }
 
 
 def _fill(packet: np.void, op: Op, placement: Placement) -> None:

@@ -47,6 +47,10 @@ class Lowering:
         row_bytes = decl.dtype.row_bytes(self._size(decl.shape[-1]))
         return Tensor(view.buffer, 0, row_bytes, row_bytes, 1)
 
+    def pages(self, view: View) -> Tensor:
+        """KV pages of any storage type."""
+        return self.tensor(view) if self.dtype(view) in ITEM_BYTES else self.stored(view)
+
     def new(self, name: str, rows: int, columns: int, item_bytes: int = 4) -> Tensor:
         """A step-local tensor that no buffer of the graph holds."""
         self.step.scratch[name] = rows * columns * item_bytes
@@ -176,7 +180,7 @@ class Lowering:
                     v,
                     self.tensor(node.operands["query"]),
                     self.tensor(node.operands["page_table"]),
-                    self.tensor(kv),
+                    self.pages(kv),
                 ),
                 (ROWS, ROWS, ANY, ANY, ANY),
                 (4,),

@@ -7,9 +7,10 @@ with the device around every submission.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from accel.opencl.packets import BANK_SHIFT, BANKS
@@ -25,7 +26,8 @@ Bytes = NDArray[np.uint8]
 class Allocation:
     """``nbytes`` at ``address``; ``host`` are its bytes in host memory, None until mapped.
 
-    Once mapped they are ``sent`` before every submission and ``fetched`` after it.
+    Once mapped they are ``sent`` before every submission and ``fetched`` after it. ``borrowed``
+    are bytes that are not the memory's own: a view of the caller's.
     """
 
     address: int
@@ -34,6 +36,7 @@ class Allocation:
     bank: int = 0
     sent: bool = True
     fetched: bool = True
+    borrowed: bool = False
 
 
 class Memory(Protocol):
@@ -42,12 +45,28 @@ class Memory(Protocol):
     used: int
     version: int
     """Changes whenever ``arguments`` does."""
+    shared: bool
+    """Whether the device reads host memory, so that ``adopt`` copies nothing."""
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the device, those included that nothing uses yet."""
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be taken, as far as one can tell."""
+
+    def expect(self, nbytes: int) -> None:
+        """Allocations of so many bytes in all, aligned, are about to follow."""
 
     def allocate(self, what: str, nbytes: int) -> Allocation:
         """Zeroed memory. Raises OutOfMemory naming ``what``."""
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
-        """Read-only memory holding ``data``: a view where the device reads host memory."""
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
+        """Read-only memory holding ``data``: a view where the device reads host memory.
+
+        ``borrowed`` says that ``data`` is not for this memory alone.
+        """
 
     def map(self, allocation: Allocation) -> Bytes:
         """The bytes in host memory, from now on exchanged with every submission."""
@@ -76,6 +95,11 @@ def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
         raise OutOfMemory(what, nbytes, used, capacity - used)
 
 
+def aligned(nbytes: int) -> int:
+    """What ``nbytes`` take of a bank."""
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+
+
 def aligned_zeros(nbytes: int) -> Bytes:
     """Zeroed host bytes that begin at a multiple of ALIGNMENT."""
     memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
@@ -86,10 +110,26 @@ def aligned_zeros(nbytes: int) -> Bytes:
 class SharedMemory:
     """For devices that dereference host addresses: nothing is ever copied."""
 
+    shared = True
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
         self.version = 0
+        self._borrowed = 0
+
+    @property
+    def held(self) -> int:
+        """See Memory."""
+        return self.used - self._borrowed
+
+    @property
+    def available(self) -> int:
+        """See Memory."""
+        return min(self.capacity - self.used, psutil.virtual_memory().available)
+
+    def expect(self, nbytes: int) -> None:
+        """See Memory."""
 
     def allocate(self, what: str, nbytes: int) -> Allocation:
         """See Memory."""
@@ -98,12 +138,13 @@ class SharedMemory:
         self.used += nbytes
         return Allocation(data.ctypes.data, nbytes, data)
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
         """See Memory."""
         _check_fits(what, data.nbytes, self.used, self.capacity)
         data = np.ascontiguousarray(data)
         self.used += data.nbytes
-        return Allocation(data.ctypes.data, data.nbytes, data)
+        self._borrowed += data.nbytes * borrowed
+        return Allocation(data.ctypes.data, data.nbytes, data, borrowed=borrowed)
 
     def map(self, allocation: Allocation) -> Bytes:
         """See Memory."""
@@ -121,6 +162,7 @@ class SharedMemory:
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
         self.used -= allocation.nbytes
+        self._borrowed -= allocation.nbytes * allocation.borrowed
 
     def arguments(self) -> tuple[Any, ...]:
         """See Memory."""
@@ -146,7 +188,8 @@ class _Bank:
 class BankedMemory:
     """For other devices: up to BANKS buffers, an address being a bank and an offset in it.
 
-    Each new bank is as large as all before it, so that few are needed whatever is asked for.
+    A new bank holds all that is still expected. Where nothing is, it is as large as all before it,
+    so that few are needed whatever is asked for.
     """
 
     cl: Any
@@ -158,6 +201,23 @@ class BankedMemory:
     version: int = 0
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
     _mapped: list[Allocation] = field(default_factory=list)
+    _placed: int = 0
+    _expected: int = 0
+    shared: ClassVar[bool] = False
+
+    @property
+    def held(self) -> int:
+        """See Memory."""
+        return sum(bank.nbytes for bank in self._banks if bank is not None)
+
+    @property
+    def available(self) -> int:
+        """See Memory."""
+        return self.capacity - self.held
+
+    def expect(self, nbytes: int) -> None:
+        """See Memory."""
+        self._expected = self._placed + nbytes
 
     def allocate(self, what: str, nbytes: int) -> Allocation:
         """See Memory."""
@@ -165,7 +225,7 @@ class BankedMemory:
         self._fill_zero(allocation)
         return allocation
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
+    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
         """See Memory."""
         allocation = self._take(what, data.nbytes)
         if data.nbytes:
@@ -201,6 +261,7 @@ class BankedMemory:
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
         self.used -= allocation.nbytes
+        self._placed -= aligned(allocation.nbytes)
         self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
         bank = self._banks[allocation.bank]
         assert bank is not None
@@ -231,7 +292,7 @@ class BankedMemory:
         return event
 
     def _take(self, what: str, nbytes: int) -> Allocation:
-        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        size = aligned(nbytes)
         _check_fits(what, nbytes, self.used, self.capacity)
         number = self._bank_with(what, size)
         bank = self._banks[number]
@@ -240,6 +301,7 @@ class BankedMemory:
         bank.used += size
         bank.live += 1
         self.used += nbytes
+        self._placed += size
         return allocation
 
     def _bank_with(self, what: str, size: int) -> int:
@@ -247,9 +309,11 @@ class BankedMemory:
             if bank is not None and bank.nbytes - bank.used >= size:
                 return number
         free = [number for number, bank in enumerate(self._banks) if bank is None]
-        existing = sum(bank.nbytes for bank in self._banks if bank is not None)
-        wanted = min(max(existing, MIN_BANK_BYTES), self.capacity - existing, self.max_bank_bytes)
-        nbytes = max(wanted, size)
+        existing = self.held
+        wanted = self._expected - self._placed
+        if wanted <= 0 and existing:
+            wanted = max(existing, MIN_BANK_BYTES)
+        nbytes = max(min(wanted, self.capacity - existing, self.max_bank_bytes), size)
         if not free or nbytes > self.max_bank_bytes:
             raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
         try:
@@ -264,7 +328,7 @@ class BankedMemory:
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = allocation.address & ((1 << BANK_SHIFT) - 1)
-        size = -(-max(allocation.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        size = aligned(allocation.nbytes)
         # NVIDIA's driver faults on fills with a one-byte pattern 2 to 4 GiB into a buffer.
         pattern = np.zeros(4, np.uint32)
         self.cl.enqueue_fill_buffer(self.queue, bank.buffer, pattern, offset, size)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from accel.opencl.device import TIER
 from accel.opencl.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
 from accel.opencl.rules_experts import EXPERT_RULES
 from accel.opencl.rules_recurrent import RECURRENT_RULES
 from accel.opencl.step import Op, Step, Tensor
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.errors import UnsupportedOp
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -17,6 +19,8 @@ from contract.shape_key import ShapeKey
 
 SPLIT_TOKENS = 4
 """Attention of at most this many tokens divides the tiles of the context among workers."""
+HEAD_DIM_MAX = 512
+"""Channels of a head ``kernels/attention.h`` has room for."""
 PART_HEADER = 2
 """Floats before the values of one tile, see ``kernels/flash_attn.cl``."""
 BEST_WORDS = 3
@@ -171,7 +175,7 @@ def _attention(low: Lowering, node: Node) -> None:
     low.add(
         Op(
             "flash_attn_batched",
-            tuple(_tensors(low, node)),
+            _attention_tensors(low, node),
             (ANY,) * 5,
             (4,),
             tuple(dims[name] for name in ("tokens", "heads", "kv_heads", "head_dim", "window")),
@@ -181,9 +185,21 @@ def _attention(low: Lowering, node: Node) -> None:
     )
 
 
+def _attention_tensors(low: Lowering, node: Node) -> tuple[Tensor, ...]:
+    """Operands in the order of the opcode table. Raises UnsupportedOp for heads too wide."""
+    head_dim = int(node.params["head_dim"])
+    if head_dim > HEAD_DIM_MAX:
+        name = TABLE[node.opcode].name
+        raise UnsupportedOp(TIER, [f"{name} of head_dim {head_dim}, above {HEAD_DIM_MAX}"])
+    q, page_table, query, y = (
+        low.tensor(node.operands[name]) for name in ("q", "page_table", "query", "y")
+    )
+    return q, low.pages(node.operands["kv"]), page_table, query, y
+
+
 def _split_attention(low: Lowering, node: Node, dims: Mapping[str, int]) -> None:
     """Tiles in parallel, then their merge: what keeps all workers busy with few tokens."""
-    q, kv, page_table, query, y = _tensors(low, node)
+    q, kv, page_table, query, y = _attention_tensors(low, node)
     tokens, heads, head_dim, window = (
         dims[name] for name in ("tokens", "heads", "head_dim", "window")
     )

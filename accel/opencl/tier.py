@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 
 from accel.opencl.binding import bind_step
 from accel.opencl.device import TIER, find_device, import_pyopencl
+from accel.opencl.footprint import StepMemory, opencl_footprint, step_memory
 from accel.opencl.launcher import Mode, Recording, WorkersLost
 from accel.opencl.memory import Allocation
 from accel.opencl.program import Progress, build_program
 from accel.opencl.rules import RULES, lower_graph
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.schedule import schedule_launches, schedule_workers
+from accel.opencl.step import Schedule, Step
 from accel.opencl.weights import Layout, repack
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost, UnsupportedOp
+from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -49,7 +52,8 @@ class OpenClBuffer:
     """Device memory of one graph buffer.
 
     A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
-    stored bytes once an op wants them, ``source`` is the host's view of them.
+    stored bytes once an op wants them, ``source`` is the host's view of them: of the model file,
+    or of memory that is ``owned``.
     """
 
     name: str
@@ -58,6 +62,7 @@ class OpenClBuffer:
     allocation: Allocation | None = None
     source: NDArray[np.uint8] | None = None
     matrix: Matrix | None = None
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +133,18 @@ class OpenClTier:
         self._buffers: set[OpenClBuffer] = set()
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
+        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
         self._lost = ""
 
     @property
     def mode(self) -> Mode:
         """How packets get executed on this device."""
         return self._runtime.mode
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device reads host memory, so that nothing is copied to it."""
+        return self._memory.shared
 
     @property
     def used_bytes(self) -> int:
@@ -155,6 +166,30 @@ class OpenClTier:
             asynchronous=True,
         )
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the device. Where it is the host's, the sources of arranged weights
+        that are no view of the model file count too."""
+        sources = (b.source.nbytes for b in self._buffers if b.source is not None and b.owned)
+        return self._memory.held + (sum(sources) if self._memory.shared else 0)
+
+    @property
+    def available_bytes(self) -> int:
+        """What is left of the device's memory; OpenCL does not say what others use of it."""
+        return self._memory.available
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """See ``contract.tier.Tier``."""
+        return self._footprint(graph, largest, self._step_memory(graph, largest))
+
+    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+        """Make the scratch memory, in a bank that has room for the buffers to come."""
+        steps = self._step_memory(graph, largest)
+        planned = self._footprint(graph, largest, steps)
+        in_all = sum(planned.buffers.values()) + planned.scratch + variants * planned.variant
+        self._memory.expect(in_all)
+        self._reserve(steps.shared, steps.own)
+
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         allocation = self._memory.allocate(decl.name, nbytes)
@@ -167,16 +202,18 @@ class OpenClTier:
 
         A matrix is arranged for the products as well. Raises OutOfMemory before copying.
         """
-        buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        owned = owns_upload(decl)
+        buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
         if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
             matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
             repacked = repack(decl.dtype, data, matrices)
-            allocation = self._memory.adopt(decl.name, repacked.bytes)
+            stored = repacked.layout is Layout.STORED
+            allocation = self._memory.adopt(decl.name, repacked.bytes, borrowed=stored)
             buffer.matrix = Matrix(allocation, repacked.bytes.shape[-1], repacked.layout)
-            if repacked.layout is Layout.STORED:
+            if stored:
                 buffer.allocation = allocation
         else:
-            buffer.allocation = self._memory.adopt(decl.name, data)
+            buffer.allocation = self._memory.adopt(decl.name, data, borrowed=True)
         return self._keep(buffer)
 
     def free(self, buffer: OpenClBuffer) -> None:
@@ -230,15 +267,8 @@ class OpenClTier:
         self, graph: Graph, buffers: Mapping[str, OpenClBuffer], key: ShapeKey
     ) -> OpenClBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
-        if missing:
-            raise UnsupportedOp(TIER, missing)
         runtime = self._runtime
-        step = lower_graph(graph, key, runtime.parts)
-        if runtime.mode is Mode.PERSISTENT:
-            schedule = schedule_workers(step, runtime.launcher.workers)
-        else:
-            schedule = schedule_launches(step)
+        step, schedule = self._scheduled(graph, key)
         self._reserve(schedule.shared_bytes, schedule.own_bytes)
         packets = bind_step(
             step,
@@ -325,8 +355,29 @@ class OpenClTier:
         """The bytes of a buffer as the graph declares them."""
         if buffer.allocation is None:
             assert buffer.source is not None
-            buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
+            buffer.allocation = self._memory.adopt(buffer.name, buffer.source, borrowed=True)
         return buffer.allocation
+
+    def _scheduled(self, graph: Graph, key: ShapeKey) -> tuple[Step, Schedule]:
+        missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
+        if missing:
+            raise UnsupportedOp(TIER, missing)
+        runtime = self._runtime
+        step = lower_graph(graph, key, runtime.parts)
+        if runtime.mode is Mode.PERSISTENT:
+            return step, schedule_workers(step, runtime.launcher.workers)
+        return step, schedule_launches(step)
+
+    def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        workers = self._runtime.launcher.workers
+        return opencl_footprint(graph, largest, steps, workers, self._memory.shared)
+
+    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
+        """The answer for the graph asked about last is kept: what is planned is then made."""
+        if self._planned is None or self._planned[:2] != (graph, largest):
+            steps = step_memory(lambda key: self._scheduled(graph, key), largest)
+            self._planned = (graph, largest, steps)
+        return self._planned[2]
 
     def _reserve(self, shared_bytes: int, own_bytes: int) -> None:
         """Grow the scratch memory; batches lowered before follow it."""

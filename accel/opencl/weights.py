@@ -104,6 +104,13 @@ def repack(dtype: DType, blocks: Bytes, matrices: int = 1) -> RepackedWeight:
     return RepackedWeight(out, Layout.LANES, rows, columns)
 
 
+def repacked_bytes(dtype: DType, rows: int, columns: int) -> int:
+    """Bytes ``repack`` makes of such a matrix, 0 where it keeps the stored ones."""
+    if dtype.storage is StorageClass.FLOAT:
+        return 0
+    return -(-rows // LANES) * group_bytes(dtype, columns)
+
+
 def header_bytes(dtype: DType, columns: int) -> int:
     """Bytes of a row group's scales and minima, whole vectors."""
     units = columns // dtype.block_elements

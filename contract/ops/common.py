@@ -45,7 +45,8 @@ def index(name: str, *dims: str, access: Access = READ) -> Operand:
 
 def kv(access: Access) -> Operand:
     """The KV pages of one layer: keys at index 0 of the second axis, values at 1."""
-    return Operand("kv", ("pages", "2", str(PAGE_TOKENS), "kv_heads*head_dim"), KV, access)
+    dims = ("pages", "2", str(PAGE_TOKENS), "kv_heads*head_dim")
+    return Operand("kv", dims, KV, access, whole_blocks="head_dim")
 
 
 TOKEN_ACTIVATION = activation("x", "tokens", "hidden")

@@ -21,7 +21,7 @@ PEER = "llama.cpp"
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step, for every engine."""
 GREEDY = SamplingParams(repeat_last_n=0)
-GGML_TYPES = {"f32": 0, "f16": 1}
+GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from harness.catalog import CatalogEntry, WheelMember
 from harness.cli.answer import file_digest
 from harness.cli.exactness import broken_rules
 from harness.cli.progress import format_bytes
-from harness.cli.serving import asked_context, model_file
+from harness.cli.serving import model_file
 from harness.settings import Settings
 from harness.tiers import AUTO, probe
 
@@ -150,17 +150,17 @@ def _absent(settings: Settings, problem: str) -> Finding:
 
 
 def _memory_need(path: Path, settings: Settings) -> int:
-    from harness.cli.model_facts import run_facts
+    from harness.cli.model_facts import Wanted, run_facts
+    from harness.memory import budget_of
     from reference.model.gguf import open_gguf
     from reference.model.tokenizer import load_tokenizer
 
     with open_gguf(path) as file:
         load_tokenizer(file.metadata, str(path))
+        budget = budget_of(psutil.virtual_memory().available, settings["memory_budget"])
         facts = run_facts(
             file,
-            context=asked_context(settings),
-            kv_dtype=settings["kv_dtype"],
-            chunk=settings["chunk"],
+            Wanted(settings["context"], settings["kv_dtype"], settings["chunk"], budget),
         )
     if "problem" in facts:
         raise ZincError(facts["problem"])

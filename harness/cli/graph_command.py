@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from harness.cli.serving import MODEL_SETTINGS, asked_context, model_file
+from harness.cli.serving import MODEL_SETTINGS, model_file
 from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ MODELS_MAX = 16
 """Columns of one report."""
 DRAWING_SECONDS = 120
 """Longest wait for Graphviz; graphs of hundreds of layers take it minutes."""
+CONTEXT = 4096
+"""Positions attended when nobody says otherwise, where every model has as many."""
 BANDWIDTH = "100G"
 PEAK = "1T"
 """Bytes and FLOPs a second of an everyday processor, so that an estimate needs no flags."""
@@ -133,18 +135,20 @@ def _graphs(
     from contextlib import ExitStack
 
     from contract.dtypes import BY_NAME
-    from harness.generate import checked_context
+    from harness.memory import longest_context
     from reference.memory.pages import pages_for
     from reference.model.families.tensors import Limits
     from reference.model.open import open_model
 
-    asked = asked_context(settings)
+    asked = settings["context"]
     with ExitStack() as stack:
         models = {}
         for label, path in paths.items():
             models[label] = open_model(path)
             stack.enter_context(models[label].file)
-        context = min(checked_context(model, asked) for model in models.values())
+        context = min(longest_context(model, asked) for model in models.values())
+        if asked is None:
+            context = min(context, CONTEXT)
         kv_dtype = BY_NAME[settings["kv_dtype"]]
         limits = Limits(slots=1, context=context, pages=pages_for(context), kv_dtype=kv_dtype)
         graphs = {label: model.graph(limits) for label, model in models.items()}

@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import RequestError
 from harness.cli.console import printable, table
-from harness.cli.serving import MODEL_SETTINGS, asked_context, model_file
-from harness.settings import add_flags, resolve
+from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
+from harness.settings import Settings, add_flags, resolve
 
-ENGINE_NAMES = ("context", "kv_dtype", "chunk")
+if TYPE_CHECKING:
+    from reference.model.gguf import GgufFile
+
+ENGINE_NAMES = ("context", "slots", "kv_dtype", "chunk", "memory_budget", *TIER_SETTINGS)
 EXAMPLES = """\
 examples:
   zinc-rt inspect model.gguf
   zinc-rt inspect model.gguf --context 32K --kv-dtype f32
+  zinc-rt inspect model.gguf --slots 8 --tier cpu --memory-budget 6G
   zinc-rt inspect model.gguf --metadata tokenizer.chat_template
 """
 
@@ -24,7 +29,8 @@ examples:
 def add_parser(subparsers: Any) -> None:
     """Add the ``inspect`` command; its parser sets ``func(args) -> exit code``."""
     text = "show what a model file holds, whether it can run here and what memory it takes"
-    parser = subparsers.add_parser("inspect", help=text, description=text, epilog=EXAMPLES)
+    described = f"{text}; with --tier, as that tier keeps it"
+    parser = subparsers.add_parser("inspect", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="GGUF file or catalog id [env ZINC_RT_MODEL]"
     )
@@ -39,7 +45,7 @@ def inspect(args: argparse.Namespace) -> int:
     """Print the facts; 0 also for a model that this build cannot run."""
     settings = resolve(args, (*MODEL_SETTINGS, *ENGINE_NAMES))
     path = model_file(settings, pull_missing=False)
-    from harness.cli.model_facts import file_facts, json_value, run_facts, vocabulary_facts
+    from harness.cli.model_facts import file_facts, json_value, vocabulary_facts
     from reference.model.gguf import open_gguf
 
     with open_gguf(path) as file:
@@ -51,12 +57,7 @@ def inspect(args: argparse.Namespace) -> int:
             return 0
         facts = file_facts(file)
         facts["vocabulary"] = vocabulary_facts(file)
-        facts["run"] = run_facts(
-            file,
-            context=asked_context(settings),
-            kv_dtype=settings["kv_dtype"],
-            chunk=settings["chunk"],
-        )
+        facts["run"] = _run_facts(file, settings, args.tier is not None)
     if not args.json:
         print(_text(facts, args.tensors))
         return 0
@@ -64,6 +65,31 @@ def inspect(args: argparse.Namespace) -> int:
         facts["tensors"] = len(facts["tensors"])
     print(json.dumps(facts, indent=2, allow_nan=False))
     return 0
+
+
+def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, Any]:
+    """As the tier keeps it, if the command names one: opening it may compile for a while."""
+    import psutil
+
+    from harness.cli.model_facts import Wanted, run_facts
+    from harness.memory import budget_of
+    from harness.tiers import open_tier
+
+    with ExitStack() as stack:
+        tier, available = None, psutil.virtual_memory().available
+        if on_tier:
+            tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
+            available = tier.available_bytes
+        budget = budget_of(available, settings["memory_budget"])
+        wanted = Wanted(
+            settings["context"],
+            settings["kv_dtype"],
+            settings["chunk"],
+            budget,
+            settings["slots"],
+            tier,
+        )
+        return run_facts(file, wanted)
 
 
 def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
@@ -138,17 +164,46 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
 def _memory(memory: Mapping[str, Any]) -> str:
     from harness.cli.progress import format_bytes
 
-    context, chunk = f"{memory['context']:,}", f"{memory['chunk']:,}"
-    per_token = f"{memory['kv_per_token']:,} bytes a token"
+    tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
+    where = "in the budget" if memory["fits"] else "MORE THAN the budget"
+    each = f"{memory['context']:,} tokens, {memory['kv_per_token']:,} bytes each"
+    weights = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["weights"].items())
     rows = [
-        ("MEMORY", "", ""),
-        ("weights", format_bytes(memory["weights"]), "mapped from the file"),
-        ("keys and values", format_bytes(memory["kv"]), f"{context} tokens, {per_token}"),
-        ("scratch", format_bytes(memory["scratch"]), f"a step of {chunk} tokens"),
-        ("step data", format_bytes(memory["step_data"]), "tables, inputs and logits"),
-        ("total", format_bytes(memory["total"]), "and what the tier keeps for speed"),
+        ("MEMORY", "", tier),
+        ("weights", sum(memory["weights"].values()), weights),
+        ("keys and values", memory["kv"], f"{_count(memory['slots'], 'slot')} of {each}"),
+        ("recurrent state", memory["recurrent"], f"{memory['recurrent_per_slot']:,} a slot"),
+        ("tables", memory["constants"], "rotary angles"),
+        ("step data", memory["step_data"], "inputs and logits"),
+        ("scratch", memory["scratch"], f"a step of {_count(memory['step_tokens'], 'token')}"),
+        ("lowered steps", memory["variants"], "as many as are kept"),
+        ("workspace", memory["workspace"], "during a step"),
+        ("other state", memory["state"], ""),
+        ("host copies", memory["mirrors"], "of what is exchanged with the device"),
+        ("total", memory["total"], f"{where} of {format_bytes(memory['budget'])}"),
     ]
-    return table(rows, right=(1,))
+    always = ("MEMORY", "weights", "keys and values", "total")
+    shown = [
+        (name, format_bytes(count) if isinstance(count, int) else count, note)
+        for name, count, note in rows
+        if count or name in always
+    ]
+    return f"{table(shown, right=(1,))}\n\n{_kinds(memory['kinds'])}"
+
+
+def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    from harness.cli.progress import format_bytes
+
+    rows = [("KEYS AND VALUES", "BYTES A TOKEN", "CONTEXT THAT FITS", "TOTAL")]
+    for name, kind in kinds.items():
+        if "problem" in kind:
+            rows.append((name, "-", "-", _shown(kind["problem"])))
+        elif kind["longest_context"] is None:
+            rows.append((name, f"{kind['kv_per_token']:,}", "none", "-"))
+        else:
+            total = format_bytes(kind["total"])
+            rows.append((name, f"{kind['kv_per_token']:,}", f"{kind['longest_context']:,}", total))
+    return table(rows, right=(1, 2))
 
 
 def _graph(graph: Mapping[str, Any]) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import BY_NAME
-from contract.errors import ZincError
+from contract.dtypes import BY_NAME, DType
+from contract.errors import VerifyError, ZincError
+from contract.footprint import declared_footprint
 from contract.ir.cost import graph_cost
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
-from contract.ir.scratch import buffer_bytes, plan_scratch
+from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
-from harness.generate import checked_context
-from reference.memory.pages import pages_for
+from contract.spec import KV
+from contract.tier import Tier
+from harness.memory import longest_context, plans_of
+from reference.memory.planner import Demand, MemoryPlan, longest_plan
 from reference.model.config import read_config
 from reference.model.families.tensors import Limits
 from reference.model.gguf import GgufFile, StringArray, Value
@@ -80,11 +84,29 @@ def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
-def run_facts(file: GgufFile, *, context: int | None, kv_dtype: str, chunk: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a model is to be run with. ``context`` None is the longest within ``budget`` bytes;
+    ``tier`` None counts what the graph declares, whatever a tier makes of it."""
+
+    context: int | None
+    kv_dtype: str
+    chunk: int
+    budget: int
+    slots: int = 1
+    tier: Tier | None = None
+
+    def demand(self, context: int, kv_dtype: DType) -> Demand:
+        """Of an engine of so many positions."""
+        tokens = min(self.chunk, context) + self.slots
+        return Demand(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
+
+
+def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
-    Work is that of one decode token with ``context`` positions to attend to. RequestError when
-    the model has no such context.
+    Work is that of one decode token with the planned context to attend to. RequestError when the
+    model has no such context, VerifyError when its heads cannot be stored as asked.
     """
     try:
         model = Model(file, read_config(file))
@@ -93,11 +115,11 @@ def run_facts(file: GgufFile, *, context: int | None, kv_dtype: str, chunk: int)
         model.graph(Limits(slots=1, context=PAGE_TOKENS, pages=1))
     except ZincError as error:
         return {"problem": str(error)}
-    positions = checked_context(model, context)
+    longest = longest_context(model, wanted.context)
     config = model.config
-    graph = model.graph(
-        Limits(slots=1, context=positions, pages=pages_for(positions), kv_dtype=BY_NAME[kv_dtype])
-    )
+    memory = memory_facts(model, wanted, longest)
+    context = memory["context"]
+    graph = model.graph(wanted.demand(context, BY_NAME[wanted.kv_dtype]).limits)
     return {
         "layers": config.layers,
         "hidden": config.hidden,
@@ -106,31 +128,48 @@ def run_facts(file: GgufFile, *, context: int | None, kv_dtype: str, chunk: int)
         "head_dim": _per_layer(config.head_dims),
         "feed_forward": _per_layer(config.feed_forward),
         "longest_context": config.context,
-        "memory": memory_facts(graph, positions, min(chunk, positions), kv_dtype),
-        "graph": graph_facts(graph, positions),
+        "memory": memory,
+        "graph": graph_facts(graph, context),
     }
 
 
-def memory_facts(graph: Graph, context: int, chunk: int, kv_dtype: str) -> dict[str, Any]:
-    """Bytes one session needs: weights, KV pages, one prefill step of ``chunk`` tokens."""
-    step = ShapeKey(chunk + 1, 1)
+def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
+    """The plan (``MemoryPlan.to_dict``) of the context asked for, or of the longest that fits.
 
-    def total(*kinds: BufferKind) -> int:
-        return sum(buffer_bytes(decl, step) for decl in graph.of_kind(*kinds))
-
-    weights, kv = total(BufferKind.WEIGHT), total(BufferKind.STATE)
-    scratch = plan_scratch(graph, step).nbytes
-    step_data = total(BufferKind.CONSTANT, BufferKind.REQUEST, BufferKind.OUTPUT)
+    ``fits`` compares it with ``budget``. ``kinds`` gives for each storage type of keys and values
+    its bytes a token, the longest context up to ``longest`` that fits (None: not even a page) and
+    what that takes; or ``problem`` where the heads cannot be stored so.
+    """
+    footprint = declared_footprint if wanted.tier is None else wanted.tier.footprint
+    unified = wanted.tier is None or wanted.tier.info.host_unified
+    kinds: dict[str, dict[str, Any]] = {}
+    shown: MemoryPlan | None = None
+    for dtype in KV:
+        plan_at = plans_of(model, partial(wanted.demand, kv_dtype=dtype), footprint, unified)
+        asked = dtype.name == wanted.kv_dtype
+        try:
+            fitting = longest_plan(plan_at, longest, wanted.budget)
+            if asked and (wanted.context is not None or fitting is None):
+                shown = plan_at(wanted.context or min(longest, PAGE_TOKENS))
+            elif asked:
+                shown = fitting
+        except VerifyError as error:
+            if asked:
+                raise
+            kinds[dtype.name] = {"problem": error.detail}
+            continue
+        kinds[dtype.name] = {
+            "kv_per_token": (fitting or plan_at(min(longest, PAGE_TOKENS))).kv_per_token,
+            "longest_context": fitting.context if fitting is not None else None,
+            "total": fitting.total if fitting is not None else None,
+        }
+    assert shown is not None
     return {
-        "context": context,
-        "chunk": chunk,
-        "kv_dtype": kv_dtype,
-        "weights": weights,
-        "kv_per_token": sum(_bytes_per_position(decl, step) for decl in _paged(graph)),
-        "kv": kv,
-        "scratch": scratch,
-        "step_data": step_data,
-        "total": weights + kv + scratch + step_data,
+        **shown.to_dict(),
+        "tier": wanted.tier.info.name if wanted.tier is not None else None,
+        "budget": wanted.budget,
+        "fits": shown.budgeted <= wanted.budget,
+        "kinds": kinds,
     }
 
 
@@ -180,13 +219,3 @@ def _token(tokenizer: Any, token: int | None) -> dict[str, Any] | None:
 
 def _per_layer(values: tuple[int, ...]) -> int | list[int]:
     return values[0] if len(set(values)) == 1 else list(values)
-
-
-def _paged(graph: Graph) -> list[BufferDecl]:
-    return [decl for decl in graph.of_kind(BufferKind.STATE) if PAGE_TOKENS in decl.shape[1:-1]]
-
-
-def _bytes_per_position(decl: BufferDecl, step: ShapeKey) -> int:
-    pages = decl.shape[0]
-    assert isinstance(pages, int)
-    return buffer_bytes(decl, step) // (pages * PAGE_TOKENS)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODEL_SETTINGS = ("model", "cache_dir")
 TIER_SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk")
+ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "memory_budget")
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -34,11 +34,6 @@ def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
     return catalog.resolve_model(
         settings["model"], settings["cache_dir"], progress_on(), pull_missing=pull_missing
     )
-
-
-def asked_context(settings: Settings) -> int | None:
-    """The context somebody asked for, None when it is the default."""
-    return None if settings.sources["context"] == "default" else settings["context"]
 
 
 def tier_options(settings: Settings) -> TierOptions:
@@ -65,11 +60,12 @@ def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
     options = SessionOptions(
         tier=settings["tier"],
         tier_options=tier_options(settings),
-        context=asked_context(settings),
+        context=settings["context"],
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
+        memory_budget=settings["memory_budget"],
     )
     return Session.open(model_file(settings), options, progress_on(transient=True))
 

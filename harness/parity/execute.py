@@ -136,7 +136,9 @@ def _rows(content: Matrix | NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _read(tier: Tier, buffer: Buffer, dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
-    element = ELEMENT[dtype]
+    element = ELEMENT.get(dtype, np.dtype(np.uint8))
+    if dtype not in ELEMENT:
+        shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
     count = int(np.prod(shape))
     return tier.map(buffer)[: count * element.itemsize].view(element).reshape(shape).copy()
 

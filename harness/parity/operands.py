@@ -9,19 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import F16, F32, I32, DType, StorageClass
+from contract.dtypes import F16, F32, I32, Q8_0, DType, StorageClass
 from contract.ops import TABLE
 from contract.records import SAMPLING
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
 from harness.parity.values import KINDS
+from reference.exact.kv_storage import stored
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
 from reference.quant import FORMATS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
+KV_ELEMENTS = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), Q8_0: np.dtype(np.uint8)}
+"""Elements of the arrays that hold KV pages of each type."""
 UNUSED = -1
 """What a page table and a recent-token window hold where there is nothing."""
 
@@ -99,8 +102,10 @@ def make_kv(
     page_table: NDArray[np.int32] | None,
 ) -> NDArray[Any]:
     """NaN everywhere but at the positions the step may read, up to each slot's last query."""
-    element = np.dtype("<f2") if dtype is F16 else np.dtype("<f4")
-    pages = np.full(shape, np.nan, element)
+    element = KV_ELEMENTS[dtype]
+    # Bytes of ones are a NaN in every type.
+    row = np.full(dtype.row_bytes(shape[-1]), 0xFF, np.uint8).view(element)
+    pages = np.tile(row, (*shape[:-1], 1))
     assert page_table is not None
     assert case.shape.runs is not None
     lengths: dict[int, int] = {}
@@ -108,7 +113,7 @@ def make_kv(
         lengths[slot] = max(lengths.get(slot, 0), first + count)
     for slot, length in lengths.items():
         kind = KINDS[case.kind]
-        values = kind(rng, (2, length, shape[-1])).clip(-65504, 65504).astype(element)
+        values = stored(kind(rng, (2, length, shape[-1])), element)
         for position in range(length):
             page = page_table[slot, position // PAGE_TOKENS]
             pages[page, :, position % PAGE_TOKENS] = values[:, position]

@@ -86,8 +86,14 @@ def _heads(
     return Shape(f"{label}-{heads}x{kv_heads}x{head_dim}", {}, given, runs, absent)
 
 
-def _attention(*shapes: Shape) -> Strategy:
-    return _always(*shapes)
+def _paged(*shapes: Shape) -> Strategy:
+    """Those of the shapes whose heads are whole blocks of the pages' storage type."""
+
+    def strategy(dtype: DType | None) -> tuple[Shape, ...]:
+        block = dtype.block_elements if dtype is not None else 1
+        return tuple(shape for shape in shapes if shape.params["head_dim"] % block == 0)
+
+    return strategy
 
 
 def _rope(label: str, runs: tuple[Run, ...], heads: int, head_dim: int, pairs: int) -> Shape:
@@ -216,28 +222,35 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _rope("neox-partial", DECODE_MANY, 1, 256, 32),
         _rope("neox-empty", EMPTY, 2, 16, 8),
     ),
-    Opcode.KV_WRITE_BATCHED: _always(
+    Opcode.KV_WRITE_BATCHED: _paged(
         _kv_write("mixed", MIXED, 2, 16),
         _kv_write("decode", DECODE_MANY, 1, 80),
         _kv_write("chunk", CHUNK_LONG, 3, 40),
         _kv_write("empty", EMPTY, 1, 16),
+        _kv_write("blocks", MIXED, 2, 96),
+        _kv_write("wide", DECODE_MANY, 1, 512),
+        _kv_write("blocks-empty", EMPTY, 1, 32),
     ),
-    Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _always(
+    Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _paged(
         _fused_rope("neox", MIXED, 4, 2, 16, 8),
         _fused_rope("interleaved-bare", DECODE_MANY, 2, 1, 40, 20, "q_norm", "k_norm"),
         _fused_rope("neox-partial", CHUNK_LONG, 2, 2, 64, 16, "q_norm"),
         _fused_rope("interleaved-empty", EMPTY, 2, 1, 16, 8),
+        _fused_rope("interleaved-wide", MIXED, 2, 1, 256, 32),
     ),
-    Opcode.FLASH_ATTN: _attention(
+    Opcode.FLASH_ATTN: _paged(
         _heads("one", DECODE_ONE, 1, 1, 16, scale=0.25),
         _heads("many", DECODE_MANY, 4, 2, 40, scale=0.158),
         _heads("window", DECODE_MANY, 3, 1, 64, scale=0.125, window=65),
         _heads("window-one", DECODE_MANY, 2, 2, 80, scale=0.1, window=1),
         _heads("soft-cap", DECODE_MANY, 2, 1, 128, scale=0.09, soft_cap=5.0),
         _heads("wide", DECODE_MANY, 2, 1, 256, scale=0.0625, window=64, soft_cap=30.0),
+        _heads("widest", DECODE_MANY, 8, 1, 512, scale=1.0),
+        _heads("widest-window", DECODE_MANY, 2, 2, 512, scale=0.04, window=65),
+        _heads("blocks", DECODE_ONE, 3, 1, 96, scale=0.1),
         _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
     ),
-    Opcode.FLASH_ATTN_BATCHED: _attention(
+    Opcode.FLASH_ATTN_BATCHED: _paged(
         _heads("two", CHUNK_TWO, 2, 1, 16, scale=0.25),
         _heads("mixed", MIXED, 4, 2, 40, scale=0.158),
         _heads("mixed-window", MIXED, 2, 1, 64, scale=0.125, window=63),
@@ -245,6 +258,10 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _heads("long-window", CHUNK_LONG, 1, 1, 80, scale=0.1, window=17),
         _heads("start", SHORT, 2, 2, 24, scale=0.2, soft_cap=20.0),
         _heads("soft-cap", MIXED, 2, 1, 128, scale=0.09, soft_cap=5.0, window=64),
+        _heads("wide-window", MIXED, 4, 2, 256, scale=1.0, window=65),
+        _heads("widest", MIXED, 8, 1, 512, scale=0.04),
+        _heads("widest-window", CHUNK_LONG, 2, 1, 512, scale=1.0, window=63),
+        _heads("blocks", CHUNK_LONG, 3, 1, 96, scale=0.1),
         _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
     ),
     Opcode.ADD: _grid(*WIDE),

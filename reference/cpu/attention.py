@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import DOT_CHUNK, KV_TILE, PAGE_TOKENS
 from reference.cpu.threads import for_each
 from reference.exact.elementary import exp, tanh
+from reference.exact.kv_storage import loaded
 from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]
@@ -94,8 +95,8 @@ def _gather(
     chunks = -(-shape.head_dim // DOT_CHUNK)
     count = -(-length // PAGE_TOKENS)
     padded = np.zeros((2, tiles * KV_TILE, shape.kv_heads, shape.head_dim), np.float32)
-    stored = kv[pages[:count]].transpose(1, 0, 2, 3)
-    padded[:, :length] = stored.reshape(2, -1, shape.kv_heads, shape.head_dim)[:, :length]
+    rows = loaded(kv[pages[:count]]).transpose(1, 0, 2, 3)
+    padded[:, :length] = rows.reshape(2, -1, shape.kv_heads, shape.head_dim)[:, :length]
     tiled = padded.reshape(2, tiles, KV_TILE, shape.kv_heads, shape.head_dim)
     keys = np.zeros((shape.kv_heads, tiles, chunks * DOT_CHUNK, KV_TILE), np.float32)
     keys[:, :, : shape.head_dim] = tiled[0].transpose(2, 0, 3, 1)

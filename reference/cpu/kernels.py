@@ -18,6 +18,14 @@ from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
 from reference.ops.rms_norm import rms_norm
 
+PREPARED: Mapping[Opcode, str] = {
+    Opcode.MATMUL: "weight",
+    Opcode.MATMUL_WMMA_F16: "b",
+    Opcode.MATMUL_WMMA_Q4K: "a",
+    Opcode.LM_HEAD: "weight",
+}
+"""The operand of which an opcode's kernel keeps a prepared form."""
+
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.dtypes import BF16, F16, F32, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
+from contract.footprint import Footprint, owns_upload
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.scratch import concrete_shape, plan_scratch
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
@@ -27,6 +28,7 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from contract.tier import Heap, TierInfo, check_range
+from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
 from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.threads import thread_count
@@ -39,20 +41,24 @@ NUMPY_DTYPES: Mapping[DType, np.dtype[Any]] = {
     BF16: np.dtype("<u2"),
     I32: np.dtype("<i4"),
 }
-"""Types whose elements numpy can address; the others exist as blocks of bytes only."""
+"""Types whose elements numpy can address; the others exist as rows of bytes only."""
 
 Bound = NDArray[Any] | Matrix
 
 
 @dataclass(slots=True, eq=False)
 class CpuBuffer:
-    """Host memory holding one graph buffer: bytes, [rows, row_bytes] for an uploaded matrix."""
+    """Host memory holding one graph buffer: bytes, [rows, row_bytes] for an uploaded matrix.
+
+    Bytes that are not ``owned`` are a view of the model file.
+    """
 
     name: str
     nbytes: int
     heap: Heap
     data: NDArray[np.uint8]
     matrix: Matrix | None = None
+    owned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,27 @@ class CpuTier:
             host_unified=True,
         )
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Buffers, prepared weights and the arena of scratch buffers."""
+        owned = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.owned)
+        return owned + self._matrices.nbytes + self._arena.nbytes
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory the machine can give without swapping."""
+        return psutil.virtual_memory().available
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """See ``contract.tier.Tier``."""
+        _check_opcodes(graph)
+        return cpu_footprint(graph, largest, frozenset(self._fast), self.threads)
+
+    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+        """Make the arena as large as the largest step needs; lowered steps take nothing here."""
+        _check_opcodes(graph)
+        self._grow_arena(plan_scratch(graph, largest).nbytes)
+
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CpuBuffer:
         """Zeroed host memory. Raises OutOfMemory naming the buffer."""
         _check_fits(decl.name, nbytes)
@@ -124,7 +151,8 @@ class CpuTier:
         if decl.dtype.storage is not StorageClass.INDEX:
             shape = tuple(int(dim) for dim in decl.shape)
             matrix = Matrix(decl.dtype, shape, data)
-        return self._keep(CpuBuffer(decl.name, data.nbytes, Heap.HOST_VISIBLE, data, matrix))
+        owned = owns_upload(decl)
+        return self._keep(CpuBuffer(decl.name, data.nbytes, Heap.HOST_VISIBLE, data, matrix, owned))
 
     def free(self, buffer: CpuBuffer) -> None:
         """Forget the buffer; arrays still bound to a batch keep its memory."""
@@ -158,13 +186,9 @@ class CpuTier:
     def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
         """Bind every node's operands to arrays. Raises UnsupportedOp for a missing opcode and
         OutOfMemory when its scratch buffers do not fit."""
-        missing = sorted(o.name for o in graph.opcodes if o not in DEFINITIONS)
-        if missing:
-            raise UnsupportedOp("cpu", missing)
+        _check_opcodes(graph)
         plan = plan_scratch(graph, key)
-        if self._arena.nbytes < plan.nbytes:
-            _check_fits("scratch", plan.nbytes)
-            self._arena = np.empty(plan.nbytes, np.uint8)
+        self._grow_arena(plan.nbytes)
         arrays: dict[str, Bound] = {}
         for decl in graph.buffers.values():
             if decl.kind is BufferKind.SCRATCH:
@@ -207,6 +231,11 @@ class CpuTier:
     ) -> None:
         self.close()
 
+    def _grow_arena(self, nbytes: int) -> None:
+        if self._arena.nbytes < nbytes:
+            _check_fits("scratch", nbytes)
+            self._arena = np.empty(nbytes, np.uint8)
+
     def _keep(self, buffer: CpuBuffer) -> CpuBuffer:
         self._buffers[id(buffer)] = buffer
         return buffer
@@ -214,6 +243,12 @@ class CpuTier:
     def _call(self, node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
         fast = self._fast.get(node.opcode)
         return fast(bound, node.params) if fast else define(node, bound)
+
+
+def _check_opcodes(graph: Graph) -> None:
+    missing = sorted(o.name for o in graph.opcodes if o not in DEFINITIONS)
+    if missing:
+        raise UnsupportedOp("cpu", missing)
 
 
 def _check_fits(what: str, nbytes: int) -> None:
@@ -244,7 +279,9 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
 
 def _array(decl: BufferDecl, data: NDArray[np.uint8], key: ShapeKey) -> NDArray[Any]:
     shape = concrete_shape(decl, key)
-    dtype = NUMPY_DTYPES[decl.dtype]
+    dtype = NUMPY_DTYPES.get(decl.dtype, np.dtype(np.uint8))
+    if decl.dtype not in NUMPY_DTYPES:
+        shape = (*shape[:-1], decl.dtype.row_bytes(shape[-1]))
     count = int(np.prod(shape, dtype=np.int64))
     return data.reshape(-1)[: count * dtype.itemsize].view(dtype).reshape(shape)
 

@@ -127,6 +127,12 @@ def prepare_weight(dtype: DType, blocks: Bytes, threads: int | None = None) -> P
     return PreparedWeight(dtype, rows, columns, shared, scales)
 
 
+def prepared_bytes(dtype: DType, rows: int, columns: int) -> int:
+    """``prepare_weight(...).nbytes`` of such a matrix: so many times that of a single row."""
+    row = np.zeros((1, dtype.row_bytes(columns)), np.uint8)
+    return rows * prepare_weight(dtype, row).nbytes
+
+
 def _tile_rows(rows: int, storage: StorageClass) -> int:
     limit = FLOAT_TILE_ROWS if storage is StorageClass.FLOAT else TILE_ROWS
     count = max(1, -(-rows // limit))

@@ -11,7 +11,7 @@ from reference.ops.flash_attn_batched import flash_attn_batched
 def flash_attn(
     *,
     q: NDArray[np.float32],
-    kv: NDArray[np.float32] | NDArray[np.float16],
+    kv: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint8],
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     heads: int,

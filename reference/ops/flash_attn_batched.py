@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import DOT_CHUNK, KV_TILE, PAGE_TOKENS
 from reference.exact.elementary import exp, tanh
+from reference.exact.kv_storage import loaded
 from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]
@@ -15,7 +16,7 @@ Float32 = NDArray[np.float32]
 def flash_attn_batched(
     *,
     q: Float32,
-    kv: Float32 | NDArray[np.float16],
+    kv: Float32 | NDArray[np.float16] | NDArray[np.uint8],
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     heads: int,
@@ -56,8 +57,8 @@ def _gather(
     head_dim: int,
 ) -> tuple[Float32, Float32]:
     count = -(-length // PAGE_TOKENS)
-    stored = kv[pages[:count]].astype(np.float32)
-    flat = stored.transpose(1, 0, 2, 3).reshape(2, count * PAGE_TOKENS, kv_heads, head_dim)
+    rows = loaded(kv[pages[:count]]).transpose(1, 0, 2, 3)
+    flat = rows.reshape(2, count * PAGE_TOKENS, kv_heads, head_dim)
     return flat[0, :length], flat[1, :length]
 
 

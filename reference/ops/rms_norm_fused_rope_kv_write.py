@@ -16,7 +16,7 @@ def rms_norm_fused_rope_kv_write(
     rope_table: NDArray[np.float32],
     query: NDArray[np.int32],
     page_table: NDArray[np.int32],
-    kv: NDArray[np.float32] | NDArray[np.float16],
+    kv: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint8],
     heads: int,
     kv_heads: int,
     head_dim: int,

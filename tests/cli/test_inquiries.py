@@ -18,6 +18,7 @@ from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness, graph_command
 from harness.digest import logits_digest
 from harness.settings import SETTINGS
+from harness.synth import SynthSpec, write_synthetic
 from reference.exact import elementary
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
@@ -42,14 +43,65 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
     assert facts["bytes"] == tiny_model.stat().st_size
     assert sum(row["bytes"] for row in facts["types"].values()) == weights
     memory = facts["run"]["memory"]
-    assert memory["weights"] == weights
+    assert sum(memory["weights"].values()) == weights
+    assert memory["context"] == 64
     assert memory["kv_per_token"] == 2 * 2 * 2 * 64 * 2
     assert memory["kv"] == 64 * memory["kv_per_token"]
-    parts = ("weights", "kv", "scratch", "step_data")
-    assert memory["total"] == sum(memory[part] for part in parts)
+    parts = ("kv", "scratch", "step_data", "constants")
+    assert memory["total"] == weights + sum(memory[part] for part in parts)
     assert facts["vocabulary"]["tokens"] == 320
     doubled = json_of(zinc("inspect", tiny_model, "--json", "--kv-dtype", "f32"))
     assert doubled["run"]["memory"]["kv_per_token"] == 2 * memory["kv_per_token"]
+
+
+def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: Path) -> None:
+    """Halving the bytes a token takes nearly doubles the context that a budget holds."""
+    budget = ("--memory-budget", "2200K")
+    memory = json_of(zinc("inspect", tiny_model, "--json", *budget))["run"]["memory"]
+    kinds = memory["kinds"]
+    assert {name: kind["kv_per_token"] for name, kind in kinds.items()} == {
+        "f32": 2048,
+        "f16": 1024,
+        "q8_0": 544,
+    }
+    fits = [kinds[name]["longest_context"] for name in ("f32", "f16", "q8_0")]
+    assert 16 <= fits[0] < fits[1] < fits[2] < 1024
+    assert memory["context"] == fits[1]
+    assert memory["fits"]
+    assert memory["total"] <= memory["budget"] == 2200 << 10
+    for name, context in zip(kinds, fits, strict=True):
+        words = ("inspect", tiny_model, "--json", *budget, "--kv-dtype", name)
+        exact = json_of(zinc(*words, "--context", context))["run"]["memory"]
+        longer = json_of(zinc(*words, "--context", context + 16))["run"]["memory"]
+        assert exact["fits"]
+        assert exact["total"] == kinds[name]["total"]
+        assert not longer["fits"]
+    text = zinc("inspect", tiny_model, *budget, "--context", 1024).out
+    assert "MORE THAN the budget of 2.25 MB" in text
+    assert f"{fits[2]}" in text
+
+
+def test_inspect_plans_for_slots_and_a_tier(zinc: Zinc, tiny_model: Path) -> None:
+    """Each slot has pages of its own; the cpu tier's prepared weights are larger than stored."""
+    words = ("inspect", tiny_model, "--json", "--context", 64)
+    one, four = (json_of(zinc(*words, "--slots", slots))["run"]["memory"] for slots in (1, 4))
+    assert four["kv"] == 4 * one["kv"]
+    assert four["kv_per_token"] == one["kv_per_token"]
+    cpu = json_of(zinc(*words, "--tier", "cpu"))["run"]["memory"]
+    assert (one["tier"], cpu["tier"]) == (None, "cpu")
+    assert sum(cpu["weights"].values()) > sum(one["weights"].values())
+
+
+def test_inspect_says_which_storage_the_heads_do_not_allow(zinc: Zinc, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_synthetic(path, SynthSpec("qwen3", "q8_0", seed=3, head_dim=48))
+    kinds = json_of(zinc("inspect", path, "--json"))["run"]["memory"]["kinds"]
+    assert "head_dim is 48, not a multiple of the 32" in kinds["q8_0"]["problem"]
+    assert kinds["f16"]["longest_context"] == 1024
+    assert "head_dim is 48" in zinc("inspect", path).out
+    refused = zinc("run", "hi", "--model", path, "--kv-dtype", "q8_0")
+    assert refused.code == 2
+    assert "head_dim is 48" in refused.err
 
 
 def test_inspect_for_people(zinc: Zinc, tiny_model: Path) -> None:

@@ -8,15 +8,18 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contract.errors import RequestError
+from contract.errors import DoesNotFit, RequestError
 from contract.types import FinishReason, SamplingParams
 from harness.catalog import entries
 from harness.generate import Session, SessionOptions
+from harness.tiers import available_tiers
+from reference.cpu.tier import CpuTier
 from tests.cli.conftest import Change, Result, command, environment, zinc_process
 from tests.harness.catalog_tools import MEMBER, build_wheel, offline_pip, wheel_entry
 
@@ -244,6 +247,47 @@ def test_a_cancelled_session_goes_on_as_if_new(session: Session) -> None:
 def test_a_context_the_model_lacks_is_refused(tiny_model: Path) -> None:
     with pytest.raises(RequestError, match=r"1025.*1024"):
         Session.open(tiny_model, SessionOptions(context=1025))
+
+
+@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+def test_the_context_is_what_the_budget_holds(tiny_model: Path, tier: str) -> None:
+    """A generous budget gives the model's own, a small one less; more than fits is refused."""
+    if tier not in available_tiers():
+        pytest.skip(f"no {tier} here")
+    options = SessionOptions(tier=tier, chunk=8)
+    with Session.open(tiny_model, options) as session:
+        assert session.context == 1024
+    with pytest.raises(DoesNotFit) as refused:
+        Session.open(tiny_model, replace(options, context=1024, memory_budget=1 << 20))
+    small = replace(options, memory_budget=refused.value.need - (512 << 10))
+    with Session.open(tiny_model, small) as session:
+        fitting = session.context
+        assert 16 <= fitting < 1024
+        assert session.tier.allocated_bytes <= small.memory_budget
+    with Session.open(tiny_model, replace(small, context=fitting)) as session:
+        assert session.context == fitting
+    with pytest.raises(DoesNotFit) as raised:
+        Session.open(tiny_model, replace(small, context=fitting + 16))
+    assert raised.value.need > raised.value.have == small.memory_budget
+    for part in (f"--context {fitting} fits", "--kv-dtype q8_0", "--memory-budget"):
+        assert part in str(raised.value)
+
+
+def test_nothing_is_uploaded_of_what_does_not_fit(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a page: the error says so, and no buffer was made."""
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("memory was allocated")
+
+    for method in ("alloc", "upload", "reserve"):
+        monkeypatch.setattr(CpuTier, method, never)
+    for context in (None, 64):
+        with pytest.raises(DoesNotFit, match=r"llama.*cpu.*smaller model"):
+            Session.open(
+                tiny_model, SessionOptions(tier="cpu", context=context, memory_budget=1 << 16)
+            )
 
 
 def test_a_missing_model_is_pulled_first(

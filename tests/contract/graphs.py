@@ -137,7 +137,8 @@ def well_formed(draw: st.DrawFn, opcode: Opcode) -> Drawn:
             continue
         shape = tuple(_dim(expression, sizes) for expression in operand.dims)
         shapes[operand.name] = shape
-        fitting = [d for d in operand.dtypes if _whole_blocks(d, shape[-1])]
+        unit = sizes[operand.whole_blocks] if operand.whole_blocks else shape[-1]
+        fitting = [d for d in operand.dtypes if _whole_blocks(d, unit)]
         dtypes[operand.name] = draw(st.sampled_from(fitting))
     return Drawn(spec, shapes, dtypes, params)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from contract.dtypes import F32
 from contract.execution import ExecutableGraph
+from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
@@ -70,6 +71,20 @@ class ListTier:
     @property
     def info(self) -> TierInfo:
         return TierInfo("list", "none", "none", "exact-1", frozenset({Opcode.SCALE}), 0, True)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return 0
+
+    @property
+    def available_bytes(self) -> int:
+        return 0
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        return declared_footprint(graph, largest)
+
+    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+        pass
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Memory:
         return Memory(decl.name, heap, np.zeros(nbytes, np.uint8))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
 from reference.cpu.attention import AttentionShape, paged_attention
+from reference.exact.kv_storage import stored
 from reference.ops.flash_attn_batched import flash_attn_batched
 
 MAX_POSITION = 140
@@ -54,7 +55,7 @@ def make_step(
     seed: int,
     tokens: list[tuple[int, int]],
     shape: AttentionShape,
-    element: type[np.floating] = np.float32,
+    element: type[np.generic] = np.float32,
 ) -> Step:
     """A step of (slot, position) tokens over a pool that is NaN outside the stored positions."""
     rng = np.random.default_rng(seed)
@@ -63,11 +64,11 @@ def make_step(
     pool = slots * slot_pages + 2
     page_table = rng.permutation(pool)[: slots * slot_pages].reshape(slots, slot_pages)
     width = shape.kv_heads * shape.head_dim
-    kv = np.full((pool, 2, PAGE_TOKENS, width), np.nan, element)
+    kv = stored(np.full((pool, 2, PAGE_TOKENS, width), np.nan, np.float32), np.dtype(element))
     for slot in range(slots):
         length = 1 + max((p for s, p in tokens if s == slot), default=-1)
         for position in range(length):
-            row = rng.standard_normal((2, width)).astype(element)
+            row = stored(rng.standard_normal((2, width), dtype=np.float32), kv.dtype)
             kv[page_table[slot, position // PAGE_TOKENS], :, position % PAGE_TOKENS] = row
     query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
     q = rng.standard_normal((len(tokens), shape.heads * shape.head_dim), dtype=np.float32)
@@ -81,7 +82,7 @@ def shapes(draw: st.DrawFn) -> AttentionShape:
     return AttentionShape(
         heads=kv_heads * draw(st.integers(1, 3)),
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([1, 8, 16, 24, 40])),
+        head_dim=draw(st.sampled_from([1, 8, 16, 24, 40, 64])),
         scale=draw(st.sampled_from([1.0, 0.125, 0.3])),
         window=draw(st.sampled_from([0, 0, 1, 5, 63, 64, 65, 100])),
         soft_cap=draw(st.sampled_from([0.0, 0.0, 3.0, 50.0])),
@@ -99,5 +100,7 @@ def steps(draw: st.DrawFn) -> Step:
         count = min(draw(st.integers(1, 8)), MAX_POSITION - first)
         tokens += [(slot, first + index) for index in range(count)]
         starts[slot] = first + count
-    element = draw(st.sampled_from([np.float32, np.float16]))
-    return make_step(draw(st.integers(0, 2**32 - 1)), tokens, draw(shapes()), element)
+    shape = draw(shapes())
+    elements = [np.float32, np.float16] + [np.uint8] * (shape.head_dim % 32 == 0)
+    element = draw(st.sampled_from(elements))
+    return make_step(draw(st.integers(0, 2**32 - 1)), tokens, shape, element)

@@ -38,7 +38,7 @@ def test_defaults() -> None:
     settings = resolved()
     assert settings["temperature"] == 0.0
     assert settings["model"] is None
-    assert settings["context"] == 4096
+    assert settings["context"] is settings["memory_budget"] is None
     assert settings["kv_dtype"] == "f16"
     assert set(settings.sources.values()) == {"default"}
 

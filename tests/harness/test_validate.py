@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from contract.dtypes import F16
+from contract.dtypes import F16, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
 from harness.validate import Histogram, Workload, validate
@@ -94,7 +94,7 @@ def test_steps_cover_every_token_once():
     assert Workload((1,)).steps() == [(0, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16])
+@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0])
 def test_the_cpu_tier_agrees_with_the_definitions(model, kv_dtype):
     with CpuTier(definitions_only=True) as oracle, CpuTier() as tier:
         report = validate(model, oracle, {"cpu": tier}, replace(WORKLOAD, kv_dtype=kv_dtype))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import F16, F32
+from contract.dtypes import F16, F32, Q8_0
 from tests.invariance import controls
 from tests.invariance.engines import (
     SLOTS,
@@ -36,6 +36,7 @@ MODELS = {
     "qwen2 bf16": ({"architecture": "qwen2", "quant": "bf16"}, F32),
     "qwen3 q6_k": ({"architecture": "qwen3", "quant": "q6_k", "fused_qkv": True}, F32),
     "qwen3 q8_0, f16 cache": ({"architecture": "qwen3", "quant": "q8_0"}, F16),
+    "llama q6_k, q8_0 cache": ({"architecture": "llama", "quant": "q6_k"}, Q8_0),
     "qwen3 f16, f16 cache": ({"architecture": "qwen3", "quant": "f16", "head_dim": 48}, F16),
 }
 POOL = request_pool(VOCAB)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
-from contract.dtypes import F16, F32, DType
+from contract.dtypes import F16, F32, Q8_0, DType
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
@@ -110,6 +110,8 @@ def test_every_way_of_running_gives_the_cpu_tiers_bits(
         ("llama", "f16", F32),
         ("qwen2", "bf16", F16),
         ("llama", "f32", F32),
+        ("qwen3", "q4_k_m", Q8_0),
+        ("llama", "q5_0", Q8_0),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from reference.exact import elementary
 from reference.exact.activation import Activation, quantize_activation
+from reference.exact.kv_storage import stored
 from reference.exact.sums import sum_axis
 
 Float32 = NDArray[np.float32]
@@ -120,8 +121,35 @@ def truncated_activation(x: Float32) -> Activation:
 
 def unsaturated(x: Float32, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
     """binary16 that overflows to infinity."""
+    if dtype == np.uint8:
+        return stored(x, dtype)
     with np.errstate(over="ignore"):
         return x.astype(dtype)
+
+
+def reciprocal_blocks(x: Float32, element: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Q8_0 pages by the reciprocal of the scale that binary16 rounded."""
+    if element != np.uint8:
+        return stored(x, element)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    d = np.clip(np.abs(parts).max(axis=-1) / np.float32(127), 0, 65504).astype("<f2")
+    inverse = ONE / np.where(d > 0, d, np.inf).astype(np.float32)
+    q = np.clip(np.rint(parts * inverse[..., None]), -127, 127).astype(np.int8)
+    blocks = np.concatenate([d[..., None].view(np.uint8), q.view(np.uint8)], axis=-1)
+    return blocks.reshape(*x.shape[:-1], x.shape[-1] // 32 * 34)
+
+
+def unrounded_scale(x: Float32, element: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Q8_0 pages whose integers come from the scale before binary16 rounds it."""
+    right = stored(x, element)
+    if element != np.uint8:
+        return right
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    d = np.abs(parts).max(axis=-1, keepdims=True) / np.float32(127)
+    q = np.clip(np.rint(parts / np.where(d > 0, d, ONE)), -127, 127).astype(np.int8)
+    blocks = right.reshape(*x.shape[:-1], x.shape[-1] // 32, 34)
+    blocks[..., 2:] = q.view(np.uint8)
+    return right
 
 
 def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:

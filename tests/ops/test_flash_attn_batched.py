@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reference.exact.kv_storage import stored
 from reference.ops.flash_attn_batched import flash_attn_batched
 from tests.ops.paged import (
     Sequence,
@@ -63,6 +64,34 @@ def test_scalar_rule(head_dim: int, window: int) -> None:
         first = max(0, position + 1 - window) if window else 0
         keys, values = sequence.keys[: position + 1, 0], sequence.values[: position + 1, 0]
         assert got[row, 0].tolist() == scalar_attention(q[row, 0], keys, values, first, 0.3)
+
+
+def test_q8_0_pages_read_as_scale_times_integer() -> None:
+    """The bits of the same attention over binary32 pages that hold every d q."""
+    sequences = [random_sequence(seed, length, 2, 64) for seed, length in enumerate((1, 130))]
+    kv, page_table = pool_of(sequences)
+    blocks = stored(kv, np.dtype(np.uint8))
+    parts = blocks.reshape(*kv.shape[:-1], -1, 34)
+    products = [
+        [np.float32(d) * np.float32(q) for q in block[2:].view(np.int8)]
+        for block in parts.reshape(-1, 34)
+        for d in block[:2].view("<f2")
+    ]
+    widened = np.array(products, np.float32).reshape(kv.shape)
+    params = {
+        "q": queries(5, 3, 4, 64).reshape(3, -1),
+        "page_table": page_table,
+        "query": np.array([(0, 1, 129, 0), (0, 0, 0, 0), (0, 1, 64, 0)], np.int32),
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "scale": 0.125,
+        "window": 70,
+    }
+    got = flash_attn_batched(kv=blocks, **params)
+    assert np.isfinite(got).all()
+    assert (got == flash_attn_batched(kv=widened, **params)).all()
+    assert (got != flash_attn_batched(kv=kv, **params)).any()
 
 
 @pytest.mark.parametrize("element", [np.float32, np.float16])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.exact.kv_storage import loaded, stored
 from reference.ops.kv_write_batched import kv_write_batched
 
 PAGE = 16
@@ -74,6 +75,74 @@ def test_nan_is_not_saturated_away() -> None:
     """A broken key stays visibly broken."""
     assert np.isnan(write_one(np.nan, np.float16))
     assert np.isnan(write_one(np.nan, np.float32))
+
+
+BYTES = np.dtype(np.uint8)
+LARGEST = st.floats(-(2.0**30), 2.0**30, width=32)
+
+
+@given(values=st.lists(st.floats(-1000.0, 1000.0, width=32) | LARGEST, min_size=32, max_size=32))
+def test_q8_0_is_the_rule_in_rationals(values: list[float]) -> None:
+    """d rounds twice, amax / 127 to binary32 and to binary16; q is the rounded quotient."""
+    block = stored(np.array(values, np.float32), BYTES)
+    most = Fraction(float(np.float32(max(map(abs, values))) / np.float32(127)))
+    d = nearest_half(most)
+    assert Fraction(float(block[:2].view("<f2")[0])) == d
+    for value, q in zip(values, block[2:].view(np.int8).tolist(), strict=True):
+        quotient = float(np.float32(value) / np.float32(float(d))) if d else 0.0
+        assert q == max(-127, min(127, round(quotient)))
+
+
+@given(values=st.lists(st.floats(-60000.0, 60000.0, width=32), min_size=32, max_size=32))
+def test_q8_0_is_within_a_step_of_the_value(values: list[float]) -> None:
+    """Half a step of d, and what rounding d to 11 bits costs the largest value."""
+    x = np.array(values, np.float32)
+    block = stored(x, BYTES)
+    d = float(block[:2].view("<f2")[0])
+    error = np.abs(loaded(block).astype(np.float64) - x)
+    assert (error <= d * (0.5 + 127 * 2.0**-11) + 127 * 2.0**-25).all()
+
+
+@pytest.mark.parametrize(
+    ("largest", "d", "q"),
+    [
+        (0.0, 0.0, 0),
+        (127.0, 1.0, 127),
+        (-127.0, 1.0, -127),
+        (127 * 2.0**-25, 0.0, 0),
+        (127 * 2.0**-24, 2.0**-24, 127),
+        (127 * 1.4 * 2.0**-24, 2.0**-24, 127),
+        (1e30, 65504.0, 127),
+        (np.nan, np.nan, 0),
+        (np.inf, np.nan, 0),
+        (-np.inf, np.nan, 0),
+    ],
+)
+def test_q8_0_special_points(largest: float, d: float, q: int) -> None:
+    """Nothing, exact blocks, the edge of binary16's subnormals, saturation, broken values."""
+    block = stored(np.array([largest] + [0.0] * 31, np.float32), BYTES)
+    np.testing.assert_array_equal(block[:2].view("<f2"), np.array([d], "<f2"))
+    assert block[2:].view(np.int8).tolist() == [q] + [0] * 31
+    if not np.isfinite(d):
+        assert block[:2].tolist() == [0x00, 0x7E]
+        assert np.isnan(loaded(block)).all()
+
+
+def test_q8_0_breaks_only_the_block_that_holds_the_nan() -> None:
+    """The other blocks of the row, the other row and the other positions stay as they were."""
+    rng = np.random.default_rng(7)
+    k, v = rng.standard_normal((2, 2, 96), dtype=np.float32)
+    k[1, 40] = np.nan
+    kv = np.full((3, 2, PAGE, 3 * 34), 0xFF, np.uint8)
+    query = np.array([(0, 0, 5, 0), (0, 0, 17, 0)], np.int32)
+    page_table = np.array([[2, 0]], np.int32)
+    kv_write_batched(k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=3, head_dim=32)
+    written = np.zeros(kv.shape, bool)
+    written[2, :, 5] = written[0, :, 1] = True
+    assert (kv[~written] == 0xFF).all()
+    broken = np.isnan(loaded(kv[0, 0, 1]))
+    assert broken.tolist() == [False] * 32 + [True] * 32 + [False] * 32
+    assert (loaded(kv[2, 1, 5]) == loaded(stored(v[0], BYTES))).all()
 
 
 def test_pages_and_offsets() -> None:

@@ -54,6 +54,18 @@ CONTROLS = (
         mistakes.unsaturated,
         "reference.ops.kv_write_batched.stored",
     ),
+    Control(
+        "R6 scale before rounding",
+        Opcode.KV_WRITE_BATCHED,
+        mistakes.unrounded_scale,
+        "reference.ops.kv_write_batched.stored",
+    ),
+    Control(
+        "R6 reciprocal of the scale",
+        Opcode.KV_WRITE_BATCHED,
+        mistakes.reciprocal_blocks,
+        "reference.ops.kv_write_batched.stored",
+    ),
     Control("R2 library exp", Opcode.FLASH_ATTN, mistakes.numpy_exp, f"{ATTENTION}.exp"),
     Control(
         "R2 library exp in silu",

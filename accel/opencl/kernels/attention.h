@@ -49,10 +49,16 @@ static inline ulong kv_row(const KV_HEAD *head, uint position, uint which) {
     return row * head->width + head->column;
 }
 
-// Sixteen elements, of which `count` exist; `whole` promises that all do.
+// Sixteen elements, of which `count` exist; `whole` promises that all do, as in Q8_0 always, where
+// they begin at a multiple of 16.
 INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong element, int count) {
     const GLOBAL float *x = (const GLOBAL float *)head->kv + element;
     const GLOBAL half *y = (const GLOBAL half *)head->kv + element;
+    if (dtype == Q8_0) {
+        const GLOBAL uchar *block = head->kv + element / Q8_0_ELEMENTS * Q8_0_BYTES;
+        const GLOBAL char *q = (const GLOBAL char *)block + 2 + element % Q8_0_ELEMENTS;
+        return convert_float16(vload16(0, q)) * half_at(block);
+    }
     if (dtype == F32) return whole ? vload16(0, x) : load_padded(x, count);
     if (whole || count >= 16) return vload_half16(0, y);
     float lane[16];
@@ -104,6 +110,7 @@ INLINE void page_products(const KV_HEAD *head, uint dtype, bool whole, const QUE
     {                                                              \
         if ((head)->head_dim % 16) CALL((head)->dtype, false);     \
         else if ((head)->dtype == F32) CALL(F32, true);            \
+        else if ((head)->dtype == Q8_0) CALL(Q8_0, true);          \
         else CALL(F16, true);                                      \
     }
 

@@ -17,6 +17,10 @@ typedef struct {
 
 INLINE float kv_element(const KV_HEAD *head, ulong element) {
     if (head->dtype == F32) return ((const GLOBAL float *)head->kv)[element];
+    if (head->dtype == Q8_0) {
+        const GLOBAL uchar *block = head->kv + element / Q8_0_ELEMENTS * Q8_0_BYTES;
+        return (float)((const GLOBAL char *)block)[2 + element % Q8_0_ELEMENTS] * half_at(block);
+    }
     return vload_half(element, (const GLOBAL half *)head->kv);
 }
 

@@ -21,6 +21,9 @@
 #define BF16 30
 #define MXFP4 39
 
+#define Q8_0_ELEMENTS 32
+#define Q8_0_BYTES 34
+
 static inline float half_at(const GLOBAL uchar *bytes) {
     return vload_half(0, (const GLOBAL half *)bytes);
 }

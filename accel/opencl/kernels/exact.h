@@ -15,6 +15,7 @@
 #define SIGN_BIT 0x80000000u
 #define INFINITY_BITS 0x7F800000u
 #define QUIET_NAN 0x7FC00000u
+#define HALF_QUIET_NAN 0x7E00
 
 // Significand with 24 bits and exponent of a finite non-zero |x| = significand * 2^exponent.
 static inline uint unpack_magnitude(uint bits, int *exponent) {

@@ -3,7 +3,7 @@
 // operands: q, kv, page_table, query, y
 // sizes:    tokens, heads, kv_heads, head_dim, window
 // reals:    scale, soft_cap
-// kv is float or half as dtype says. The work is divided into units of one KV head and a block of
+// kv is float, half or Q8_0 as dtype says. The work is divided into units of one KV head and a block of
 // tokens, which workers take in turn.
 
 #if GROUP_SIZE > 1

@@ -2,24 +2,57 @@
 //
 // operands: k, v, query, page_table, kv
 // sizes:    tokens, width (kv_heads * head_dim), page_tokens
-// kv is float or half as dtype says. Tokens are split among workers.
+// kv is float, half or Q8_0 as dtype says. Tokens are split among workers.
+
+// One block of rule R6: d = largest magnitude / 127 as binary16, q = x / d to nearest even.
+static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
+    const float16 low = vload16(0, x), high = vload16(1, x);
+    const float most = largest_of_16(larger16(fabs(low), fabs(high)));
+    GLOBAL char *q = (GLOBAL char *)block + 2;
+    if (!(most < INFINITY)) {
+        *(GLOBAL ushort *)block = HALF_QUIET_NAN;
+        vstore16((char16)(0), 0, q);
+        vstore16((char16)(0), 1, q);
+        return;
+    }
+    store_half(divide1(most, 127.0f), (GLOBAL half *)block);
+    const float d = half_at(block);
+    if (d == 0.0f) {
+        vstore16((char16)(0), 0, q);
+        vstore16((char16)(0), 1, q);
+        return;
+    }
+    // Quotients within +-127 are what rint_small16 is exact for.
+    const float16 first = clamp(divide16(low, (float16)(d)), -127.0f, 127.0f);
+    const float16 second = clamp(divide16(high, (float16)(d)), -127.0f, 127.0f);
+    vstore16(convert_char16(rint_small16(first)), 0, q);
+    vstore16(convert_char16(rint_small16(second)), 1, q);
+}
+
+// Elements from `place` on, as many as share a block of dtype.
+static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv, ulong place) {
+    if (dtype == F32)
+        ((GLOBAL float *)kv)[place] = *x;
+    else if (dtype == F16)
+        store_half(*x, (GLOBAL half *)kv + place);
+    else
+        store_q8_0(x, kv + place / Q8_0_ELEMENTS * Q8_0_BYTES);
+}
 
 #if GROUP_SIZE > 1
 
-// Units are single elements.
+// Units are single elements or blocks.
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
-    FOR_WORKER_UNITS(unit, tokens * 2 * width) {
-        const uint token = unit / width / 2, which = unit / width % 2, k = unit % width;
+    const uint step = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1, blocks = width / step;
+    FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
+        const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
         const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
         const uint slot = query[1], position = query[2];
         const ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
-        const float value = OPERAND(float, which)[(ulong)token * packet->stride[which] + k];
         const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
-        if (packet->dtype == F32)
-            OPERAND(float, 4)[place] = value;
-        else
-            store_half(value, OPERAND(half, 4) + place);
+        store_kv(packet->dtype, OPERAND(float, which) + (ulong)token * packet->stride[which] + k,
+                 OPERAND(uchar, 4), place);
     }
 }
 
@@ -28,6 +61,7 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
     const SHARE mine = share(tokens, 1, worker, workers);
+    GLOBAL uchar *kv = OPERAND(uchar, 4);
     for (uint token = mine.begin; token < mine.end; token++) {
         const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
         uint slot = query[1], position = query[2];
@@ -35,13 +69,13 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
         for (uint which = 0; which < 2; which++) {
             const GLOBAL float *x = OPERAND(float, which) + (ulong)token * packet->stride[which];
             ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
-            if (packet->dtype == F32) {
-                GLOBAL float *y = OPERAND(float, 4) + place;
-                for (uint k = 0; k < width; k++) y[k] = x[k];
-            } else {
-                GLOBAL half *y = OPERAND(half, 4) + place;
-                for (uint k = 0; k < width; k++) store_half(x[k], y + k);
-            }
+            if (packet->dtype == F32)
+                for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, place + k);
+            else if (packet->dtype == F16)
+                for (uint k = 0; k < width; k++) store_kv(F16, x + k, kv, place + k);
+            else
+                for (uint k = 0; k < width; k += Q8_0_ELEMENTS)
+                    store_kv(Q8_0, x + k, kv, place + k);
         }
     }
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from contract.dtypes import F16, F32, DType
+from contract.dtypes import F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
+from contract.spec import KV
 from reference.model.gguf import TensorInfo
 
 RING_STEPS = 4
@@ -30,8 +31,9 @@ class Limits:
     recent_tokens: int = 64
 
     def __post_init__(self) -> None:
-        if self.kv_dtype not in (F32, F16):
-            raise ValueError(f"KV pages are f32 or f16, not {self.kv_dtype}")
+        if self.kv_dtype not in KV:
+            accepted = ", ".join(map(str, KV))
+            raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
 
     @property
     def ring_events(self) -> int:

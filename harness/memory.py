@@ -1,0 +1,122 @@
+"""What may be used of a device's memory, and the context an engine gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from contract.dtypes import DType
+from contract.errors import DoesNotFit, RequestError, VerifyError
+from contract.spec import KV
+from contract.tier import Tier
+from harness.cli.progress import format_bytes
+from reference.memory.planner import (
+    Demand,
+    FootprintOf,
+    MemoryPlan,
+    longest_plan,
+    plan_memory,
+)
+from reference.model.open import Model
+
+MARGIN_BYTES = 256 << 20
+MARGIN_PARTS = 20
+"""Of what is available, a twentieth is left to others, and at least MARGIN_BYTES."""
+
+DemandAt = Callable[[int], Demand]
+"""What an engine of so many positions is to hold."""
+
+
+def budget_of(available: int, asked: int | None = None) -> int:
+    """Bytes an engine may use: ``asked``, or what is available less a margin."""
+    if asked is not None:
+        return asked
+    return max(0, available - max(MARGIN_BYTES, available // MARGIN_PARTS))
+
+
+def plans_of(
+    model: Model, demand_at: DemandAt, footprint: FootprintOf, unified: bool = True
+) -> Callable[[int], MemoryPlan]:
+    """The plan of a context of so many positions."""
+
+    def plan_at(context: int) -> MemoryPlan:
+        demand = demand_at(context)
+        graph = model.graph(demand.limits)
+        return plan_memory(graph, demand, footprint(graph, demand.largest), unified)
+
+    return plan_at
+
+
+def longest_context(model: Model, asked: int | None) -> int:
+    """Positions a sequence of ``model`` may have; RequestError when ``asked`` is more."""
+    longest = model.config.context
+    if asked is not None and asked > longest:
+        raise RequestError("context", f"is {asked}, {model.config.name} has {longest}")
+    return longest if asked is None else asked
+
+
+def plan_context(
+    model: Model, tier: Tier, demand_at: DemandAt, asked: int | None, budget: int
+) -> MemoryPlan:
+    """The plan of the context ``asked`` for, or of the longest one within ``budget``.
+
+    Nothing is allocated. Raises RequestError when the model has no such context, DoesNotFit when
+    it does not fit, and UnsupportedOp when the tier cannot run the model.
+    """
+    longest = longest_context(model, asked)
+    unified = tier.info.host_unified
+    plan_at = plans_of(model, demand_at, tier.footprint, unified)
+    fitting = None
+    if asked is None:
+        fitting = longest_plan(plan_at, longest, budget)
+    else:
+        exact = plan_at(asked)
+        fitting = exact if exact.budgeted <= budget else None
+    if fitting is not None:
+        return fitting
+    wanted = plan_at(longest if asked is not None else min(longest, 16))
+    parts = (
+        f"weights {format_bytes(sum(wanted.weights.values()))}",
+        f"{wanted.kv_dtype} keys and values {format_bytes(wanted.kv)}",
+    )
+    count = f"{wanted.slots} sequences" if wanted.slots > 1 else "a sequence"
+    raise DoesNotFit(
+        f"{model.config.name}, {count} of {wanted.context} tokens on {tier.info.name} "
+        f"({', '.join(parts)})",
+        wanted.budgeted,
+        budget,
+        ", or ".join(_remedies(model, tier, demand_at, longest, wanted, budget)),
+    )
+
+
+def _remedies(
+    model: Model, tier: Tier, demand_at: DemandAt, longest: int, wanted: MemoryPlan, budget: int
+) -> Iterator[str]:
+    """What to change, dearest storage of keys and values first."""
+    known = False
+    for dtype in _no_larger_than(wanted.kv_dtype):
+        demand_of = _stored_as(demand_at, dtype)
+        plan_at = plans_of(model, demand_of, tier.footprint, tier.info.host_unified)
+        try:
+            plan = longest_plan(plan_at, longest, budget)
+        except VerifyError:
+            continue
+        if plan is not None:
+            known = True
+            option = "" if dtype.name == wanted.kv_dtype else f" with --kv-dtype {dtype.name}"
+            yield f"--context {plan.context} fits{option}"
+    if wanted.slots > 1:
+        yield "take fewer --slots"
+    if not known:
+        yield "take a smaller model or a smaller quantization of it"
+    yield "free memory or raise --memory-budget"
+
+
+def _no_larger_than(name: str) -> list[DType]:
+    by_size = sorted(KV, key=lambda dtype: -dtype.block_bytes / dtype.block_elements)
+    names = [dtype.name for dtype in by_size]
+    return by_size[names.index(name) :]
+
+
+def _stored_as(demand_at: DemandAt, dtype: DType) -> DemandAt:
+    return lambda context: replace(demand_at(context), kv_dtype=dtype)

@@ -1,0 +1,108 @@
+"""What a graph takes on the CPU tier: buffers, prepared weights, scratch and attention's copies."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.dtypes import F32, DType
+from contract.footprint import Footprint, owns_upload
+from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.ir.scratch import buffer_bytes, plan_scratch
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.cpu.kernels import PREPARED
+from reference.cpu.weights import TILE_ROWS, prepared_bytes
+
+THREAD_BYTES = 4 << 20
+"""Of the intermediate arrays of ``reference.cpu.segments`` that a thread keeps, but for the one
+that holds a span of every token."""
+ACTIVATION_BYTES = 32
+"""Per element of a product's input, of the forms ``PreparedActivation`` has of it."""
+
+ATTENTION = (Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED)
+
+
+def cpu_footprint(
+    graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int
+) -> Footprint:
+    """The bytes the tier allocates; ``kernels`` are the opcodes that run a fast kernel.
+
+    A prepared weight takes the place of the stored one, which nothing but EMBED and definitions
+    reads again.
+    """
+    prepared, stored = _uses_of_weights(graph, kernels)
+    buffers: dict[str, int] = {}
+    mapped: dict[str, int] = {}
+    for decl in graph.buffers.values():
+        if decl.kind is BufferKind.SCRATCH:
+            continue
+        nbytes = buffer_bytes(decl, largest)
+        buffers[decl.name] = nbytes if owns_upload(decl) else 0
+        if decl.kind is BufferKind.WEIGHT:
+            if decl.name in prepared:
+                buffers[decl.name] += _prepared_bytes(decl)
+            if decl.name in stored and not owns_upload(decl):
+                mapped[decl.name] = nbytes
+    return Footprint(
+        buffers,
+        mapped,
+        scratch=plan_scratch(graph, largest).nbytes,
+        workspace=_workspace(graph, largest, kernels, threads),
+    )
+
+
+def _uses_of_weights(graph: Graph, kernels: frozenset[Opcode]) -> tuple[set[str], set[str]]:
+    """Names of the weights some kernel prepares, and of those some node reads as stored."""
+    prepared: set[str] = set()
+    stored: set[str] = set()
+    for node in graph.nodes:
+        for name, view in node.operands.items():
+            prepares = node.opcode in kernels and PREPARED.get(node.opcode) == name
+            (prepared if prepares else stored).add(view.buffer)
+    return prepared, stored
+
+
+def _prepared_bytes(decl: BufferDecl) -> int:
+    *rows, columns = (int(dim) for dim in decl.shape)
+    return _cached_bytes(decl.dtype, math.prod(rows), columns)
+
+
+@cache
+def _cached_bytes(dtype: DType, rows: int, columns: int) -> int:
+    return prepared_bytes(dtype, rows, columns)
+
+
+def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int) -> int:
+    """A bound of what attention or a product takes beside the arrays that the threads keep."""
+    kept = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
+    longest = max(
+        (
+            int(graph.shape(node.operands[PREPARED[node.opcode]])[-1])
+            for node in graph.nodes
+            if node.opcode in kernels and node.opcode in PREPARED
+        ),
+        default=0,
+    )
+    product = ACTIVATION_BYTES * largest.tokens * longest
+    return kept + max(product, _attention_workspace(graph, largest, kernels))
+
+
+def _attention_workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode]) -> int:
+    """Copies of the keys and values of all slots of a step, and of one while it is gathered.
+
+    The context is what the page table has room for.
+    """
+    most = 0
+    for node in graph.nodes:
+        if node.opcode in ATTENTION and node.opcode in kernels:
+            slots, slot_pages = (int(dim) for dim in graph.shape(node.operands["page_table"]))
+            kv = graph.buffers[node.operands["kv"].buffer]
+            width = int(kv.shape[-1])
+            positions = -(-slot_pages * PAGE_TOKENS // KV_TILE) * KV_TILE
+            widened = 2 * positions * F32.row_bytes(width)
+            held = min(slots, largest.tokens) * widened
+            gathered = 2 * positions * kv.dtype.row_bytes(width) + 3 * widened
+            most = max(most, held + gathered)
+    return most

@@ -1,0 +1,232 @@
+"""How much memory a model takes to run, and the longest context that a budget allows.
+
+Everything follows from the graph's declarations and from what a tier says it makes of them, so
+that a model family needs no code here. Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import DType
+from contract.footprint import Footprint
+from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.ops import TABLE
+from contract.shape_key import ShapeKey
+from contract.spec import Access
+from reference.model.families.tensors import Limits
+from reference.runner import MAX_VARIANTS
+
+RECURRENT = "SSM_"
+"""How the opcodes begin whose state is kept for each slot."""
+
+GraphOf = Callable[[Limits], Graph]
+FootprintOf = Callable[[Graph, ShapeKey], Footprint]
+"""``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an engine is to hold: ``slots`` sequences of up to ``context`` positions, in steps of
+    up to ``tokens`` query tokens and ``rows`` rows of logits."""
+
+    slots: int
+    context: int
+    kv_dtype: DType
+    tokens: int
+    rows: int
+    recent_tokens: int = 64
+
+    @property
+    def limits(self) -> Limits:
+        """The sizes of the graph: pages for the whole context of every slot."""
+        slot_pages = -(-self.context // PAGE_TOKENS)
+        return Limits(
+            slots=self.slots,
+            context=self.context,
+            pages=self.slots * slot_pages,
+            kv_dtype=self.kv_dtype,
+            recent_tokens=self.recent_tokens,
+        )
+
+    @property
+    def largest(self) -> ShapeKey:
+        """The largest step."""
+        return ShapeKey(self.tokens, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What one engine takes.
+
+    ``weights`` by storage type, arranged as the tier keeps them. ``constants`` are tables,
+    ``step_data`` what the host exchanges with a step, ``scratch`` what lives inside one,
+    ``variants`` the lowered steps that are kept, ``workspace`` what a step takes and gives back.
+    ``kv`` are all pages, ``recurrent`` the states of all slots, ``state`` what else outlives a
+    step. Of the total, ``mapped`` is read in place from the model file and ``mirrors`` is host
+    memory beside the device's own.
+    """
+
+    slots: int
+    context: int
+    pages: int
+    kv_dtype: str
+    step_tokens: int
+    step_rows: int
+    weights: dict[str, int]
+    constants: int
+    step_data: int
+    scratch: int
+    variants: int
+    workspace: int
+    kv: int
+    recurrent: int
+    state: int
+    mapped: int
+    mirrors: int
+    unified: bool
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.fixed + self.kv + self.recurrent
+
+    @property
+    def fixed(self) -> int:
+        """What neither a page nor a slot's state is."""
+        parts = self.constants, self.step_data, self.scratch, self.variants, self.workspace
+        return sum(self.weights.values()) + sum(parts) + self.state + self.mirrors
+
+    @property
+    def kv_per_token(self) -> int:
+        """Of all layers, for one position of one sequence."""
+        return self.kv // (self.pages * PAGE_TOKENS)
+
+    @property
+    def recurrent_per_slot(self) -> int:
+        """State of all recurrent layers of one sequence."""
+        return self.recurrent // self.slots
+
+    @property
+    def device(self) -> int:
+        """In the device's own memory; 0 where it shares the host's."""
+        return 0 if self.unified else self.total - self.mirrors
+
+    @property
+    def host(self) -> int:
+        """In host memory."""
+        return self.total if self.unified else self.mirrors
+
+    @property
+    def budgeted(self) -> int:
+        """What counts against a budget: memory of the device, which may be the host's."""
+        return self.host if self.unified else self.device
+
+    @property
+    def allocated(self) -> int:
+        """What the tier has allocated once it has lowered all its variants, between steps."""
+        return self.total - self.mapped - self.workspace - self.mirrors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and sum as JSON values."""
+        sums = ("total", "fixed", "kv_per_token", "recurrent_per_slot", "device", "host")
+        return asdict(self) | {name: getattr(self, name) for name in sums}
+
+
+def plan_memory(
+    graph: Graph, demand: Demand, footprint: Footprint, unified: bool = True
+) -> MemoryPlan:
+    """The plan of ``graph``, which was built with ``demand.limits``.
+
+    ``unified`` says that the device's memory is the host's.
+    """
+    weights: dict[str, int] = {}
+    sums = dict.fromkeys(("constants", "step_data", "kv", "recurrent", "state"), 0)
+    paged, recurrent = state_buffers(graph)
+    for decl in graph.buffers.values():
+        held = footprint.buffers.get(decl.name, 0) + footprint.mapped.get(decl.name, 0)
+        if decl.kind is BufferKind.WEIGHT:
+            weights[decl.dtype.name] = weights.get(decl.dtype.name, 0) + held
+        elif decl.kind is not BufferKind.SCRATCH:
+            sums[_part(decl, paged, recurrent)] += held
+    return MemoryPlan(
+        slots=demand.slots,
+        context=demand.context,
+        pages=demand.limits.pages,
+        kv_dtype=demand.kv_dtype.name,
+        step_tokens=demand.tokens,
+        step_rows=demand.rows,
+        weights=weights,
+        scratch=footprint.scratch,
+        variants=footprint.variant * MAX_VARIANTS,
+        workspace=footprint.workspace,
+        mapped=sum(footprint.mapped.values()),
+        mirrors=footprint.mirrors,
+        unified=unified,
+        **sums,
+    )
+
+
+def state_buffers(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the KV pools, and of the states kept for each slot, by the ops that update them."""
+    paged: set[str] = set()
+    recurrent: set[str] = set()
+    for node in graph.nodes:
+        for operand in TABLE[node.opcode].operands:
+            if operand.access is not Access.UPDATE or operand.name not in node.operands:
+                continue
+            buffer = node.operands[operand.name].buffer
+            if node.opcode.name.startswith(RECURRENT):
+                recurrent.add(buffer)
+            elif operand.name == "kv":
+                paged.add(buffer)
+    return frozenset(paged), frozenset(recurrent)
+
+
+def _part(decl: BufferDecl, paged: frozenset[str], recurrent: frozenset[str]) -> str:
+    if decl.name in paged:
+        return "kv"
+    if decl.name in recurrent:
+        return "recurrent"
+    if decl.kind is BufferKind.STATE:
+        return "state"
+    return "constants" if decl.kind is BufferKind.CONSTANT else "step_data"
+
+
+def longest_plan(
+    plan_at: Callable[[int], MemoryPlan], longest: int, budget: int
+) -> MemoryPlan | None:
+    """The plan of the longest context up to ``longest`` within ``budget``, None when none is.
+
+    ``plan_at`` plans a context of so many positions. Contexts are whole pages, or ``longest``. The
+    plan returned is within the budget, and that of one page more is not.
+    """
+    pages = -(-longest // PAGE_TOKENS)
+
+    def plan_of(count: int) -> MemoryPlan:
+        return plan_at(min(count * PAGE_TOKENS, longest))
+
+    too_long, most = plan_of(pages), pages
+    if too_long.budgeted <= budget:
+        return too_long
+    fitting, least = plan_of(1), 1
+    if fitting.budgeted > budget:
+        return None
+    # Memory grows almost evenly with the context: the straight line between the two ends meets
+    # the budget close to the answer. Every third guess halves, should it not.
+    guesses = 0
+    while most - least > 1:
+        guesses += 1
+        slope = too_long.budgeted - fitting.budgeted
+        step = (budget - fitting.budgeted) * (most - least) // slope
+        middle = (most - least) // 2 if guesses % 3 == 0 else min(step, most - least - 1)
+        count = least + max(1, middle)
+        plan = plan_of(count)
+        if plan.budgeted <= budget:
+            fitting, least = plan, count
+        else:
+            too_long, most = plan, count
+    return fitting

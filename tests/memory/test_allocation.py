@@ -1,0 +1,183 @@
+"""What a plan predicts is what a tier allocates, within one part in a hundred."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.opencl.runtime import Choices
+from accel.opencl.tier import OpenClTier
+from contract.dtypes import F16, F32, Q8_0, DType
+from contract.errors import TierUnavailable
+from contract.footprint import Footprint
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.tier import Tier
+from reference.cpu.tier import CpuTier
+from reference.memory.planner import Demand, MemoryPlan, plan_memory
+from reference.model.open import Model, open_model
+from reference.runner import MAX_VARIANTS, Capacity, ModelRunner, StepInput
+
+TOLERANCE = 0.01
+CONTEXT = 1000
+CHUNK = 40
+STEPS = (CHUNK, 1, 3, 4, 7)
+"""Tokens of the steps that are run: each is lowered on its own."""
+
+
+@contextmanager
+def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
+    if way == "cpu":
+        with CpuTier() as tier:
+            yield tier
+        return
+    shared = {"opencl": None, "opencl-banked": False}[way]
+    try:
+        tier = OpenClTier(choices=Choices(shared_addresses=shared, cache=cache))
+    except TierUnavailable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    with tier:
+        yield tier
+
+
+@pytest.fixture(scope="module")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
+def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
+    with open_tier_of(request.param, kernel_cache) as opened:
+        yield opened
+
+
+def plan_on(model: Model, tier: Tier, demand: Demand) -> tuple[MemoryPlan, Footprint]:
+    graph = model.graph(demand.limits)
+    footprint = tier.footprint(graph, demand.largest)
+    return plan_memory(graph, demand, footprint, tier.info.host_unified), footprint
+
+
+def step_of(tokens: int, demand: Demand) -> StepInput:
+    """The first tokens of slot 0, whose last row is wanted."""
+    query = np.zeros(tokens, QUERY_TOKEN)
+    query["position"] = np.arange(tokens)
+    limits = demand.limits
+    pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
+    return StepInput(
+        query,
+        np.array([tokens - 1], np.int32),
+        np.zeros(1, SAMPLING),
+        np.full((1, limits.recent_tokens), -1, np.int32),
+        pages.reshape(limits.slots, limits.slot_pages),
+    )
+
+
+def close(measured: int, predicted: int) -> bool:
+    return abs(measured - predicted) <= TOLERANCE * predicted
+
+
+def measure(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
+    """Bytes by the tier's own count and by the interpreter's, once a few steps were run."""
+    capacity = Capacity(demand.tokens, demand.rows)
+    before = tier.allocated_bytes
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with ModelRunner(model, tier, demand.limits, capacity) as runner:
+            for tokens in STEPS:
+                runner.step(step_of(tokens, demand))
+            gc.collect()
+            return tier.allocated_bytes - before, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+LLAMA = {"architecture": "llama", "quant": "q4_k_m", "tied": False}
+CASES = [
+    *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, Q8_0) for slots in (1, 4)),
+    ({"architecture": "qwen3", "quant": "q5_1"}, Q8_0, 4),
+    ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kv_dtype", "slots"),
+    CASES,
+    ids=[f"{fields['quant']}-{kv_dtype}-{slots}" for fields, kv_dtype, slots in CASES],
+)
+def test_synthetic_models(
+    tier: Tier,
+    synthetic_model: Callable[..., Path],
+    fields: dict[str, object],
+    kv_dtype: DType,
+    slots: int,
+) -> None:
+    """Every storage class of weights, every type of pages, one slot and four."""
+    model = open_model(synthetic_model(**fields))
+    check(model, tier, Demand(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
+
+
+@pytest.mark.parametrize("kv_dtype", [F16, Q8_0], ids=str)
+def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> None:
+    """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
+    demand = Demand(4, 2048, kv_dtype, 256 + 4, 4)
+    traced, predicted = check(default_model, tier, demand)
+    if not in_banks(tier):
+        kept = plan_on(default_model, tier, demand)[0].workspace
+        assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
+
+
+def check(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
+    """The interpreter's count, and the prediction that the tier's own count came close to."""
+    plan, footprint = plan_on(model, tier, demand)
+    counted, traced = measure(model, tier, demand)
+    unlowered = 0 if in_banks(tier) else footprint.variant * (MAX_VARIANTS - len(STEPS))
+    predicted = plan.allocated - unlowered
+    assert close(counted, predicted), (counted, predicted)
+    assert counted <= plan.total
+    return traced, predicted
+
+
+def in_banks(tier: Tier) -> bool:
+    """Whether memory was taken in one piece, room for all lowered steps included."""
+    return isinstance(tier, OpenClTier) and not tier.shares_memory
+
+
+def test_a_wrong_prediction_is_noticed(
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a tier that forgets its prepared weights misses by more than allowed."""
+    model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
+    demand = Demand(1, 64, F16, CHUNK + 1, 1)
+    monkeypatch.setattr("reference.cpu.footprint._prepared_bytes", lambda decl: 0)
+    with CpuTier() as tier:
+        plan, _ = plan_on(model, tier, demand)
+        counted, _ = measure(model, tier, demand)
+    assert not close(counted, plan.allocated)
+
+
+def test_attention_stays_within_its_workspace(synthetic_model: Callable[..., Path]) -> None:
+    """At full context, what a step of the CPU tier takes and gives back is what was planned."""
+    model = open_model(synthetic_model(architecture="llama", quant="q8_0", context=8192))
+    demand = Demand(1, 8192, F16, 2, 1)
+    with CpuTier() as tier:
+        plan, _ = plan_on(model, tier, demand)
+        with ModelRunner(model, tier, demand.limits, Capacity(2, 1)) as runner:
+            last = step_of(1, demand)
+            runner.step(last)
+            last.query["position"] = 8191
+            tracemalloc.start()
+            try:
+                runner.step(last)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+    assert 0.5 * plan.workspace < peak <= plan.workspace + (2 << 20)

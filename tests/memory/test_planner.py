@@ -1,0 +1,234 @@
+"""The plan adds up, grows with what is asked of it, and its inverse meets the budget exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.dtypes import F16, F32, Q8_0, DType
+from contract.footprint import Footprint, declared_footprint
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.scratch import buffer_bytes
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.cpu.tier import CpuTier
+from reference.memory.planner import Demand, MemoryPlan, longest_plan, plan_memory, state_buffers
+from reference.model.families.tensors import Limits
+from reference.model.open import open_model
+
+WIDTHS = (32, 96)
+"""KV widths of the two attention layers of the hybrid graph."""
+HISTORY, CHANNELS = 3, 20
+
+
+@cache
+def hybrid(limits: Limits) -> Graph:
+    """Two attention layers of different width around a recurrent one, and a table."""
+    b = GraphBuilder("hybrid")
+    query = b.request("request.query", "tokens", 4)
+    page_table = b.request("request.page_table", limits.slots, limits.slot_pages)
+    x = b.buffer("request.x", BufferKind.REQUEST, F32, ("tokens", CHANNELS))
+    weight = b.buffer("conv", BufferKind.WEIGHT, F32, (CHANNELS, HISTORY + 1), "conv")
+    state = b.buffer("state.conv", BufferKind.STATE, F32, (limits.slots, HISTORY, CHANNELS))
+    b.emit(
+        Opcode.SSM_CONV1D,
+        x=x,
+        weight=weight,
+        query=query,
+        state=state,
+        y=b.output("output.y", "tokens", CHANNELS),
+        history=HISTORY,
+    )
+    table = b.buffer("table", BufferKind.CONSTANT, F32, (limits.context, 2, 4))
+    for layer, width in enumerate(WIDTHS):
+        q = b.buffer(f"request.q[{layer}]", BufferKind.REQUEST, F32, ("tokens", width))
+        kv = b.buffer(
+            f"state.kv[{layer}]", BufferKind.STATE, limits.kv_dtype, (limits.pages, 2, 16, width)
+        )
+        heads: dict[str, Any] = {"kv_heads": 1, "head_dim": width}
+        paged = {"query": query, "page_table": page_table, "kv": kv}
+        b.emit(Opcode.KV_WRITE_BATCHED, k=q, v=q, **paged, **heads)
+        rotated = b.emit(
+            Opcode.ROPE, x=q, rope_table=table, query=query, heads=1, head_dim=width, neox=0
+        )
+        b.barrier()
+        b.emit(
+            Opcode.FLASH_ATTN_BATCHED,
+            q=rotated,
+            y=b.output(f"output.attended[{layer}]", "tokens", width),
+            heads=1,
+            scale=1.0,
+            **paged,
+            **heads,
+        )
+    return b.build()
+
+
+def demand(context: int, slots: int = 1, kv_dtype: DType = F16) -> Demand:
+    return Demand(slots, context, kv_dtype, tokens=16 + slots, rows=slots)
+
+
+def planned(asked: Demand) -> MemoryPlan:
+    graph = hybrid(asked.limits)
+    return plan_memory(graph, asked, declared_footprint(graph, asked.largest))
+
+
+@pytest.mark.parametrize(("dtype", "row"), [(F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34)])
+def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
+    dtype: DType, row: int
+) -> None:
+    """A token takes keys and values of both widths, a slot one convolution state."""
+    plan = planned(demand(100, slots=3, kv_dtype=dtype))
+    assert state_buffers(hybrid(demand(100).limits)) == (
+        {"state.kv[0]", "state.kv[1]"},
+        {"state.conv"},
+    )
+    assert plan.pages == 3 * 7
+    assert plan.kv_per_token == 2 * row
+    assert plan.kv == plan.pages * 16 * plan.kv_per_token
+    assert plan.recurrent_per_slot == HISTORY * CHANNELS * 4
+    assert plan.recurrent == 3 * plan.recurrent_per_slot
+    assert plan.constants == 100 * 2 * 4 * 4
+    assert plan.weights == {"f32": CHANNELS * (HISTORY + 1) * 4}
+    assert plan.mapped == sum(plan.weights.values())
+
+
+def test_the_declared_bytes_are_all_counted_once() -> None:
+    """Negative control of the sorting: a part nobody counts would be missing here."""
+    asked = demand(100, slots=3)
+    graph = hybrid(asked.limits)
+    declared = sum(
+        buffer_bytes(decl, asked.largest)
+        for decl in graph.buffers.values()
+        if decl.kind is not BufferKind.SCRATCH
+    )
+    plan = planned(asked)
+    assert plan.total == declared + plan.scratch
+    assert plan.total == plan.host
+    assert plan.device == 0
+
+
+def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
+    asked = demand(64)
+    graph = hybrid(asked.limits)
+    footprint = replace(declared_footprint(graph, asked.largest), mirrors=1000)
+    plan = plan_memory(graph, asked, footprint, unified=False)
+    assert plan.host == 1000
+    assert plan.device == plan.budgeted == plan.total - 1000
+
+
+def test_the_plan_is_json() -> None:
+    plan = planned(demand(100, slots=2))
+    told = json.loads(json.dumps(plan.to_dict()))
+    assert told["total"] == plan.total == told["fixed"] + told["kv"] + told["recurrent"]
+    assert told["kv_dtype"] == "f16"
+
+
+@settings(deadline=None)
+@given(
+    context=st.integers(1, 300),
+    slots=st.integers(1, 5),
+    more=st.integers(0, 300),
+    other=st.integers(0, 3),
+    dtype=st.sampled_from([F32, F16, Q8_0]),
+)
+def test_the_plan_grows_with_slots_and_context(
+    context: int, slots: int, more: int, other: int, dtype: DType
+) -> None:
+    small = planned(demand(context, slots, dtype))
+    longer = planned(demand(context + more, slots, dtype))
+    wider = planned(demand(context, slots + other, dtype))
+    assert small.total <= longer.total
+    assert small.total <= wider.total
+    assert small.kv_per_token == longer.kv_per_token == wider.kv_per_token
+    assert small.recurrent_per_slot == longer.recurrent_per_slot == wider.recurrent_per_slot
+
+
+@settings(deadline=None)
+@given(
+    budget=st.integers(0, 600_000),
+    longest=st.integers(1, 700),
+    slots=st.integers(1, 3),
+    dtype=st.sampled_from([F32, F16, Q8_0]),
+)
+def test_the_longest_context_meets_the_budget(
+    budget: int, longest: int, slots: int, dtype: DType
+) -> None:
+    """Never above it; one more page would be, or the model has no more."""
+    tried: list[int] = []
+
+    def plan_at(context: int) -> MemoryPlan:
+        tried.append(context)
+        return planned(demand(context, slots, dtype))
+
+    plan = longest_plan(plan_at, longest, budget)
+    assert len(tried) <= 12
+    if plan is None:
+        assert planned(demand(min(16, longest), slots, dtype)).total > budget
+        return
+    assert plan.total <= budget
+    assert plan.context == longest or plan.context % 16 == 0
+    if plan.context < longest:
+        next_page = min(plan.context + 16, longest)
+        assert planned(demand(next_page, slots, dtype)).total > budget
+
+
+@settings(deadline=None)
+@given(
+    budget=st.integers(0, 20_000),
+    steps=st.lists(st.integers(0, 900), min_size=40, max_size=40),
+)
+def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]) -> None:
+    """Memory that grows in jumps, as when buffers are aligned."""
+    totals = [sum(steps[: count + 1]) for count in range(40)]
+
+    def plan_at(context: int) -> MemoryPlan:
+        plan = planned(demand(16))
+        return replace(
+            plan,
+            context=context,
+            weights={},
+            mapped=0,
+            constants=0,
+            step_data=0,
+            kv=0,
+            recurrent=0,
+            scratch=totals[context // 16 - 1],
+        )
+
+    plan = longest_plan(plan_at, 640, budget)
+    fitting = [16 * (index + 1) for index, total in enumerate(totals) if total <= budget]
+    assert (plan.context if plan else None) == (fitting[-1] if fitting else None)
+
+
+@pytest.mark.parametrize("kv_dtype", [F32, F16, Q8_0], ids=str)
+def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: DType) -> None:
+    """A file's weights by their types, and its own head sizes."""
+    model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
+    asked = demand(64, kv_dtype=kv_dtype)
+    graph = model.graph(asked.limits)
+    with CpuTier(definitions_only=True) as tier:
+        plan = plan_memory(graph, asked, tier.footprint(graph, asked.largest))
+    by_type: dict[str, int] = {}
+    for tensor in model.file.tensors.values():
+        assert tensor.dtype is not None
+        by_type[tensor.dtype.name] = by_type.get(tensor.dtype.name, 0) + tensor.nbytes
+    assert plan.weights == by_type
+    config = model.config
+    widths = [config.kv_heads[layer] * config.head_dim for layer in range(config.layers)]
+    assert plan.kv_per_token == sum(2 * kv_dtype.row_bytes(width) for width in widths)
+
+
+def test_scratch_of_a_graph_without_any_is_none() -> None:
+    builder = GraphBuilder("scale")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
+    builder.emit(Opcode.SCALE, x=x, factor=2.0, y=builder.output("y", "tokens", 4))
+    assert declared_footprint(builder.build(), ShapeKey(3, 0)) == Footprint({"x": 48, "y": 48})
