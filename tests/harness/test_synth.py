@@ -18,7 +18,8 @@ from harness.digest import logits_digest
 from harness.synth import ARCHITECTURES, QUANTS, SynthSpec, sized_spec, write_synthetic
 from harness.synth.__main__ import main
 from harness.synth.draw import BLOCK_SHAPES, draw_matrix
-from harness.synth.tensors import more_bits, plan_tensors
+from harness.synth.plan import plan_tensors
+from harness.synth.tensors import more_bits
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.model.families.tensors import Limits

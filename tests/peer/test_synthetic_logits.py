@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.families_table import DENSE, FAMILIES
 from tests.peer.float64_llama import Float64Llama
 from tests.peer.llama_cpp_peer import peer_logits
 from tests.peer.our_engine import our_logits
@@ -16,28 +17,6 @@ CHUNK = 48
 """Chunks of 48 do not line up with the attention tiles of 64; pages are 16."""
 TOLERANCE = 1e-4
 
-SMALL = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "feed_forward": 256}
-VARIANTS = {
-    "llama": {"architecture": "llama", **SMALL},
-    "llama-untied-mha": {"architecture": "llama", **SMALL, "kv_heads": 4, "tied": False},
-    "llama-rope-freqs": {"architecture": "llama", **SMALL, "rope_freqs": True, "rope_base": 5e5},
-    "llama-linear": {"architecture": "llama", **SMALL, "rope_scaling": "linear"},
-    "llama-yarn": {"architecture": "llama", **SMALL, "rope_scaling": "yarn"},
-    "llama-odd-widths": {
-        "architecture": "llama", "hidden": 144, "heads": 6, "kv_heads": 2, "head_dim": 24,
-        "feed_forward": 300, "vocab": 333, "layers": 3,
-    },
-    "llama-spans": {"architecture": "llama", **SMALL, "hidden": 1280, "feed_forward": 2100},
-    "llama-per-layer-widths": {"architecture": "llama", **SMALL, "feed_forward": (256, 192)},
-    "llama-biases": {
-        "architecture": "llama", **SMALL, "qkv_bias": True, "attention_output_bias": True,
-    },
-    "llama-fused-qkv": {"architecture": "llama", **SMALL, "fused_qkv": True},
-    "qwen2": {"architecture": "qwen2", **SMALL},
-    "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
-    "qwen3": {"architecture": "qwen3", **SMALL},
-    "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
-}  # fmt: skip
 NOT_IN_PEER = ("llama-per-layer-widths",)
 """llama.cpp takes the first layer's width for all layers of a llama."""
 NOT_IN_FLOAT64 = ("llama-linear", "llama-yarn")
@@ -48,10 +27,10 @@ def random_tokens(vocab: int) -> list[int]:
     return np.random.default_rng(7).integers(0, min(vocab, 256), POSITIONS).tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in NOT_IN_PEER])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NOT_IN_PEER])
 def test_logits_agree_with_llama_cpp(synthetic_model, name):
-    path = synthetic_model(quant="f32", seed=11, **VARIANTS[name])
-    tokens = random_tokens(VARIANTS[name].get("vocab", 320))
+    path = synthetic_model(quant="f32", seed=11, **FAMILIES[name])
+    tokens = random_tokens(FAMILIES[name].get("vocab", 320))
     ours = our_logits(path, tokens, chunk=CHUNK)
     peer = peer_logits(path, tokens, chunk=CHUNK)
     assert ours.shape == peer.shape
@@ -59,17 +38,17 @@ def test_logits_agree_with_llama_cpp(synthetic_model, name):
     assert ours.std() > 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in NOT_IN_FLOAT64])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NOT_IN_FLOAT64])
 def test_logits_agree_with_float64(synthetic_model, name):
-    path = synthetic_model(quant="f32", seed=11, **VARIANTS[name])
-    tokens = random_tokens(VARIANTS[name].get("vocab", 320))
+    path = synthetic_model(quant="f32", seed=11, **FAMILIES[name])
+    tokens = random_tokens(FAMILIES[name].get("vocab", 320))
     truth = Float64Llama(path).logits(tokens)
     assert np.abs(our_logits(path, tokens, chunk=CHUNK) - truth).max() <= TOLERANCE
 
 
 def test_a_wrong_pairing_of_rotary_channels_is_far_off(synthetic_model):
     """The tolerance separates right from wrong: interleaved pairs taken for halves."""
-    path = synthetic_model(quant="f32", seed=11, **VARIANTS["llama"])
+    path = synthetic_model(quant="f32", seed=11, **FAMILIES["llama"])
     tokens = random_tokens(320)
     oracle = Float64Llama(path)
     right = oracle.logits(tokens)
