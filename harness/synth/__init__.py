@@ -1,6 +1,6 @@
 """Synthetic models: GGUF files of named sizes with random weights, the same bytes everywhere."""
 
-from harness.synth.sizes import SIZES, sized_spec, size_names
+from harness.synth.sizes import SIZES, size_names, sized_spec
 from harness.synth.spec import (
     ARCHITECTURES,
     GENERATOR_VERSION,

@@ -106,9 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sparse = values.pop("sparse")
     try:
         spec = sized_spec("tiny" if size == "custom" else size, **values)
-        write_synthetic(
-            out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on()
-        )
+        write_synthetic(out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on())
     except ZincError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

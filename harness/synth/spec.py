@@ -259,7 +259,7 @@ def spec_of(values: Mapping[str, Any]) -> SynthSpec:
 
 def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """What ``spec_of`` makes the same specification from; only groups and counts that are there."""
-    absent = {name: None for name in GROUPS} | {"nextn_layers": 0}
+    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0}
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
 

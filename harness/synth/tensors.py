@@ -140,9 +140,7 @@ def _rows(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The stored rows of a matrix in file order, uint8[some rows, row_bytes]."""
     columns = tensor.shape[-1]
     drawn = [
-        draw_matrix(
-            spec.seed, name, tensor.dtype, rows * tensor.repeats, columns, tensor.deviation
-        )
+        draw_matrix(spec.seed, name, tensor.dtype, rows * tensor.repeats, columns, tensor.deviation)
         for name, rows in tensor.parts
     ]
     if tensor.repeats == 1:

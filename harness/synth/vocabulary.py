@@ -39,6 +39,7 @@ GEMMA_TEMPLATE = (
     "{{% if add_generation_prompt %}}{start}model\n{{% endif %}}"
 )
 GEMMA_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
+GEMMA_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 GEMMA_SCORE = -1000.0
 """Of every token of a gemma4 vocabulary, whose merges are ranked instead."""
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -74,8 +75,8 @@ def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
     """Pieces merged by score (gemma3) or by rank (gemma4), and a token for every byte."""
     start, end = GEMMA_TURNS[spec.architecture]
     control = [*GEMMA_SPECIAL_TOKENS, start, end]
-    merges = [merge.replace("Ġ", "\N{LOWER ONE EIGHTH BLOCK}") for merge in MERGES]
-    pieces = [merge.replace(" ", "") for merge in merges]
+    merges = [merge.replace("Ġ", GEMMA_SPACE) for merge in MERGES]
+    pieces = [*(merge.replace(" ", "") for merge in merges), GEMMA_SPACE]
     tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     kinds = np.full(len(tokens), TokenKind.NORMAL, np.int32)
     kinds[: len(control)] = TokenKind.CONTROL
