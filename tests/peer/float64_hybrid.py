@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,10 @@ from tests.peer.float64_llama import Float64, Float64Llama, attention, sigmoid, 
 
 class Float64Hybrid(Float64Llama):
     """Token by token, as the recurrence is defined."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.grouped = self.architecture == "qwen3next"
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         h = self._norm(x, f"blk.{layer}.attn_norm")
@@ -57,9 +63,7 @@ class Float64Hybrid(Float64Llama):
         q, k, v = np.split(mixed, [key_heads * size, 2 * key_heads * size], axis=1)
         q = self._unit(q.reshape(len(h), key_heads, size)) / np.sqrt(size)
         k = self._unit(k.reshape(len(h), key_heads, size))
-        of_head = np.arange(heads) % key_heads
-        if self.architecture == "qwen3next":
-            of_head = np.arange(heads) // group
+        of_head = np.arange(heads) // group if self.grouped else np.arange(heads) % key_heads
         q, k, v = q[:, of_head], k[:, of_head], v.reshape(len(h), heads, size)
         dt = np.logaddexp(0.0, alpha + self._matrix(f"{prefix}ssm_dt.bias").reshape(-1))
         decay = np.exp(dt * self._matrix(f"{prefix}ssm_a").reshape(-1))

@@ -94,7 +94,7 @@ def spoil_pairs(oracle):
 
 
 def spoil_heads(oracle):
-    oracle.architecture = "qwen3next"
+    oracle.grouped = True
 
 
 def spoil_window(oracle):
@@ -102,7 +102,8 @@ def spoil_window(oracle):
 
 
 def spoil_donor(oracle):
-    oracle._donor = lambda layer: min(layer, 2)
+    donor = oracle._donor
+    oracle._donor = lambda layer: 0 if layer > 1 == donor(layer) else donor(layer)
 
 
 def spoil_rotation(oracle):
@@ -118,7 +119,7 @@ FAULTS = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
     "key heads tiled for grouped": ("qwen35", spoil_heads),
     "a window one position too wide": ("gemma3", spoil_window),
-    "a windowed layer's keys in a full one": ("gemma4-shared-kv", spoil_donor),
+    "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "every channel rotated": ("qwen35moe", spoil_rotation),
     "one expert too few": ("qwen3moe", spoil_chosen_experts),
 }
