@@ -162,6 +162,8 @@ class SynthSpec:
             raise refused("head_dim", self.head_dim, "even")
         if self.vocab < MIN_VOCAB:
             raise refused("vocab", self.vocab, f"at least {MIN_VOCAB}")
+        if self.rope_freqs and self.architecture != "llama":
+            raise refused("rope_freqs", True, f"False for {self.architecture}")
         widths = self.feed_forward
         if isinstance(widths, tuple) and len(widths) != self.blocks:
             raise refused("feed_forward", widths, f"one width or {self.blocks} of them")

@@ -39,7 +39,6 @@ VARIANTS = {
     "fused": {"fused_qkv": True},
     "fused with bias": {"fused_qkv": True, "qkv_bias": True},
     "biases": {"qkv_bias": True, "attention_output_bias": True},
-    "rope_freqs": {"rope_freqs": True},
     "linear rope scaling": {"rope_scaling": "linear"},
     "yarn": {"rope_scaling": "yarn"},
     "wide heads": {"head_dim": 128},
@@ -237,6 +236,7 @@ def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
         {"seed": -1},
         {"layers": 0},
         {"rope_scaling": "longrope"},
+        {"rope_freqs": True, "architecture": "qwen3"},
         {"colour": "red"},
     ],
 )
