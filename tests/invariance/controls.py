@@ -13,11 +13,8 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
 from reference.matrix import Matrix
-from reference.ops.moe_down_acc import moe_down_acc
-from reference.ops.ssm_conv1d import ssm_conv1d
-from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.quant import FORMATS
-from reference.runner import ModelRunner, StepInput, StepOutput
+from reference.runner import ModelRunner, StepInput, Submission
 
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, Any]], np.ndarray]
@@ -105,47 +102,6 @@ def fallback_tier() -> CpuTier:
     return BrokenTier(Opcode.LM_HEAD, "logits", split_k_product, above=8)
 
 
-def reversed_experts(operands: Operands, params: Mapping[str, Any]) -> np.ndarray:
-    """The weighted sum of a token's experts from the least likely to the likeliest."""
-    turned = {name: operands[name][:, ::-1] for name in ("x", "ids", "weights")}
-    given = {
-        name: operands[name]
-        for name in ("down_weight", "expert_scale", "residual")
-        if operands.get(name) is not None
-    }
-    return moe_down_acc(**given, **turned)
-
-
-def stale_state(operands: Operands, params: Mapping[str, Any]) -> np.ndarray:
-    """A delta net that goes on from whatever its slot holds."""
-    query = operands["query"].copy()
-    query[:, 2] += 1
-    given = {name: array for name, array in operands.items() if name not in ("query", "y")}
-    return ssm_delta_net(query=query, **given, **params)
-
-
-def forgetful(operands: Operands, params: Mapping[str, Any]) -> np.ndarray:
-    """A convolution that takes what came before a chunk for zeros."""
-    operands["state"][...] = 0.0
-    given = {name: array for name, array in operands.items() if name != "y"}
-    return ssm_conv1d(**given, **params)
-
-
-def reversed_experts_tier() -> CpuTier:
-    """Another order of the experts, for batches only."""
-    return BrokenTier(Opcode.MOE_DOWN_ACC, "y", reversed_experts)
-
-
-def stale_state_tier() -> CpuTier:
-    """Recurrent states that nobody clears."""
-    return BrokenTier(Opcode.SSM_DELTA_NET, "y", stale_state, above=0)
-
-
-def forgetful_tier() -> CpuTier:
-    """A convolution without history in steps of more than one token."""
-    return BrokenTier(Opcode.SSM_CONV1D, "y", forgetful)
-
-
 @dataclass(slots=True)
 class BrokenRunner:
     """A runner that forwards everything; subclasses change the inputs of a step."""
@@ -155,9 +111,9 @@ class BrokenRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def step(self, inputs: StepInput) -> StepOutput:
-        """Run the step with the inputs spoilt."""
-        return self.inner.step(self.spoilt(inputs))
+    def submit(self, inputs: StepInput) -> Submission:
+        """Start the step with the inputs spoilt."""
+        return self.inner.submit(self.spoilt(inputs))
 
     def spoilt(self, inputs: StepInput) -> StepInput:
         """What the sound runner gets to see."""

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from contract.dtypes import F16, F32
 from tests.families_table import FAMILIES
-from tests.invariance import controls
+from tests.invariance import controls, family_controls
 from tests.invariance.engines import (
     Bench,
     Schedule,
@@ -78,9 +78,9 @@ def test_every_architecture_is_here() -> None:
 
 
 BROKEN: dict[str, tuple[str, Callable[[], Any]]] = {
-    "experts added in another order": ("qwen3moe", controls.reversed_experts_tier),
-    "state of the slot's last sequence": ("qwen35", controls.stale_state_tier),
-    "convolution starts anew with every chunk": ("qwen3next", controls.forgetful_tier),
+    "experts added in another order": ("qwen3moe", family_controls.reversed_experts_tier),
+    "state of the slot's last sequence": ("qwen35", family_controls.stale_state_tier),
+    "convolution starts anew with every chunk": ("qwen3next", family_controls.forgetful_tier),
     "summation order by batch": ("gemma4-shared-kv", controls.split_k_tier),
 }
 
