@@ -1,7 +1,8 @@
 """One small model of every architecture and structural variant, for the tests of whole models.
 
-A new family or variant goes in here: the tests against llama.cpp, float64 and the digest of the
-generated files take it from here. Widths are multiples of 32 and not of 256, so that quantized files hold the fallback types as well.
+A new family or variant goes in here: the tests against llama.cpp and float64 and the digest of the
+generated files take it from here. Widths are multiples of 32 and not of 256, so that quantized
+files hold the fallback types as well.
 """
 
 from __future__ import annotations
