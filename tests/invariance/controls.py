@@ -14,7 +14,7 @@ from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
 from reference.matrix import Matrix
 from reference.quant import FORMATS
-from reference.runner import ModelRunner, StepInput, Submission
+from reference.runner import ModelRunner, StepInput, StepOutput
 
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, Any]], np.ndarray]
@@ -111,9 +111,9 @@ class BrokenRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def submit(self, inputs: StepInput) -> Submission:
-        """Start the step with the inputs spoilt."""
-        return self.inner.submit(self.spoilt(inputs))
+    def step(self, inputs: StepInput) -> StepOutput:
+        """Run the step with the inputs spoilt."""
+        return self.inner.step(self.spoilt(inputs))
 
     def spoilt(self, inputs: StepInput) -> StepInput:
         """What the sound runner gets to see."""
