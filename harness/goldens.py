@@ -15,7 +15,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,14 @@ from harness.catalog import DEFAULT_ID, resolve_model
 from harness.cli.progress import NullProgress, Progress, progress_on
 from harness.digest import logits_digest
 from harness.settings import add_flags, resolve
-from harness.synth import GENERATOR_VERSION, SynthSpec, write_synthetic
+from harness.synth import (
+    GENERATOR_VERSION,
+    SynthSpec,
+    fields_of,
+    sized_spec,
+    spec_of,
+    write_synthetic,
+)
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.model.families.tensors import Limits
@@ -63,6 +69,7 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_0", "attention_output_bias": True},
         {"quant": "q4_1", "rope_scaling": "linear"},
         {"quant": "q5_k", "head_dim": 32},
+        {"quant": "q4_k", "experts": {"count": 8, "used": 2, "width": 256}},
     ),
     "qwen2": (
         {"quant": "f16"},
@@ -76,9 +83,51 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q6_k", "tied": False},
         {"quant": "q4_k_m", "hidden": 1280, "heads": 8, "rope_base": 1e6},
     ),
+    "qwen3moe": (
+        {"quant": "f32", "experts": {"count": 12, "used": 3, "width": 96}},
+        {"quant": "q4_k_m", "tied": False, "fused_qkv": True, "experts": {"width": 256}},
+    ),
+    "qwen35": (
+        {"quant": "f32", "recurrent": {"interval": 3, "value_heads": 6}},
+        {"quant": "q8_0", "tied": False, "recurrent": {"listed": True, "value_heads": 2}},
+        {"quant": "q4_k_m", "nextn_layers": 1, "recurrent": {"state": 64}},
+    ),
+    "qwen35moe": (
+        {"quant": "q4_k_m", "recurrent": {"interval": 3, "value_heads": 6}},
+        {"quant": "bf16", "experts": {"count": 12, "used": 3, "fused": True}},
+    ),
+    "qwen3next": (
+        {"quant": "q5_k", "experts": {"width": 256, "shared_width": 256}},
+        {"quant": "q6_k", "recurrent": {"packing": "ssm_in", "value_heads": 6}},
+    ),
+    "gemma3": (
+        {"quant": "f16", "gemma": {"window": 12}},
+        {
+            "quant": "q4_k_m",
+            "tied": False,
+            "layers": 4,
+            "rope_scaling": "linear",
+            "gemma": {"window": 7, "period": 3, "softcap": 20.0},
+        },
+        {"quant": "q5_0", "gemma": {"window": 0}},
+    ),
+    "gemma4": (
+        {"quant": "f32", "gemma": {"window": 12}},
+        {
+            "quant": "q4_k_m",
+            "experts": {"width": 256, "fused": True},
+            "gemma": {"window": 12, "values_from_keys": True},
+        },
+        {
+            "quant": "q8_0",
+            "layers": 6,
+            "feed_forward": (512, 512, 512, 768, 768, 768),
+            "gemma": {"window": 9, "period": 2, "shared_kv_layers": 2, "per_layer_width": 64},
+        },
+    ),
 }
 SYNTHETIC_SPECS = tuple(
-    SynthSpec(architecture=architecture, seed=number, **fields)
+    sized_spec("tiny", architecture=architecture, seed=number, **fields)
     for architecture, variants in _SYNTHETIC_VARIANTS.items()
     for number, fields in enumerate(variants)
 )
@@ -154,7 +203,7 @@ def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
         tokens = synthetic_tokens(spec)
         (result,) = score(model, tier, [tokens])
         golden = {
-            "spec": asdict(spec),
+            "spec": fields_of(spec),
             "file": _sha256(path),
             "graph": graph_digest(model.graph(LIMITS)),
             "tokens": list(tokens),
@@ -259,9 +308,7 @@ def check_synthetic(
 
 def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
     """What of one stored synthetic model is not as ``tier`` computes it now."""
-    widths = entry["spec"]["feed_forward"]
-    widths = tuple(widths) if isinstance(widths, list) else widths
-    spec = SynthSpec(**{**entry["spec"], "feed_forward": widths})
+    spec = spec_of(entry["spec"])
     result = synthetic_golden(spec, tier)
     problems = [
         f"{spec.name}: {part} is {result[part]}, stored is {entry[part]}"

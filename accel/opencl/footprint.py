@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ def _uploaded(decl: BufferDecl) -> bool:
 
 
 def _arranged_bytes(decl: BufferDecl) -> int:
-    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) != 2:
+    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
-    rows, columns = (int(dim) for dim in decl.shape)
-    return repacked_bytes(decl.dtype, rows, columns)
+    *matrices, rows, columns = (int(dim) for dim in decl.shape)
+    return math.prod(matrices) * repacked_bytes(decl.dtype, rows, columns)

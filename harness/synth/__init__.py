@@ -1,12 +1,16 @@
 """Synthetic models: GGUF files of named sizes with random weights, the same bytes everywhere."""
 
+from harness.synth.sizes import SIZES, size_names, sized_spec
 from harness.synth.spec import (
     ARCHITECTURES,
     GENERATOR_VERSION,
     QUANTS,
-    SIZES,
+    Experts,
+    Gemma,
+    Recurrent,
     SynthSpec,
-    sized_spec,
+    fields_of,
+    spec_of,
 )
 from harness.synth.write import write_synthetic
 
@@ -15,7 +19,13 @@ __all__ = [
     "GENERATOR_VERSION",
     "QUANTS",
     "SIZES",
+    "Experts",
+    "Gemma",
+    "Recurrent",
     "SynthSpec",
+    "fields_of",
+    "size_names",
     "sized_spec",
+    "spec_of",
     "write_synthetic",
 ]

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 from contract.errors import ZincError
 from harness.cli.progress import progress_on
-from harness.synth import ARCHITECTURES, QUANTS, SIZES, sized_spec, write_synthetic
-from harness.synth.spec import ROPE_SCALINGS
+from harness.synth import ARCHITECTURES, QUANTS, size_names, sized_spec, write_synthetic
+from harness.synth.spec import GROUPS, ROPE_SCALINGS
 
-INTEGERS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "context")
+INTEGERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "vocab",
+    "context",
+    "nextn_layers",
+)
 
 
 def _widths(text: str) -> int | tuple[int, ...]:
@@ -28,7 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--arch", dest="architecture", choices=ARCHITECTURES, required=True)
-    parser.add_argument("--size", choices=(*SIZES, "custom"), default="tiny")
+    sizes = dict.fromkeys(name for arch in ARCHITECTURES for name in size_names(arch))
+    parser.add_argument("--size", choices=(*sizes, "custom"), default="tiny")
     parser.add_argument("--quant", choices=QUANTS)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--out", required=True, metavar="FILE", help="the GGUF file to write")
@@ -52,16 +63,50 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--expand-to-f32", action="store_true", help="write the same weights dequantized to F32"
     )
+    parser.add_argument(
+        "--sparse",
+        action="store_true",
+        default=False,
+        help="leave the tensors' data a hole in the file: it takes no disk and reads as zeros",
+    )
+    for name, kind in GROUPS.items():
+        _add_group(parser, name, kind)
     return parser
+
+
+def _add_group(parser: argparse.ArgumentParser, name: str, kind: type) -> None:
+    """``--experts-count N`` and so on, for every field of a group of fields."""
+    group = parser.add_argument_group(name, (kind.__doc__ or "").partition("\n")[0])
+    types = get_type_hints(kind)
+    for field in fields(kind):
+        (value_type, *_) = get_args(types[field.name]) or (types[field.name],)
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if value_type is not bool:
+            how = {"type": value_type, "metavar": "TEXT" if value_type is str else "N"}
+        flag = f"--{name}-{field.name.replace('_', '-')}"
+        group.add_argument(flag, dest=f"{name}.{field.name}", **how)
+
+
+def _grouped(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags of a group's fields gathered under the name of the group."""
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        group, dot, field = name.partition(".")
+        if dot:
+            values.setdefault(group, {})[field] = value
+        else:
+            values[name] = value
+    return values
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file; 0, or 2 with one line on standard error."""
-    fields: dict[str, Any] = vars(build_parser().parse_args(argv))
-    out, tokenizer, size = fields.pop("out"), fields.pop("tokenizer_from"), fields.pop("size")
+    values = _grouped(vars(build_parser().parse_args(argv)))
+    out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
+    sparse = values.pop("sparse")
     try:
-        spec = sized_spec("tiny" if size == "custom" else size, **fields)
-        write_synthetic(out, spec, tokenizer_from=tokenizer, progress=progress_on())
+        spec = sized_spec("tiny" if size == "custom" else size, **values)
+        write_synthetic(out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on())
     except ZincError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""The tensors of a synthetic model: names, shapes, storage types and where their values come from.
+"""The tensors of a synthetic model: storage types and where their values come from.
 
 Shapes are row-major. The mixture ``q4_k_m`` and the types a row of odd length falls back to are
 those of llama.cpp's quantizer.
@@ -7,12 +7,14 @@ those of llama.cpp's quantizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from contract.dtypes import (
+    BF16,
     BY_NAME,
     F16,
     F32,
@@ -36,97 +38,84 @@ from reference.quant import FORMATS
 FALLBACK = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0, Q2_K: Q4_0, Q3_K: Q4_0, IQ4_XS: IQ4_NL}
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
-NORM_DEVIATION = 0.1
-BIAS_DEVIATION = 0.1
+FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
+"""Matrices that are never quantized."""
+SENSITIVE_VALUES = ("attn_v", "attn_qkv")
+SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
+BILLIONS_70_LAYERS = 80
+"""Layers of the 70 B models of the llama and qwen2 architectures, whose values get more bits."""
+
 ROPE_FREQS_MAX = 8.0
+ROPE_FREQS_NEVER = 1e30
+"""The divisor of a frequency that makes its angle 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SynthTensor:
-    """One tensor of the file. ``parts`` are the matrices stacked in it: (drawn name, rows)."""
+    """One tensor of the file.
+
+    ``parts`` are the matrices in it, (drawn name, rows), whose rows follow one another ``repeats``
+    times: gate and up rows for every expert, say. Values have mean ``centre`` and this deviation,
+    and lie within 3.5 deviations where they are not quantized.
+    """
 
     name: str
     shape: tuple[int, ...]
-    dtype: DType
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[str, int], ...]
+    deviation: float
+    centre: float = 0.0
+    repeats: int = 1
+    dtype: DType = F32
 
     @property
     def nbytes(self) -> int:
         """Stored size."""
         return math.prod(self.shape[:-1]) * self.dtype.row_bytes(self.shape[-1])
 
+    @property
+    def kind(self) -> str:
+        """The name without layer and suffix."""
+        return self.name.removesuffix(".weight").rpartition(".")[2]
 
-def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
-    """Every tensor of the model, in file order, with its type before any expansion."""
-    tensors = [_matrix(spec, "token_embd", spec.vocab, spec.hidden, embedding=True)]
-    if spec.rope_freqs:
-        tensors.append(SynthTensor("rope_freqs.weight", (spec.head_dim // 2,), F32))
-    for layer in range(spec.layers):
-        tensors += _layer(spec, layer)
-    tensors.append(_vector("output_norm.weight", spec.hidden))
-    if not spec.tied:
-        tensors.append(_matrix(spec, "output", spec.vocab, spec.hidden))
-    return tuple(tensors)
+    @property
+    def layer(self) -> int:
+        """The layer, 0 for a global tensor."""
+        words = self.name.split(".")
+        return int(words[1]) if words[0] == "blk" else 0
 
 
-def _layer(spec: SynthSpec, layer: int) -> Iterator[SynthTensor]:
-    prefix = f"blk.{layer}"
-    queries = spec.heads * spec.head_dim
-    keys = spec.kv_heads * spec.head_dim
-    width = spec.feed_forward_widths[layer]
-    projections = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
-    yield _vector(f"{prefix}.attn_norm.weight", spec.hidden)
-    if spec.fused_qkv:
-        rows = sum(projections.values())
-        dtype = _dtype(spec, "attn_qkv", layer, spec.hidden)
-        parts = tuple((f"{prefix}.{name}.weight", rows) for name, rows in projections.items())
-        yield SynthTensor(f"{prefix}.attn_qkv.weight", (rows, spec.hidden), dtype, parts)
-        if spec.has_qkv_bias:
-            parts = tuple((f"{prefix}.{name}.bias", rows) for name, rows in projections.items())
-            yield SynthTensor(f"{prefix}.attn_qkv.bias", (rows,), F32, parts)
-    else:
-        for name, rows in projections.items():
-            yield _matrix(spec, f"{prefix}.{name}", rows, spec.hidden, layer)
-            if spec.has_qkv_bias:
-                yield _vector(f"{prefix}.{name}.bias", rows)
-    if spec.has_qk_norm:
-        yield _vector(f"{prefix}.attn_q_norm.weight", spec.head_dim)
-        yield _vector(f"{prefix}.attn_k_norm.weight", spec.head_dim)
-    yield _matrix(spec, f"{prefix}.attn_output", spec.hidden, queries, layer)
-    if spec.attention_output_bias:
-        yield _vector(f"{prefix}.attn_output.bias", spec.hidden)
-    yield _vector(f"{prefix}.ffn_norm.weight", spec.hidden)
-    yield _matrix(spec, f"{prefix}.ffn_gate", width, spec.hidden, layer)
-    yield _matrix(spec, f"{prefix}.ffn_up", width, spec.hidden, layer)
-    yield _matrix(spec, f"{prefix}.ffn_down", spec.hidden, width, layer)
+def with_types(spec: SynthSpec, tensors: Sequence[SynthTensor]) -> tuple[SynthTensor, ...]:
+    """The tensors with the storage type each has in the file, before any expansion."""
+    values = [tensor.name for tensor in tensors if tensor.kind in SENSITIVE_VALUES]
+    return tuple(replace(tensor, dtype=_dtype(spec, tensor, values)) for tensor in tensors)
 
 
-def _vector(name: str, width: int) -> SynthTensor:
-    return SynthTensor(name, (width,), F32, ((name, width),))
-
-
-def _matrix(
-    spec: SynthSpec, name: str, rows: int, columns: int, layer: int = 0, embedding: bool = False
-) -> SynthTensor:
-    kind = "token_embd" if embedding else name.rpartition(".")[2]
-    dtype = _dtype(spec, kind, layer, columns)
-    full = f"{name}.weight"
-    return SynthTensor(full, (rows, columns), dtype, ((full, rows),))
-
-
-def _dtype(spec: SynthSpec, kind: str, layer: int, columns: int) -> DType:
-    dtype = _mixed(spec, kind, layer) if spec.quant == MIXED_QUANT else BY_NAME[spec.quant]
+def _dtype(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
+    if len(tensor.shape) == 1 or tensor.kind in FLOAT_KINDS:
+        return F32
+    dtype = BY_NAME[spec.quant] if spec.quant != MIXED_QUANT else _mixed(spec, tensor, values)
+    if tensor.kind == "per_layer_model_proj" and dtype not in (F32, F16):
+        return BF16
+    columns = tensor.shape[-1]
     if columns % dtype.block_elements:
         dtype = FALLBACK.get(dtype, dtype)
     return F16 if columns % dtype.block_elements else dtype
 
 
-def _mixed(spec: SynthSpec, kind: str, layer: int) -> DType:
-    if kind == "output" or (kind == "token_embd" and spec.tied):
+def _mixed(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
+    kind, eight = tensor.kind, spec.experts is not None and spec.experts.count == 8
+    if kind == "output" or (kind in ("token_embd", "per_layer_token_embd") and spec.tied):
         return Q6_K
-    if kind in ("attn_v", "attn_qkv", "ffn_down") and more_bits(layer, spec.layers):
+    if eight and kind in ("attn_k", *SENSITIVE_VALUES):
+        return Q8_0
+    if eight and kind == "attn_output":
+        return Q5_K
+    if kind in SENSITIVE_VALUES and more_bits(values.index(tensor.name), len(values)):
         return Q6_K
-    return Q4_K
+    if kind in SENSITIVE_DOWNS and more_bits(tensor.layer, spec.blocks):
+        return Q6_K
+    large = spec.layers == BILLIONS_70_LAYERS and spec.architecture in ("llama", "qwen2")
+    return Q5_K if kind == "attn_v" and large else Q4_K
 
 
 def more_bits(index: int, count: int) -> bool:
@@ -139,14 +128,12 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The bytes of a tensor in file order, in chunks; binary32 where the spec expands."""
     if tensor.name == "rope_freqs.weight":
         yield _rope_freqs(spec)
-        return
-    for name, rows in tensor.parts:
-        if len(tensor.shape) == 1:
-            yield _vector_values(spec, name, rows).astype("<f4").view(np.uint8)
-            continue
-        columns = tensor.shape[-1]
-        deviation = 1.0 / math.sqrt(columns)
-        for blocks in draw_matrix(spec.seed, name, tensor.dtype, rows, columns, deviation):
+    elif len(tensor.shape) == 1:
+        for name, count in tensor.parts:
+            values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
+            yield (np.float32(tensor.centre) + values).astype("<f4").view(np.uint8)
+    else:
+        for blocks in _rows(spec, tensor):
             if spec.expand_to_f32:
                 values = FORMATS[tensor.dtype].dequantize(blocks)
                 yield np.ascontiguousarray(values, "<f4").view(np.uint8)
@@ -154,16 +141,48 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
                 yield blocks
 
 
-def _vector_values(spec: SynthSpec, name: str, width: int) -> np.ndarray:
-    bits = random_bits(spec.seed, name)
-    if name.endswith(".bias"):
-        return normal_like(bits, width, BIAS_DEVIATION)
-    return np.float32(1.0) + normal_like(bits, width, NORM_DEVIATION)
+def _rows(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
+    """The stored rows of a matrix in file order, uint8[some rows, row_bytes]."""
+    columns = tensor.shape[-1]
+    drawn = [
+        draw_matrix(spec.seed, name, tensor.dtype, rows * tensor.repeats, columns, tensor.deviation)
+        for name, rows in tensor.parts
+    ]
+    if tensor.repeats == 1:
+        yield from chain.from_iterable(drawn)
+        return
+    counts = [rows for _, rows in tensor.parts]
+    slices = [_cut(chunks, count) for chunks, count in zip(drawn, counts, strict=True)]
+    for parts in zip(*slices, strict=True):
+        yield from parts
+
+
+def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
+    """The rows of ``chunks``, ``rows`` at a time."""
+    held: list[Bytes] = []
+    count = 0
+    for chunk in chunks:
+        held.append(chunk)
+        count += len(chunk)
+        if count < rows:
+            continue
+        whole = np.concatenate(held)
+        for first in range(0, count - count % rows, rows):
+            yield whole[first : first + rows]
+        count %= rows
+        held = [whole[len(whole) - count :]]
 
 
 def _rope_freqs(spec: SynthSpec) -> Bytes:
-    """Divisors of the rotary frequencies in [1, 8), increasing as in published models."""
+    """Divisors of the rotary frequencies: in [1, 8), increasing as in published models.
+
+    A Gemma has 1 for the first quarter of the pairs, the others do not rotate.
+    """
     pairs = spec.head_dim // 2
+    if spec.gemma is not None:
+        factors = np.full(pairs, ROPE_FREQS_NEVER, np.float32)
+        factors[: pairs // 4] = 1.0
+        return factors.astype("<f4").view(np.uint8)
     drawn = np.sort(random_bytes(random_bits(spec.seed, "rope_freqs.weight"), pairs))
     step = np.float32((ROPE_FREQS_MAX - 1.0) / 256)
     return (np.float32(1.0) + drawn.astype(np.float32) * step).astype("<f4").view(np.uint8)

@@ -18,24 +18,47 @@ MERGES = (
     "Ġ t", "Ġ a", "h e", "i n", "r e", "o n", "Ġt he", "e r",
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
-PRE_TOKENIZER = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
+PRE_TOKENIZER = {
+    "llama": "smollm",
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
+    **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+GEMMA_TURNS = {
+    "gemma3": ("<start_of_turn>", "<end_of_turn>"),
+    "gemma4": ("<|turn>", "<turn|>"),
+}
+GEMMA_TEMPLATE = (
+    "{{{{ bos_token }}}}{{% for message in messages %}}{start}"
+    "{{{{ 'model' if message['role'] == 'assistant' else message['role'] }}}}\n"
+    "{{{{ message['content'] }}}}{end}\n{{% endfor %}}"
+    "{{% if add_generation_prompt %}}{start}model\n{{% endif %}}"
+)
+GEMMA_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
+GEMMA_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+GEMMA_SCORE = -1000.0
+"""Of every token of a gemma4 vocabulary, whose merges are ranked instead."""
 TOKENS_KEY = "tokenizer.ggml.tokens"
 TYPES_KEY = "tokenizer.ggml.token_type"
 SCORES_KEY = "tokenizer.ggml.scores"
 
 
 def own_tokenizer(spec: SynthSpec) -> dict[str, Any]:
-    """256 bytes, three special tokens and sixteen merges, padded to ``spec.vocab``."""
+    """256 bytes, a few special tokens and sixteen merges, padded to ``spec.vocab``."""
+    keys = _gemma_keys(spec) if spec.gemma is not None else _byte_level_keys(spec)
+    return padded(keys, spec.vocab)
+
+
+def _byte_level_keys(spec: SynthSpec) -> dict[str, Any]:
     tokens = [*LETTER_OF_BYTE, *SPECIAL_TOKENS, *(merge.replace(" ", "") for merge in MERGES)]
     first_special = len(LETTER_OF_BYTE)
     kinds = np.full(len(tokens), TokenKind.NORMAL, np.int32)
     kinds[first_special : first_special + len(SPECIAL_TOKENS)] = TokenKind.CONTROL
-    keys = {
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": PRE_TOKENIZER[spec.architecture],
         TOKENS_KEY: [token.encode() for token in tokens],
@@ -46,7 +69,37 @@ def own_tokenizer(spec: SynthSpec) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-    return padded(keys, spec.vocab)
+
+
+def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
+    """Pieces merged by score (gemma3) or by rank (gemma4), and a token for every byte."""
+    start, end = GEMMA_TURNS[spec.architecture]
+    control = [*GEMMA_SPECIAL_TOKENS, start, end]
+    merges = [merge.replace("Ġ", GEMMA_SPACE) for merge in MERGES]
+    pieces = [*(merge.replace(" ", "") for merge in merges), GEMMA_SPACE]
+    tokens = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    kinds = np.full(len(tokens), TokenKind.NORMAL, np.int32)
+    kinds[: len(control)] = TokenKind.CONTROL
+    kinds[control.index("<unk>")] = TokenKind.UNKNOWN
+    kinds[len(control) : len(tokens) - len(pieces)] = TokenKind.BYTE
+    ranked = spec.architecture == "gemma4"
+    scores = np.full(len(tokens), GEMMA_SCORE if ranked else 0.0, np.float32)
+    if not ranked:
+        scores[-len(pieces) :] = -np.arange(len(pieces), dtype=np.float32)
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.model": "gemma4" if ranked else "llama",
+        TOKENS_KEY: [token.encode() for token in tokens],
+        SCORES_KEY: scores,
+        TYPES_KEY: kinds,
+        "tokenizer.ggml.bos_token_id": control.index("<bos>"),
+        "tokenizer.ggml.eos_token_id": control.index("<eos>"),
+        "tokenizer.ggml.unknown_token_id": control.index("<unk>"),
+        "tokenizer.ggml.padding_token_id": control.index("<pad>"),
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": GEMMA_TEMPLATE.format(start=start, end=end),
+    }
+    return keys | ({"tokenizer.ggml.merges": merges} if ranked else {})
 
 
 def copied_tokenizer(path: Path, vocab: int | None) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from reference.cpu.kernels import PREPARED
+from reference.cpu.kernels import PREPARED, PREPARED_EXPERTS
+from reference.cpu.prepared import expert_memory_limit
 from reference.cpu.weights import TILE_ROWS, prepared_bytes
 
 THREAD_BYTES = 4 << 20
@@ -49,8 +50,19 @@ def cpu_footprint(
         buffers,
         mapped,
         scratch=plan_scratch(graph, largest).nbytes,
-        workspace=_workspace(graph, largest, kernels, threads),
+        workspace=_workspace(graph, largest, kernels, threads) + _expert_bytes(graph, kernels),
     )
+
+
+def _expert_bytes(graph: Graph, kernels: frozenset[Opcode]) -> int:
+    """What prepared experts may grow to: all of them, or the limit of what is kept."""
+    names = {
+        node.operands[name].buffer
+        for node in graph.nodes
+        if node.opcode in kernels
+        for name in PREPARED_EXPERTS.get(node.opcode, ())
+    }
+    return min(expert_memory_limit(), sum(_prepared_bytes(graph.buffers[name]) for name in names))
 
 
 def _uses_of_weights(graph: Graph, kernels: frozenset[Opcode]) -> tuple[set[str], set[str]]:
@@ -59,7 +71,7 @@ def _uses_of_weights(graph: Graph, kernels: frozenset[Opcode]) -> tuple[set[str]
     stored: set[str] = set()
     for node in graph.nodes:
         for name, view in node.operands.items():
-            prepares = node.opcode in kernels and PREPARED.get(node.opcode) == name
+            prepares = node.opcode in kernels and name in PREPARED.get(node.opcode, ())
             (prepared if prepares else stored).add(view.buffer)
     return prepared, stored
 
@@ -79,9 +91,10 @@ def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], thre
     kept = threads * (THREAD_BYTES + F32.row_bytes(largest.tokens * TILE_ROWS))
     longest = max(
         (
-            int(graph.shape(node.operands[PREPARED[node.opcode]])[-1])
+            int(graph.shape(node.operands[name])[-1])
             for node in graph.nodes
-            if node.opcode in kernels and node.opcode in PREPARED
+            if node.opcode in kernels
+            for name in (*PREPARED.get(node.opcode, ()), *PREPARED_EXPERTS.get(node.opcode, ()))
         ),
         default=0,
     )

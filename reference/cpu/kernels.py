@@ -18,13 +18,22 @@ from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
 from reference.ops.rms_norm import rms_norm
 
-PREPARED: Mapping[Opcode, str] = {
-    Opcode.MATMUL: "weight",
-    Opcode.MATMUL_WMMA_F16: "b",
-    Opcode.MATMUL_WMMA_Q4K: "a",
-    Opcode.LM_HEAD: "weight",
+PREPARED: Mapping[Opcode, tuple[str, ...]] = {
+    Opcode.MATMUL: ("weight",),
+    Opcode.MATMUL_WMMA_F16: ("b",),
+    Opcode.MATMUL_WMMA_Q4K: ("a",),
+    Opcode.LM_HEAD: ("weight",),
+    Opcode.RMS_NORM_FUSED_QKV: ("q_weight", "k_weight", "v_weight"),
+    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: ("gate_weight", "up_weight"),
+    Opcode.MOE_GATE_TOPK: ("gate_weight",),
+    Opcode.SHARED_EXPERT: ("gate_weight", "up_weight", "down_weight"),
 }
-"""The operand of which an opcode's kernel keeps a prepared form."""
+"""The operands of which an opcode's kernel keeps a prepared form."""
+PREPARED_EXPERTS: Mapping[Opcode, tuple[str, ...]] = {
+    Opcode.MOE_GATE_UP: ("gate_weight", "up_weight"),
+    Opcode.MOE_DOWN_ACC: ("down_weight",),
+}
+"""The operands of which it keeps the slices used lately, see ``reference.cpu.prepared``."""
 
 Operands = Mapping[str, Any]
 Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]

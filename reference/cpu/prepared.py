@@ -17,6 +17,11 @@ EXPERT_MEMORY_SHARE = 4
 Key = tuple[int, DType, tuple[int, ...]]
 
 
+def expert_memory_limit() -> int:
+    """Bytes of prepared experts kept at most."""
+    return int(psutil.virtual_memory().total) // EXPERT_MEMORY_SHARE
+
+
 class PreparedExperts:
     """Slices of three-dimensional weights, prepared when first used; the least recently used go.
 
@@ -27,7 +32,7 @@ class PreparedExperts:
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         if limit_bytes is None:
-            limit_bytes = psutil.virtual_memory().total // EXPERT_MEMORY_SHARE
+            limit_bytes = expert_memory_limit()
         self._limit = limit_bytes
         self._prepared: OrderedDict[Key, PreparedWeight] = OrderedDict()
         self._lock = threading.Lock()

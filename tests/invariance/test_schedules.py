@@ -6,7 +6,7 @@ are drawn at random; every position of every request is compared with the reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from contract.dtypes import F16, F32, Q8_0
+from contract.types import Request
 from tests.invariance import controls
 from tests.invariance.engines import (
     SLOTS,
@@ -62,18 +63,18 @@ def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -
         yield bench
 
 
-def prove_schedules(bench: Bench, how: settings) -> None:
+def prove_schedules(bench: Bench, how: settings, pool: Sequence[Request] = POOL) -> None:
     @how
-    @given(loads(POOL))
+    @given(loads(pool))
     def proof(load: tuple) -> None:
         assert_schedule_invariant(bench, *load)
 
     proof()
 
 
-def prove_prefill(bench: Bench, how: settings) -> None:
+def prove_prefill(bench: Bench, how: settings, pool: Sequence[Request] = POOL) -> None:
     @how
-    @given(st.sampled_from(POOL), st.integers(1, 64))
+    @given(st.sampled_from(pool), st.integers(1, 64))
     def proof(request: Any, chunk_tokens: int) -> None:
         assert_prefill_equals_decode(bench, request, chunk_tokens)
 

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from contract.dtypes import BF16, F16, F32, I32, Q4_K, Q8_0, WEIGHT_DTYPES
 from contract.errors import ModelFileError
-from reference.model.gguf import GGML_TYPES, GgufType, StringArray, Typed, open_gguf, write_gguf
+from reference.model.gguf import (
+    GGML_TYPES,
+    HOLE,
+    GgufType,
+    StringArray,
+    Typed,
+    open_gguf,
+    write_gguf,
+)
 
 WIDTHS = {
     GgufType.UINT8: (0, 2**8 - 1),
@@ -300,6 +308,21 @@ def test_bytes_of_a_small_file(tmp_path: Path) -> None:
     expected += bytes(-len(expected) % 32)
     expected += b"\1\2\3\4" + bytes(28) + b"\5\6" + bytes(30)
     assert path.read_bytes() == expected
+
+
+def test_hole_reads_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
+    """The last tensor too: the file is as long as its header says."""
+    path = tmp_path / "model.gguf"
+    data = np.ones(3, "<f4")
+    write_gguf(
+        path, {}, {"a": (F32, (1 << 24,), HOLE), "b": (F32, (3,), data), "c": (F16, (5, 7), HOLE)}
+    )
+    with open_gguf(path) as file:
+        assert not file.tensor_array("a").any()
+        assert file.tensor_array("b").tolist() == data.tolist()
+        assert not file.tensor_array("c").any()
+    if hasattr(os.stat_result, "st_blocks"):
+        assert path.stat().st_blocks * 512 < 1 << 20 < path.stat().st_size
 
 
 def test_large_tensor_is_streamed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A second oracle: the dense decoder in plain float64, sharing no code with the project.
+"""A second oracle: decoders in plain float64, sharing no code with the project.
 
 Weights are read and dequantized by the ``gguf`` package; attention is the textbook softmax over
 the whole score matrix; rotary angles come from numpy. Only the formulas are the same.
@@ -6,7 +6,6 @@ the whole score matrix; rotary angles come from numpy. Only the formulas are the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,37 +16,76 @@ from numpy.typing import NDArray
 
 Float64 = NDArray[np.float64]
 
+SMALLEST_WEIGHT_SUM = 6.103515625e-5
 HEAD_ROWS = 8192
 """Rows of the output matrix expanded at once."""
 
 
 class Float64Llama:
-    """llama, qwen2 and qwen3 without rotary scaling other than ``rope_freqs``."""
+    """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = self._fields["general.architecture"].contents()
-        self.layers = self._key("block_count")
+        self.layers = self._key("block_count") - self._key("nextn_predict_layers", 0)
         self.hidden = self._key("embedding_length")
         self.heads = self._key("attention.head_count")
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
         self.eps = self._key("attention.layer_norm_rms_epsilon")
         self.rope_base = self._key("rope.freq_base", 10000.0)
+        self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
     def logits(self, tokens: Sequence[int]) -> Float64:
         """Teacher-forced logits of every position, float64[len(tokens), vocab]."""
         positions = np.arange(len(tokens))
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.layers):
-            x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
-            h = self._norm(x, f"blk.{layer}.ffn_norm")
-            gate = self._linear(h, f"blk.{layer}.ffn_gate")
-            up = self._linear(h, f"blk.{layer}.ffn_up")
-            x = x + self._linear(gate / (1.0 + np.exp(-gate)) * up, f"blk.{layer}.ffn_down")
+            x = self._layer(x, layer, positions)
         return self._head(self._norm(x, "output_norm"))
+
+    def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
+        return x + self._feed_forward(self._norm(x, f"blk.{layer}.ffn_norm"), layer)
+
+    def _feed_forward(self, h: Float64, layer: int) -> Float64:
+        prefix = f"blk.{layer}.ffn_"
+        if f"{prefix}gate_inp.weight" in self._tensors:
+            return self._experts(h, self._linear(h, f"{prefix}gate_inp"), prefix)
+        return self._gated(h, prefix)
+
+    def _gated(self, h: Float64, prefix: str, suffix: str = "") -> Float64:
+        gate = self._linear(h, f"{prefix}gate{suffix}")
+        product = self.activation(gate) * self._linear(h, f"{prefix}up{suffix}")
+        return self._linear(product, f"{prefix}down{suffix}")
+
+    @staticmethod
+    def activation(x: Float64) -> Float64:
+        """What the gate goes through."""
+        return silu(x)
+
+    def _experts(self, h: Float64, logits: Float64, prefix: str) -> Float64:
+        """The weighted sum over the likeliest experts of every row."""
+        probability = np.exp(log_softmax(logits))
+        used = np.argsort(-probability, axis=-1, kind="stable")[:, : self._key("expert_used_count")]
+        weight = np.take_along_axis(probability, used, axis=-1)
+        weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
+        if f"{prefix}gate_up_exps.weight" in self._tensors:
+            gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight"), 2, axis=1)
+        else:
+            gate, up = (self._matrix(f"{prefix}{name}_exps.weight") for name in ("gate", "up"))
+        down = self._matrix(f"{prefix}down_exps.weight")
+        y = np.zeros_like(h)
+        for expert in range(len(down)):
+            rows, places = np.nonzero(used == expert)
+            hidden = self.activation(h[rows] @ gate[expert].T) * (h[rows] @ up[expert].T)
+            out = hidden @ down[expert].T
+            if f"{prefix}down_exps.scale" in self._tensors:
+                out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
+            y[rows] += weight[rows, places, None] * out
+        return y
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
@@ -63,32 +101,30 @@ class Float64Llama:
         if f"{prefix}q_norm.weight" in self._tensors:
             q, k = self._norm(q, f"{prefix}q_norm"), self._norm(k, f"{prefix}k_norm")
         q, k = self._rotated(q, positions), self._rotated(k, positions)
-        group = self.heads // self.kv_heads
-        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(size)
-        scores[:, positions[:, None] < positions[None, :]] = -np.inf
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = np.einsum("hij,jhd->ihd", scores, v).reshape(count, -1)
-        return self._linear(mixed, f"{prefix}output")
+        return self._linear(attention(q, k, v, positions, size**-0.5), f"{prefix}output")
 
     def _rotated(self, x: Float64, positions: NDArray[np.int64]) -> Float64:
-        pairs = self.head_dim // 2
+        pairs = self.rope_dims // 2
         frequency = float(self.rope_base) ** (-np.arange(pairs) / pairs)
         if "rope_freqs.weight" in self._tensors:
             frequency = frequency / self._matrix("rope_freqs.weight").reshape(-1)
-        angle = positions[:, None, None] * frequency
+        return self._turned(x, positions[:, None, None] * frequency)
+
+    def _turned(self, x: Float64, angle: Float64) -> Float64:
+        pairs = angle.shape[-1]
         turn = np.cos(angle) + 1j * np.sin(angle)
         if self.architecture == "llama":
             pair = x[..., 0::2] + 1j * x[..., 1::2]
             turned = pair * turn
             return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
-        turned = (x[..., :pairs] + 1j * x[..., pairs:]) * turn
-        return np.concatenate([turned.real, turned.imag], axis=-1)
+        turned = (x[..., :pairs] + 1j * x[..., pairs : 2 * pairs]) * turn
+        return np.concatenate([turned.real, turned.imag, x[..., 2 * pairs :]], axis=-1)
 
     def _norm(self, x: Float64, name: str) -> Float64:
-        scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        return x / scale * self._matrix(f"{name}.weight").reshape(-1)
+        return self._normed(x) * self._matrix(f"{name}.weight").reshape(-1)
+
+    def _normed(self, x: Float64) -> Float64:
+        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
 
     def _linear(self, x: Float64, name: str) -> Float64:
         y = x @ self._matrix(f"{name}.weight").T
@@ -118,6 +154,38 @@ class Float64Llama:
             assert default is not None, name
             return default
         return field.contents()
+
+
+def silu(x: Float64) -> Float64:
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Float64) -> Float64:
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def attention(
+    q: Float64,
+    k: Float64,
+    v: Float64,
+    positions: NDArray[np.int64],
+    scale: float,
+    window: int | None = None,
+) -> Float64:
+    """Causal softmax attention of q[i, heads, d] over k, v[j, kv heads, d], rows flattened."""
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = np.einsum("ihd,jhd->hij", q, k) * scale
+    distance = positions[:, None] - positions[None, :]
+    hidden = distance < 0
+    if window is not None:
+        hidden |= distance >= window
+    scores[:, hidden] = -np.inf
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return np.einsum("hij,jhd->ihd", scores, v).reshape(len(q), -1)
 
 
 def log_softmax(logits: NDArray[np.floating]) -> Float64:

@@ -7,10 +7,11 @@ from reference.model.gguf.metadata import Value
 from reference.model.gguf.strings import StringArray
 from reference.model.gguf.tensors import TensorInfo
 from reference.model.gguf.types import GGML_TYPES, GgmlType, GgufType
-from reference.model.gguf.writer import TensorSource, Typed, WritableValue, write_gguf
+from reference.model.gguf.writer import HOLE, TensorSource, Typed, WritableValue, write_gguf
 
 __all__ = [
     "GGML_TYPES",
+    "HOLE",
     "GgmlType",
     "GgufFile",
     "GgufType",

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,8 +41,17 @@ class Typed:
 WritableValue = bool | int | float | str | Typed | np.ndarray | StringArray | Sequence[Any]
 """A Sequence holds only bools, only numbers, or only strings (str or bytes)."""
 
-TensorData = bytes | bytearray | memoryview | np.ndarray | Iterable[bytes | np.ndarray]
-"""The bytes of a tensor in file layout, whole or in chunks of any size."""
+
+class Hole(Enum):
+    """Data that is not written: the file system keeps a hole, which reads as zeros."""
+
+    HOLE = "hole"
+
+
+HOLE = Hole.HOLE
+
+TensorData = bytes | bytearray | memoryview | np.ndarray | Iterable[bytes | np.ndarray] | Hole
+"""The bytes of a tensor in file layout, whole or in chunks of any size, or ``HOLE``."""
 
 TensorSource = tuple[DType | GgmlType, Sequence[int], TensorData]
 """Storage type, row-major shape, data."""
@@ -71,6 +81,7 @@ def write_gguf(
             for tensor in layout.tensors:
                 _write_tensor(file, path, tensor, tensors[tensor.name][2])
                 file.write(bytes(_padding(tensor.nbytes, alignment)))
+            file.truncate()
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -214,6 +225,9 @@ def _encode_tensor(
 
 
 def _write_tensor(file: BinaryIO, path: Path, tensor: TensorInfo, data: TensorData) -> None:
+    if isinstance(data, Hole):
+        file.seek(tensor.nbytes, os.SEEK_CUR)
+        return
     written = 0
     for chunk in _chunks(data):
         written += len(chunk)

@@ -1,0 +1,92 @@
+"""The metadata keys of a synthetic model apart from its tokenizer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.synth.spec import Experts, Gemma, Recurrent, SynthSpec
+
+RMS_EPSILON = 1e-6
+ROPE_SECTIONS = (11, 11, 10, 0)
+"""Pairs turned by time, height and width; the same angle for text."""
+
+
+def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
+    """The keys of the model, without the architecture's name in front."""
+    widths = spec.feed_forward
+    keys: dict[str, Any] = {
+        "block_count": spec.blocks,
+        "context_length": spec.context,
+        "embedding_length": spec.hidden,
+        "feed_forward_length": list(widths) if isinstance(widths, tuple) else widths,
+        "attention.head_count": spec.heads,
+        "attention.head_count_kv": spec.kv_heads,
+        "attention.key_length": spec.head_dim,
+        "attention.value_length": spec.head_dim,
+        "attention.layer_norm_rms_epsilon": RMS_EPSILON,
+        "rope.dimension_count": spec.rope_dims,
+        "rope.freq_base": spec.rope_base,
+    }
+    if spec.rope_scaling != "none":
+        keys["rope.scaling.type"] = spec.rope_scaling
+        keys["rope.scaling.factor"] = spec.rope_factor
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+    if spec.nextn_layers:
+        keys["nextn_predict_layers"] = spec.nextn_layers
+    if spec.experts is not None:
+        keys |= _expert_keys(spec, spec.experts)
+    if spec.recurrent is not None:
+        keys |= _recurrent_keys(spec, spec.recurrent)
+    if spec.gemma is not None:
+        keys |= _gemma_keys(spec, spec.gemma)
+    return keys
+
+
+def _expert_keys(spec: SynthSpec, experts: Experts) -> dict[str, Any]:
+    keys = {"expert_count": experts.count, "expert_used_count": experts.used}
+    # The experts of a llama are as wide as its dense layers would be.
+    width = "feed_forward_length" if spec.architecture == "llama" else "expert_feed_forward_length"
+    keys[width] = experts.width
+    if experts.shared_width:
+        keys["expert_shared_feed_forward_length"] = experts.shared_width
+    return keys
+
+
+def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
+    keys: dict[str, Any] = {
+        "ssm.conv_kernel": recurrent.kernel,
+        "ssm.inner_size": recurrent.inner,
+        "ssm.state_size": recurrent.state,
+        "ssm.time_step_rank": recurrent.value_heads,
+        "ssm.group_count": recurrent.key_heads,
+    }
+    if recurrent.listed:
+        layers = [spec.is_recurrent(block) for block in range(spec.blocks)]
+        keys["attention.recurrent_layers"] = layers
+    else:
+        keys["full_attention_interval"] = recurrent.interval
+    if spec.architecture != "qwen3next":
+        keys["rope.dimension_sections"] = list(ROPE_SECTIONS)
+    return keys
+
+
+def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:
+    keys: dict[str, Any] = {"attention.sliding_window": gemma.window}
+    if gemma.softcap is not None:
+        keys["final_logit_softcapping"] = gemma.softcap
+    if gemma.window:
+        keys["rope.freq_base_swa"] = gemma.rope_base
+    if spec.architecture == "gemma3":
+        return keys | {"attention.sliding_window_pattern": gemma.period}
+    layers = range(spec.layers)
+    windowed = next((layer for layer in layers if spec.is_windowed(layer)), 0)
+    swa = spec.head_dim_of(windowed)
+    return keys | {
+        "attention.sliding_window_pattern": [spec.is_windowed(layer) for layer in layers],
+        "attention.head_count_kv": [spec.kv_heads_of(layer) for layer in layers],
+        "attention.key_length_swa": swa,
+        "attention.value_length_swa": swa,
+        "rope.dimension_count_swa": swa,
+        "attention.shared_kv_layers": gemma.shared_kv_layers,
+        "embedding_length_per_layer_input": gemma.per_layer_width,
+    }

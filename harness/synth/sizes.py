@@ -1,0 +1,137 @@
+"""Named sizes of synthetic models: small ones for tests, and the shapes of published models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.synth.spec import DENSE, GROUPS, SynthSpec, refused, spec_of
+
+_QWEN3 = {"head_dim": 128, "kv_heads": 8, "vocab": 151936, "context": 40960, "rope_base": 1e6}
+_QWEN35 = {"head_dim": 256, "vocab": 248320, "context": 262144, "rope_base": 1e7}
+_GEMMA4 = {"head_dim": 512, "vocab": 262144, "context": 262144, "rope_base": 1e6}
+_GEMMA4_WINDOWS = {
+    "window": 1024,
+    "head_dim": 256,
+    "values_from_keys": True,
+    "output_scale": True,
+}
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {},
+    "small": {
+        "layers": 4,
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 4,
+        "feed_forward": 1536,
+        "vocab": 4096,
+        "context": 4096,
+    },
+}
+"""The sizes every architecture has."""
+
+_DENSE_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "0.6b": {"layers": 28, "hidden": 1024, "heads": 16, "feed_forward": 3072, **_QWEN3},
+    "1.7b": {"layers": 28, "hidden": 2048, "heads": 16, "feed_forward": 6144, **_QWEN3},
+    "8b": {
+        "layers": 36,
+        "hidden": 4096,
+        "heads": 32,
+        "feed_forward": 12288,
+        "tied": False,
+        **_QWEN3,
+    },
+}
+
+FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    **dict.fromkeys(DENSE, _DENSE_SIZES),
+    "qwen3moe": {
+        "1b": {
+            "layers": 16,
+            "hidden": 1024,
+            "heads": 16,
+            **_QWEN3,
+            "kv_heads": 4,
+            "experts": {"count": 64, "used": 8, "width": 256},
+        },
+    },
+    "qwen35moe": {
+        "1b": {
+            "layers": 12,
+            "hidden": 1024,
+            "heads": 8,
+            "kv_heads": 2,
+            **_QWEN35,
+            "experts": {"count": 64, "used": 8, "width": 256, "shared_width": 256},
+            "recurrent": {"state": 128, "key_heads": 8, "value_heads": 16},
+        },
+        "35b-a3b": {
+            "layers": 40,
+            "hidden": 2048,
+            "heads": 16,
+            "kv_heads": 2,
+            "tied": False,
+            **_QWEN35,
+            "experts": {"count": 256, "used": 8, "width": 512, "shared_width": 512},
+            "recurrent": {"state": 128, "key_heads": 16, "value_heads": 32},
+        },
+    },
+    "gemma4": {
+        "26b-a4b": {
+            "layers": 30,
+            "hidden": 2816,
+            "heads": 16,
+            "kv_heads": 2,
+            "feed_forward": 2112,
+            **_GEMMA4,
+            "experts": {"count": 128, "used": 8, "width": 704, "fused": True},
+            "gemma": {**_GEMMA4_WINDOWS, "kv_heads": 8},
+        },
+        "31b": {
+            "layers": 60,
+            "hidden": 5376,
+            "heads": 32,
+            "kv_heads": 4,
+            "feed_forward": 21504,
+            **_GEMMA4,
+            "gemma": {**_GEMMA4_WINDOWS, "kv_heads": 16},
+        },
+    },
+}
+"""Further sizes by architecture. Those of dense models are Qwen 3's; 35b-a3b is that of Qwen 3.6,
+26b-a4b and 31b those of Gemma 4; 1b has about a billion weights in all."""
+
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "qwen3moe": {"experts": {}},
+    "qwen35": {"recurrent": {}, "layers": 4},
+    "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
+    "qwen3next": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
+    "gemma3": {"gemma": {"period": 2}},
+    "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
+}
+"""What an architecture cannot be without, unless the size says it."""
+
+
+def size_names(architecture: str) -> tuple[str, ...]:
+    """The sizes an architecture has."""
+    return (*SIZES, *FAMILY_SIZES.get(architecture, {}))
+
+
+def sized_spec(size: str, **overrides: Any) -> SynthSpec:
+    """The specification of a named size with some fields changed.
+
+    A group may be given whole, as a mapping of the fields to change, or as None to leave it out.
+    Raises ConfigError.
+    """
+    architecture = overrides.get("architecture", SynthSpec.architecture)
+    own = FAMILY_SIZES.get(architecture, {})
+    if size not in SIZES and size not in own:
+        raise refused("size", size, f"one of {', '.join(size_names(architecture))}")
+    values = {**_NEEDED.get(architecture, {}), **SIZES.get(size, {}), **own.get(size, {})}
+    for name, value in overrides.items():
+        if name in GROUPS and isinstance(value, Mapping):
+            values[name] = {**(values.get(name) or {}), **value}
+        else:
+            values[name] = value
+    return spec_of(values)

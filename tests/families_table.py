@@ -1,0 +1,108 @@
+"""One small model of every architecture and structural variant, for the tests of whole models.
+
+A new family or variant goes in here: the tests against llama.cpp and float64 and the digest of the
+generated files take it from here. Widths are multiples of 32 and not of 256, so that quantized
+files hold the fallback types as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SMALL = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "feed_forward": 256}
+EXPERTS = {"count": 12, "used": 3, "width": 96}
+SHARED = {**EXPERTS, "shared_width": 160}
+DELTA_NET = {"interval": 3, "state": 32, "key_heads": 2, "value_heads": 6}
+HYBRID = {**SMALL, "layers": 4, "recurrent": DELTA_NET}
+WINDOWS = {"window": 20, "period": 3}
+GEMMA3 = {**SMALL, "architecture": "gemma3", "layers": 4, "gemma": WINDOWS}
+GEMMA4_WINDOWS = {**WINDOWS, "head_dim": 16, "kv_heads": 4, "output_scale": True}
+GEMMA4 = {**SMALL, "architecture": "gemma4", "layers": 4, "gemma": GEMMA4_WINDOWS}
+
+DENSE: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"architecture": "llama", **SMALL},
+    "llama-untied-mha": {"architecture": "llama", **SMALL, "kv_heads": 4, "tied": False},
+    "llama-rope-freqs": {"architecture": "llama", **SMALL, "rope_freqs": True, "rope_base": 5e5},
+    "llama-linear": {"architecture": "llama", **SMALL, "rope_scaling": "linear"},
+    "llama-yarn": {"architecture": "llama", **SMALL, "rope_scaling": "yarn"},
+    "llama-odd-widths": {
+        "architecture": "llama", "hidden": 144, "heads": 6, "kv_heads": 2, "head_dim": 24,
+        "feed_forward": 300, "vocab": 333, "layers": 3,
+    },
+    "llama-spans": {"architecture": "llama", **SMALL, "hidden": 1280, "feed_forward": 2100},
+    "llama-per-layer-widths": {"architecture": "llama", **SMALL, "feed_forward": (256, 192)},
+    "llama-biases": {
+        "architecture": "llama", **SMALL, "qkv_bias": True, "attention_output_bias": True,
+    },
+    "llama-fused-qkv": {"architecture": "llama", **SMALL, "fused_qkv": True},
+    "qwen2": {"architecture": "qwen2", **SMALL},
+    "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
+    "qwen3": {"architecture": "qwen3", **SMALL},
+    "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
+}  # fmt: skip
+
+MIXTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama-experts": {"architecture": "llama", **SMALL, "experts": EXPERTS},
+    "llama-8-experts": {"architecture": "llama", **SMALL, "experts": {**EXPERTS, "count": 8}},
+    "qwen3moe": {"architecture": "qwen3moe", **SMALL, "experts": EXPERTS},
+    "qwen3moe-untied-fused-qkv": {
+        "architecture": "qwen3moe", **SMALL, "tied": False, "fused_qkv": True,
+        "experts": {**EXPERTS, "count": 32, "used": 8},
+    },
+}  # fmt: skip
+
+HYBRIDS: Mapping[str, Mapping[str, Any]] = {
+    "qwen35": {"architecture": "qwen35", **HYBRID},
+    "qwen35-untied-equal-heads": {
+        "architecture": "qwen35", **HYBRID, "tied": False,
+        "recurrent": {**DELTA_NET, "value_heads": 2},
+    },
+    "qwen35-listed-layers": {
+        "architecture": "qwen35", **HYBRID, "recurrent": {**DELTA_NET, "listed": True},
+    },
+    "qwen35-fused-qkv": {"architecture": "qwen35", **HYBRID, "fused_qkv": True},
+    "qwen35-nextn": {"architecture": "qwen35", **HYBRID, "nextn_layers": 1},
+    "qwen35moe": {"architecture": "qwen35moe", **HYBRID, "experts": SHARED},
+    "qwen35moe-fused": {
+        "architecture": "qwen35moe", **HYBRID, "experts": {**SHARED, "fused": True},
+    },
+    "qwen35moe-nextn": {
+        "architecture": "qwen35moe", **HYBRID, "experts": SHARED, "nextn_layers": 1,
+    },
+    "qwen3next": {"architecture": "qwen3next", **HYBRID, "experts": SHARED},
+    "qwen3next-fused-ssm-in": {
+        "architecture": "qwen3next", **HYBRID, "experts": {**SHARED, "fused": True},
+        "recurrent": {**DELTA_NET, "packing": "ssm_in"},
+    },
+}  # fmt: skip
+
+GEMMAS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": GEMMA3,
+    "gemma3-no-window": {**GEMMA3, "gemma": {"window": 0}},
+    "gemma3-untied-softcap-linear": {
+        **GEMMA3, "tied": False, "gemma": {**WINDOWS, "softcap": 5.0}, "rope_scaling": "linear",
+        "rope_base": 1e6,
+    },
+    "gemma4": GEMMA4,
+    "gemma4-one-head-size": {**GEMMA4, "gemma": WINDOWS},
+    "gemma4-values-from-keys": {**GEMMA4, "gemma": {**GEMMA4_WINDOWS, "values_from_keys": True}},
+    "gemma4-experts": {**GEMMA4, "experts": EXPERTS},
+    "gemma4-experts-fused-values-from-keys": {
+        **GEMMA4, "experts": {**EXPERTS, "fused": True},
+        "gemma": {**GEMMA4_WINDOWS, "values_from_keys": True},
+    },
+    "gemma4-shared-kv": {
+        **GEMMA4, "layers": 7, "feed_forward": (256,) * 3 + (320,) * 4,
+        "gemma": {**GEMMA4_WINDOWS, "shared_kv_layers": 4},
+    },
+    "gemma4-per-layer-embeddings": {
+        **GEMMA4, "layers": 7,
+        "gemma": {**GEMMA4_WINDOWS, "shared_kv_layers": 1, "per_layer_width": 64},
+    },
+    "gemma4-softcap": {**GEMMA4, "gemma": {**GEMMA4_WINDOWS, "softcap": 4.0}},
+}  # fmt: skip
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = {**DENSE, **MIXTURES, **HYBRIDS, **GEMMAS}
+"""Fields of ``harness.synth.sized_spec("tiny", ...)`` by name; the name starts with the
+architecture."""

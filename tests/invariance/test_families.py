@@ -1,0 +1,94 @@
+"""Experts, recurrent states and windows keep the bits whatever the schedule, as dense layers do.
+
+Fewer examples a model than ``test_schedules`` draws, for more models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from contract.dtypes import F16, F32
+from tests.families_table import FAMILIES
+from tests.invariance import controls, family_controls
+from tests.invariance.engines import (
+    Bench,
+    Schedule,
+    assert_prefill_equals_decode,
+    assert_schedule_invariant,
+    request_pool,
+)
+from tests.invariance.test_schedules import CONTROL, PROOF, prove_prefill, prove_schedules
+
+SyntheticModel = Callable[..., Path]
+
+MODELS = {
+    "llama-8-experts": ("q4_k_m", F16),
+    "qwen3moe": ("f32", F32),
+    "qwen3moe-untied-fused-qkv": ("q5_1", F16),
+    "qwen35": ("q8_0", F16),
+    "qwen35moe-fused": ("q4_k_m", F32),
+    "qwen3next": ("f32", F32),
+    "qwen3next-fused-ssm-in": ("bf16", F16),
+    "gemma3": ("q4_k_m", F32),
+    "gemma4-values-from-keys": ("q8_0", F16),
+    "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32),
+    "gemma4-shared-kv": ("f32", F32),
+    "gemma4-per-layer-embeddings": ("q8_0", F32),
+}
+VOCAB = 320
+POOL = request_pool(VOCAB, count=8, longest=80)
+"""Windows are 20 positions: the longer prompts go far beyond, the shorter stay inside."""
+FEW = settings(PROOF, max_examples=3)
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def bench(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Bench]:
+    quant, kv_dtype = MODELS[request.param]
+    path = synthetic_model(quant=quant, **FAMILIES[request.param])
+    with Bench(path, kv_dtype=kv_dtype) as bench:
+        yield bench
+
+
+def test_no_schedule_changes_a_bit(bench: Bench) -> None:
+    prove_schedules(bench, FEW, POOL)
+    assert len(bench.runner.batch_sizes) >= 4, "the batch size hardly varied"
+
+
+def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
+    prove_prefill(bench, FEW, POOL)
+    longest = max(POOL, key=lambda request: len(request.prompt))
+    assert_prefill_equals_decode(bench, longest, 1)
+
+
+def test_everyone_at_once(bench: Bench) -> None:
+    """The whole pool: slots are used again and their states start anew."""
+    assert_schedule_invariant(bench, POOL, Schedule(chunk_tokens=64))
+    assert max(bench.runner.sequence_counts) == bench.runner.limits.slots
+
+
+def test_every_architecture_is_here() -> None:
+    """Of those that are not dense."""
+    found = {FAMILIES[name]["architecture"] for name in MODELS}
+    assert found >= {fields["architecture"] for fields in FAMILIES.values()} - {"qwen2", "qwen3"}
+
+
+BROKEN: dict[str, tuple[str, Callable[[], Any]]] = {
+    "experts added in another order": ("qwen3moe", family_controls.reversed_experts_tier),
+    "state of the slot's last sequence": ("qwen35", family_controls.stale_state_tier),
+    "convolution starts anew with every chunk": ("qwen3next", family_controls.forgetful_tier),
+    "summation order by batch": ("gemma4-shared-kv", controls.split_k_tier),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_control_schedules(fault: str, synthetic_model: SyntheticModel) -> None:
+    """Negative control: the proof fails on an engine with this fault."""
+    name, tier = BROKEN[fault]
+    path = synthetic_model(quant="f32", **FAMILIES[name])
+    with Bench(path, tier=tier()) as bench, pytest.raises(AssertionError, match="request"):
+        prove_schedules(bench, CONTROL, POOL)

@@ -1,0 +1,20 @@
+"""The float64 oracle of a file, by its architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.peer.float64_gemma import Float64Gemma
+from tests.peer.float64_hybrid import Float64Hybrid
+from tests.peer.float64_llama import Float64Llama
+
+ORACLES = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
+    **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
+}
+
+
+def float64_model(path: Path) -> Float64Llama:
+    """The oracle that computes this file."""
+    return ORACLES[Float64Llama(path).architecture](path)
