@@ -136,7 +136,9 @@ def _shared_expert(low: Lowering, node: Node) -> None:
     dims = low.dims(node)
     tokens, width, hidden = dims["tokens"], dims["width"], dims["hidden"]
     x, residual, y = (low.tensor(node.operands[name]) for name in ("x", "residual", "y"))
-    gate, up = (low.new(f"{node.name}.{name}", tokens, width) for name in ("gate", "up"))
+    gate, up, gated = (
+        low.new(f"{node.name}.{name}", tokens, width) for name in ("gate", "up", "gated")
+    )
     router = None
     if "router_weight" in node.operands:
         router = low.new(f"{node.name}.router", tokens, 1)
@@ -153,9 +155,9 @@ def _shared_expert(low: Lowering, node: Node) -> None:
         )
     low.product(x, node.operands["gate_weight"], gate, tokens)
     low.product(x, node.operands["up_weight"], up, tokens)
-    low.elementwise("swiglu", (gate, up, gate), tokens)
+    low.elementwise("swiglu", (gate, up, gated), tokens)
     down = low.new(f"{node.name}.down", tokens, hidden)
-    low.product(gate, node.operands["down_weight"], down, tokens)
+    low.product(gated, node.operands["down_weight"], down, tokens)
     low.add(
         Op(
             "gated_add",

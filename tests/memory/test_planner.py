@@ -223,7 +223,7 @@ def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: D
         by_type[tensor.dtype.name] = by_type.get(tensor.dtype.name, 0) + tensor.nbytes
     assert plan.weights == by_type
     config = model.config
-    widths = [config.kv_heads[layer] * config.head_dim for layer in range(config.layers)]
+    widths = [kv * dim for kv, dim in zip(config.kv_heads, config.head_dims, strict=True)]
     assert plan.kv_per_token == sum(2 * kv_dtype.row_bytes(width) for width in widths)
 
 
