@@ -116,6 +116,8 @@ class PeerEngine:
             n_gpu_layers=0,
             type_k=GGML_TYPES[setup.kv_dtype],
             type_v=GGML_TYPES[setup.kv_dtype],
+            # Its plain attention cannot read quantized values.
+            flash_attn=setup.kv_dtype == "q8_0",
             verbose=False,
         )
         self._vocab = self._llama.n_vocab()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from contract.dtypes import F16, F32, I32, Q4_0, Q4_K, DType
+from contract.dtypes import F16, F32, I32, Q4_0, Q4_K, Q8_0, DType
 from contract.errors import VerifyError
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, Node, View
 from contract.ir.verify import Rule, verify
@@ -122,6 +122,25 @@ def test_a_symbol_where_none_may_be(shape: tuple[Dim, ...], kind: BufferKind) ->
 def test_a_row_that_cuts_a_block(dtype: DType, columns: int) -> None:
     odd = buffer("odd", K.WEIGHT, (4, columns), dtype)
     rejected(graph(scale("s", "in", "out"), buffers=(INPUT, OUT, odd)), "odd", Rule.WHOLE_BLOCKS)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_heads_that_share_a_block_of_their_pages(heads: int) -> None:
+    """The row is whole blocks either way; a head of 16 channels is half a block."""
+
+    def written(head_dim: int) -> Graph:
+        b = GraphBuilder("pages")
+        k = b.buffer("k", BufferKind.REQUEST, F32, ("tokens", heads * head_dim))
+        kv = b.buffer("kv", BufferKind.STATE, Q8_0, (1, 2, 16, heads * head_dim))
+        query, pages = b.request("query", "tokens", 4), b.request("page_table", 1, 1)
+        paged = {"query": query, "page_table": pages, "kv": kv}
+        b.emit(Opcode.KV_WRITE_BATCHED, "w", k=k, v=k, **paged, kv_heads=heads, head_dim=head_dim)
+        return b.build()
+
+    verify(written(32))
+    with pytest.raises(VerifyError, match="head_dim is 16, not a multiple of the 32") as caught:
+        written(16)
+    assert (caught.value.node, caught.value.rule) == ("w", Rule.WHOLE_BLOCKS)
 
 
 def test_an_unknown_opcode() -> None:
