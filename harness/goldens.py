@@ -29,12 +29,12 @@ from contract.types import Request
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.cli.progress import NullProgress, Progress, progress_on
 from harness.digest import logits_digest
+from harness.golden_specs import SYNTHETIC_SPECS
 from harness.settings import add_flags, resolve
 from harness.synth import (
     GENERATOR_VERSION,
     SynthSpec,
     fields_of,
-    sized_spec,
     spec_of,
     write_synthetic,
 )
@@ -61,76 +61,6 @@ PROMPTS = {
     "arithmetic": "1 + 1 = 2\n2 + 2 = 4\n3 + 3 =",
     "unicode": "Größe, café, 東京, \U0001f600:",
 }
-
-_SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
-    "llama": (
-        {"quant": "f32"},
-        {"quant": "q4_k_m", "tied": False, "rope_freqs": True},
-        {"quant": "q4_0", "attention_output_bias": True},
-        {"quant": "q4_1", "rope_scaling": "linear"},
-        {"quant": "q5_k", "head_dim": 32},
-        {"quant": "q4_k", "experts": {"count": 8, "used": 2, "width": 256}},
-    ),
-    "qwen2": (
-        {"quant": "f16"},
-        {"quant": "q5_0", "tied": False},
-        {"quant": "q5_1", "fused_qkv": True},
-        {"quant": "q4_k", "feed_forward": (512, 1280)},
-    ),
-    "qwen3": (
-        {"quant": "bf16", "rope_scaling": "yarn"},
-        {"quant": "q8_0", "head_dim": 48},
-        {"quant": "q6_k", "tied": False},
-        {"quant": "q4_k_m", "hidden": 1280, "heads": 8, "rope_base": 1e6},
-    ),
-    "qwen3moe": (
-        {"quant": "f32", "experts": {"count": 12, "used": 3, "width": 96}},
-        {"quant": "q4_k_m", "tied": False, "fused_qkv": True, "experts": {"width": 256}},
-    ),
-    "qwen35": (
-        {"quant": "f32", "recurrent": {"interval": 3, "value_heads": 6}},
-        {"quant": "q8_0", "tied": False, "recurrent": {"listed": True, "value_heads": 2}},
-        {"quant": "q4_k_m", "nextn_layers": 1, "recurrent": {"state": 64}},
-    ),
-    "qwen35moe": (
-        {"quant": "q4_k_m", "recurrent": {"interval": 3, "value_heads": 6}},
-        {"quant": "bf16", "experts": {"count": 12, "used": 3, "fused": True}},
-    ),
-    "qwen3next": (
-        {"quant": "q5_k", "experts": {"width": 256, "shared_width": 256}},
-        {"quant": "q6_k", "recurrent": {"packing": "ssm_in", "value_heads": 6}},
-    ),
-    "gemma3": (
-        {"quant": "f16", "gemma": {"window": 12}},
-        {
-            "quant": "q4_k_m",
-            "tied": False,
-            "layers": 4,
-            "rope_scaling": "linear",
-            "gemma": {"window": 7, "period": 3, "softcap": 20.0},
-        },
-        {"quant": "q5_0", "gemma": {"window": 0}},
-    ),
-    "gemma4": (
-        {"quant": "f32", "gemma": {"window": 12}},
-        {
-            "quant": "q4_k_m",
-            "experts": {"width": 256, "fused": True},
-            "gemma": {"window": 12, "values_from_keys": True},
-        },
-        {
-            "quant": "q8_0",
-            "layers": 6,
-            "feed_forward": (512, 512, 512, 768, 768, 768),
-            "gemma": {"window": 9, "period": 2, "shared_kv_layers": 2, "per_layer_width": 64},
-        },
-    ),
-}
-SYNTHETIC_SPECS = tuple(
-    sized_spec("tiny", architecture=architecture, seed=number, **fields)
-    for architecture, variants in _SYNTHETIC_VARIANTS.items()
-    for number, fields in enumerate(variants)
-)
 
 
 def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
