@@ -100,6 +100,14 @@ def test_linear_scaling_divides_the_frequency() -> None:
     assert (scaled[::2] == plain).all()
 
 
+def test_attention_factor_multiplies_both_before_rounding() -> None:
+    plain = rotary_table(16, 10000.0, 8, RotaryScaling(factor=2.0))
+    scaled = rotary_table(16, 10000.0, 8, RotaryScaling(factor=2.0, attention_factor=1.25))
+    assert not np.array_equal(plain, scaled)
+    assert np.abs(scaled - 1.25 * plain).max() <= 2.0**-22
+    assert np.array_equal(scaled[0, 0], np.full(4, 1.25, np.float32))
+
+
 def test_frequency_factors_divide_one_by_one() -> None:
     """A factor of 1 leaves a pair as it is; 4 slows it down by an exact power of two."""
     plain = rotary_table(64, 10_000.0, 8)

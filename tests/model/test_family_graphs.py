@@ -335,3 +335,24 @@ def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
     file.values["rope_freqs.weight"][3] = 0.0
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: holds a divisor that is not"):
         logits(file.write(tmp_path / "model.gguf"), 8)
+
+
+@pytest.mark.parametrize(("trained_on", "chosen"), [(64, "short"), (32, "long")])
+def test_longrope_takes_the_divisors_of_the_engine_context(
+    trained_on: int, chosen: str, tmp_path: Path
+) -> None:
+    """Up to the context of training the short ones, beyond it the long ones."""
+    file, plain = family_file("llama"), family_file("llama")
+    file.keys["rope.scaling.type"] = "longrope"
+    file.keys["rope.scaling.original_context_length"] = trained_on
+    for reach in ("short", "long"):
+        name = f"rope_factors_{reach}.weight"
+        file.add(name, HEAD_DIM // 2)
+        file.values[name] = np.abs(file.values[name]) + np.float32(0.5)
+    plain.values["rope_freqs.weight"] = file.values[f"rope_factors_{chosen}.weight"]
+    first = logits(file.write(tmp_path / "longrope.gguf"), 8)
+    second = logits(plain.write(tmp_path / "plain.gguf"), 8)
+    assert np.array_equal(first, second)
+    del file.values["rope_factors_long.weight"]
+    with pytest.raises(ModelFileError, match=r"rope_factors_long\.weight: is missing"):
+        graph_of(file, tmp_path)
