@@ -107,8 +107,8 @@ INLINE float16 load_scales(uint dtype, const GLOBAL uchar *unit) {
 
 INLINE float16 load_minima(const GLOBAL uchar *unit) { return load_halves(unit + 2 * LANES); }
 
-// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i]. IQ4_XS: their
-// low nibbles side by side in scale[0], their high bits in scale[1].
+// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i]. IQ4_XS:
+// their low nibbles side by side in scale[0], their high bits in scale[1].
 typedef struct {
     uint16 scale[4];
     uint16 minimum[4];
@@ -167,8 +167,8 @@ MATMUL_TARGET_END
 
 // The same for one lane, whose dword of the body's vector 0 is at `lane`.
 
-// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes: where
-// there is a table, places in it.
+// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes:
+// where there is a table, places in it.
 INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
     const uint lower = vector + UPPER_BITS(dtype);
     if (LOWER_BITS(dtype) == 8) return lane[(lower + t) * LANES];
