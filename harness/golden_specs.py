@@ -15,18 +15,23 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_1", "rope_scaling": "linear"},
         {"quant": "q5_k", "head_dim": 32},
         {"quant": "q4_k", "experts": {"count": 8, "used": 2, "width": 256}},
+        {"quant": "q2_k"},
+        {"quant": "iq4_nl", "tied": False},
     ),
     "qwen2": (
         {"quant": "f16"},
         {"quant": "q5_0", "tied": False},
         {"quant": "q5_1", "fused_qkv": True},
         {"quant": "q4_k", "feed_forward": (512, 1280)},
+        {"quant": "q3_k"},
+        {"quant": "mxfp4", "tied": False},
     ),
     "qwen3": (
         {"quant": "bf16", "rope_scaling": "yarn"},
         {"quant": "q8_0", "head_dim": 48},
         {"quant": "q6_k", "tied": False},
         {"quant": "q4_k_m", "hidden": 1280, "heads": 8, "rope_base": 1e6},
+        {"quant": "iq4_xs", "tied": False},
     ),
     "qwen3moe": (
         {"quant": "f32", "experts": {"count": 12, "used": 3, "width": 96}},

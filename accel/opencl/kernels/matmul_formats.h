@@ -107,8 +107,8 @@ INLINE float16 load_scales(uint dtype, const GLOBAL uchar *unit) {
 
 INLINE float16 load_minima(const GLOBAL uchar *unit) { return load_halves(unit + 2 * LANES); }
 
-// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i]. IQ4_XS: their
-// low nibbles side by side in scale[0], their high bits in scale[1].
+// Sub-block scales of a super-block, sub-blocks 4i to 4i + 3 in the bytes of scale[i]. IQ4_XS:
+// their low nibbles side by side in scale[0], their high bits in scale[1].
 typedef struct {
     uint16 scale[4];
     uint16 minimum[4];
@@ -167,7 +167,8 @@ MATMUL_TARGET_END
 
 // The same for one lane, whose dword of the body's vector 0 is at `lane`.
 
-// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes.
+// Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes:
+// where there is a table, places in it.
 INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
     const uint lower = vector + UPPER_BITS(dtype);
     if (LOWER_BITS(dtype) == 8) return lane[(lower + t) * LANES];
@@ -180,7 +181,7 @@ INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) 
         q |= (lane[vector * LANES] >> t & 0x01010101u) << LOWER_BITS(dtype);
     else if (UPPER_BITS(dtype) == 2)
         q |= (lane[(vector + t / 4) * LANES] >> (2 * (t & 3)) & 0x03030303u) << 4;
-    return HAS_TABLE(dtype) ? look_up_lane(table_bytes(dtype), q) : q;
+    return q;
 }
 
 INLINE float lane_scale(uint dtype, const GLOBAL uchar *unit, uint row) {
@@ -230,7 +231,8 @@ static float lanes_element(uint dtype, const GLOBAL uchar *matrix, uint columns,
     const uint vector =
         scales + SUB_SCALE_VECTORS(dtype) + (column - first) / 32 * BLOCK_VECTORS(dtype);
     const uint place = 8 * ((column & 1) << 1 | (column >> 1 & 1));
-    const uint byte = lane_bytes(dtype, lane, vector, column % 32 / 4) >> place & 0xFF;
+    uint byte = lane_bytes(dtype, lane, vector, column % 32 / 4) >> place & 0xFF;
+    if (HAS_TABLE(dtype)) byte = look_up_lane(table_bytes(dtype), byte) & 0xFF;
     const float q = (float)((int)byte - OFFSET(dtype)), d = lane_scale(dtype, unit, row);
     if (!IS_SUPER(dtype)) return HAS_MINIMUM(dtype) ? q * d + lane_minimum(unit, row) : q * d;
     const int s = (column - first) / (HAS_HALF_BLOCKS(dtype) ? 16 : 32);

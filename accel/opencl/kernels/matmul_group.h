@@ -86,6 +86,8 @@ INLINE BLOCK load_block(uint dtype, LANE_ROWS rows, uint column, uint part) {
     const uint vector = start + SUB_SCALE_VECTORS(dtype) + part * BLOCK_VECTORS(dtype);
     UNROLL for (int t = 0; t < 8; t++)
         block.q[t] = swap_middle(lane_bytes(dtype, rows.lane, vector, t));
+    if (HAS_TABLE(dtype))
+        vstore8(look_up_lanes(table_bytes(dtype), vload8(0, block.q)), 0, block.q);
     if (IS_SUPER(dtype)) {
         const uint halves = HAS_HALF_BLOCKS(dtype) ? 2 : 1;
         UNROLL for (uint i = 0; i < halves; i++) {

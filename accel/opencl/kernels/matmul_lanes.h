@@ -170,4 +170,16 @@ INLINE uint look_up_lane(uint4 table, uint index) {
 #endif
 }
 
+// The same for eight dwords, written as one vector for the compiler's sake: it has less to read.
+INLINE uint8 look_up_lanes(uint4 table, uint8 index) {
+#ifdef __NV_CL_C_VERSION
+    return (uint8)(look_up_lane(table, index.s0), look_up_lane(table, index.s1),
+                   look_up_lane(table, index.s2), look_up_lane(table, index.s3),
+                   look_up_lane(table, index.s4), look_up_lane(table, index.s5),
+                   look_up_lane(table, index.s6), look_up_lane(table, index.s7));
+#else
+    CHOOSE_BYTES(uint8, table, index)
+#endif
+}
+
 #endif
