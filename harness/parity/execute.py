@@ -122,10 +122,9 @@ def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Buffe
         return tier.upload(decl, _rows(content))
     buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)), Heap.HOST_VISIBLE)
     if content is None:
-        tier.map(buffer)[...] = 0xFF
+        tier.write(buffer, 0, np.full(buffer.nbytes, 0xFF, np.uint8))
     else:
-        data = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-        tier.map(buffer)[: data.nbytes] = data
+        tier.write(buffer, 0, np.ascontiguousarray(content).reshape(-1).view(np.uint8))
     return buffer
 
 
@@ -140,7 +139,7 @@ def _read(tier: Tier, buffer: Buffer, dtype: DType, shape: tuple[int, ...]) -> N
     if dtype not in ELEMENT:
         shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
     count = int(np.prod(shape))
-    return tier.map(buffer)[: count * element.itemsize].view(element).reshape(shape).copy()
+    return tier.read(buffer, 0, count * element.itemsize).view(element).reshape(shape)
 
 
 def run_barrier(tier: Tier) -> None:
