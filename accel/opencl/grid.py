@@ -59,6 +59,7 @@ GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "argmax_part": lambda s: s[0] * s[2],
     "argmax": lambda s: s[0],
     "sample_part": lambda s: s[0] * s[2],
+    "sample": lambda s: s[0],
     "ssm_delta_inputs": lambda s: 2 * s[0] * s[1],
     "ssm_delta_net": lambda s: s[2] * -(-s[3] // STATE_ROWS),
     "ssm_gated_norm": lambda s: s[0] * s[1],

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,6 +28,9 @@ HEADERS = (
     "attention.h",
     "attention_group.h",
     "argmax.h",
+    "sample.h",
+    "sample_item.h",
+    "sample_group.h",
     "matmul_operands.h",
     "matmul_experts.h",
     "matmul_lanes.h",
@@ -37,9 +40,6 @@ HEADERS = (
     "matmul_float.h",
     "matmul_group.h",
 )
-SOURCES_OF_OPS = tuple(dict.fromkeys(name.removesuffix("_part") for name in OPS))
-"""Kernel files without their suffix; the two halves of a row reduction share one."""
-
 MAGIC = b"zinc-rt opencl program 1\n"
 DIGEST_BYTES = 32
 MAX_LOG_CHARACTERS = 4000
@@ -98,10 +98,14 @@ def source_of(files: Mapping[str, str]) -> str:
     return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
-def step_files() -> dict[str, str]:
-    """Every file of the program that runs steps, in order, by name."""
-    cases = " ".join(f"X({number}, {name})" for number, name in enumerate(OPS))
-    names = (*HEADERS, *(f"{name}.cl" for name in SOURCES_OF_OPS))
+def step_files(ops: Sequence[str] = OPS) -> dict[str, str]:
+    """Every file of the program that runs steps of ``ops``, in order, by name.
+
+    The two halves of a row reduction share a file.
+    """
+    cases = " ".join(f"X({OPS.index(name)}, {name})" for name in ops)
+    sources = dict.fromkeys(name.removesuffix("_part") for name in ops)
+    names = (*HEADERS, *(f"{name}.cl" for name in sources))
     return {
         **{name: kernel_text(name) for name in names},
         "ops.h": f"#define FOR_EACH_OP(X) {cases}",

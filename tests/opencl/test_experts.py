@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
+from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from harness.parity import compare, generate
+from harness.parity.operands import operand_dtype
 from tests.opencl.expert_graphs import expert_layers
 from tests.quant.samples import random_blocks
 
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
-from accel.opencl import tier as tier_module
 from accel.opencl.device import Device
 from accel.opencl.grid import SLOTS, launch_groups
-from accel.opencl.launcher import Mode
 from accel.opencl.packets import OPS, PACKET
 from accel.opencl.rules import lower_graph
 from accel.opencl.schedule import schedule_workers
 from accel.opencl.weights import LANES, Layout, repack
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
+from tests.opencl.work_groups import open_work_groups
 
 EXPERT_OPCODES = (
     Opcode.MOE_GATE_TOPK,
@@ -34,6 +34,15 @@ EXPERT_OPCODES = (
     Opcode.MOE_SWIGLU,
     Opcode.MOE_DOWN_ACC,
     Opcode.SHARED_EXPERT,
+)
+EXPERT_OPS = (
+    "matmul",
+    "quantize_activation",
+    "swiglu",
+    "expert_topk",
+    "expert_group",
+    "expert_sum",
+    "gated_add",
 )
 SAMPLED = (F16, Q5_1, Q4_K, Q6_K, None)
 """One float format, one of 32-blocks, and super-blocks with and without minima."""
@@ -67,9 +76,12 @@ def test_work_groups_give_the_bits_of_the_definition(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code of accelerators, where a work-group shares rows, on whatever device there is."""
-    monkeypatch.setattr(tier_module, "find_device", lambda name: replace(device, is_cpu=False))
-    tier = open_opencl(mode=Mode.LAUNCH)
-    for case in sampled_cases():
+    cases = sampled_cases()
+    formats = {
+        operand_dtype(case, operand) for case in cases for operand in TABLE[case.opcode].operands
+    }
+    tier = open_work_groups(open_opencl, device, monkeypatch, EXPERT_OPS, formats)
+    for case in cases:
         assert compare(tier, case) == {}, str(case)
 
 

@@ -47,7 +47,7 @@ typedef struct {
 // Local memory every op of a group may use from its start on.
 #define GROUP_WORDS 4352
 #define GROUP_POINTER __local uint *group;
-#define DECLARE_GROUP_MEMORY __local uint group_memory[GROUP_WORDS];
+#define DECLARE_GROUP_MEMORY __local uint group_memory[GROUP_WORDS] __attribute__((aligned(16)));
 #define MAP_GROUP_MEMORY(map) (map).group = group_memory
 #else
 #define GROUP_POINTER

@@ -1,0 +1,61 @@
+// What is sampled from: the record of a row, the candidates, and the order they stand in.
+//
+// Tokens are ordered by value descending, then id ascending. Nothing is sorted: a radix selection
+// finds where a prefix of that order ends.
+
+#ifndef SAMPLE_H
+#define SAMPLE_H
+
+#define THRESHOLD_BITS 16
+#define WEIGHT_SCALE 16777216.0f
+#define WEIGHTLESS -20.0f  // exp(-20) 2^24 rounds to 0, with room to spare
+
+typedef struct {
+    float temperature, top_p, min_p, repeat_penalty;
+    int top_k;
+    uint seed_low, seed_high;
+    int position;
+    float presence_penalty, frequency_penalty;
+    int repeat_last_n;
+    int reserved[5];
+} SAMPLING;
+
+// The tokens that can be drawn at all, in order of id.
+typedef struct {
+    const GLOBAL float *values;
+    const GLOBAL int *ids;
+    const GLOBAL uint *weights;
+    uint count;
+} CANDIDATES;
+
+// A prefix of the order: every key above `key`, and the first `ties` equal to it.
+typedef struct {
+    uint key;
+    uint ties;
+} PREFIX;
+
+static inline bool has_weight(float value, float maximum) {
+    return value - maximum >= WEIGHTLESS;
+}
+
+static inline uint weight_of(float value, float maximum) {
+    return (uint)rint(exp1(value - maximum) * WEIGHT_SCALE);
+}
+
+// Larger key, larger value; the zeros are equal.
+static inline uint order_key(float value) {
+    uint bits = as_uint(value + 0.0f);
+    return bits & SIGN_BIT ? ~bits : bits | SIGN_BIT;
+}
+
+static inline uint key_of(const CANDIDATES *all, uint i) {
+    return order_key(all->values[all->ids[i]]);
+}
+
+// Whether a candidate with `key` is in the prefix; counts the ties, so ask in order of id.
+static inline bool in_prefix(uint key, PREFIX prefix, uint *ties) {
+    if (key == prefix.key) return (*ties)++ < prefix.ties;
+    return key > prefix.key;
+}
+
+#endif
