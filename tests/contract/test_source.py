@@ -34,7 +34,9 @@ def test_text_and_back(rows: RowSlice | None) -> None:
     assert parse_source(str(source)) == source
 
 
-@pytest.mark.parametrize("text", ["", "a[0:1]", "a[1:1/2]", "a[0:3/2]", "a[0:1/2]b", "[0:1/2]", "a[0:3/4][0:1/2]"])
+@pytest.mark.parametrize(
+    "text", ["", "a[0:1]", "a[1:1/2]", "a[0:3/2]", "a[0:1/2]b", "[0:1/2]", "a[0:3/4][0:1/2]"]
+)
 def test_what_is_no_source(text: str) -> None:
     """Malformed text and empty or overlong slices are refused."""
     with pytest.raises(ValueError, match=r"names no tensor|rows"):

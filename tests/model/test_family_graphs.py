@@ -13,9 +13,13 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, Graph
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
+from contract.types import Request
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
 from reference.model.families import FAMILIES
 from reference.model.families.tensors import Limits, ModelTensors
 from reference.model.open import open_model
+from reference.runner import Capacity, ModelRunner
 from tests.model.family_files import (
     CHANNELS,
     EXPERT_WIDTH,
@@ -28,15 +32,20 @@ from tests.model.family_files import (
     STATE,
     TAPS,
     VALUE_HEADS,
+    VOCAB,
     FamilyFile,
     family_file,
+    legacy_ssm_in,
     make_gemma4_moe,
     make_gemma4_per_layer,
     make_mixtral,
+    separate_gate_up,
+    with_nextn,
 )
-from tests.model.test_family_logits import legacy_ssm_in, logits, separate_gate_up, with_nextn
 
 LIMITS = Limits(slots=2, context=64, pages=8)
+TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
+"""More than a page, more than a window, and no multiple of anything."""
 
 
 def graph_of(file: FamilyFile, folder: Path) -> Graph:
@@ -45,6 +54,18 @@ def graph_of(file: FamilyFile, folder: Path) -> Graph:
     graph = model.graph(LIMITS)
     model.file.close()
     return graph
+
+
+def logits(path: Path, chunk: int) -> np.ndarray:
+    """All logits of TOKENS on the CPU tier, ``chunk`` tokens a step."""
+    parts: list[np.ndarray] = []
+    model = open_model(path)
+    with CpuTier() as tier, ModelRunner(model, tier, LIMITS, Capacity(32, 32)) as runner:
+        engine = Engine(runner, chunk_tokens=chunk)
+        engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
+        list(engine.run())
+    model.file.close()
+    return np.concatenate(parts)
 
 
 def counts(graph: Graph) -> dict[str, int]:
