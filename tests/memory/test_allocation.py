@@ -50,11 +50,6 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         yield tier
 
 
-@pytest.fixture(scope="module")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
