@@ -41,6 +41,12 @@ def default_model(default_model_path: Path) -> Model:
 
 
 @pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of built OpenCL programs: one for all tests, since building takes long."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
 def synthetic_model(tmp_path_factory: pytest.TempPathFactory) -> SyntheticModel:
     """``synthetic_model(size="tiny", **fields)`` -> path of that model, written on first use."""
     folder = tmp_path_factory.mktemp("synthetic")

@@ -106,3 +106,11 @@ GEMMAS: Mapping[str, Mapping[str, Any]] = {
 FAMILIES: Mapping[str, Mapping[str, Any]] = {**DENSE, **MIXTURES, **HYBRIDS, **GEMMAS}
 """Fields of ``harness.synth.sized_spec("tiny", ...)`` by name; the name starts with the
 architecture."""
+
+DEEP: Mapping[str, Mapping[str, Any]] = {
+    "gemma3-27b": {
+        **GEMMA3, "layers": 62, "hidden": 64, "feed_forward": 64,
+        "gemma": {**WINDOWS, "period": 6},
+    },
+}  # fmt: skip
+"""Models whose depth changes a formula, like FAMILIES; for tests of logits only."""

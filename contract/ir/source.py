@@ -1,36 +1,53 @@
 """Which rows of which tensor of the model file a weight buffer holds, as ``BufferDecl.source``.
 
 ``blk.0.attn_q.weight`` is a whole tensor. ``blk.0.attn_q.weight[0:64/128]`` is rows 0 to 63 of
-every 128: how files interleave several matrices in one, by head, by expert or by halves.
+every 128: how files interleave several matrices in one, by head, by expert or by halves. Of
+``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` the second slice applies to what the first one keeps.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-_TEXT = re.compile(r"(?P<tensor>[^\[\]]+)(?:\[(?P<start>\d+):(?P<stop>\d+)/(?P<group>\d+)\])?")
+_SLICE = re.compile(r"\[(\d+):(\d+)/(\d+)\]")
+_TEXT = re.compile(rf"(?P<tensor>[^\[\]]+)(?P<slices>(?:{_SLICE.pattern})*)")
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Rows [start, stop) of every ``group`` rows."""
+    """Rows [start, stop) of every ``group`` rows; of those, one after the other, ``inner``."""
 
     start: int
     stop: int
     group: int
+    inner: RowSlice | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop <= self.group:
             raise ValueError(f"rows [{self.start}, {self.stop}) of {self.group}")
+        if self.inner is not None and (self.stop - self.start) % self.inner.group:
+            raise ValueError(f"{self.stop - self.start} rows in groups of {self.inner.group}")
 
-    def take(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The rows of uint8[n * group, row_bytes] this slice keeps, in their order."""
+    def __str__(self) -> str:
+        return f"[{self.start}:{self.stop}/{self.group}]{self.inner or ''}"
+
+    def take(self, rows: NDArray[Scalar]) -> NDArray[Scalar]:
+        """The rows of [n * group, width] this slice keeps, in their order."""
         groups = rows.reshape(-1, self.group, rows.shape[-1])
-        return groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
+        kept = groups[:, self.start : self.stop].reshape(-1, rows.shape[-1])
+        return kept if self.inner is None else self.inner.take(kept)
+
+    def kept(self) -> list[int]:
+        """The rows this slice keeps of one group, by number."""
+        numbers: list[int] = self.take(np.arange(self.group)[:, None]).reshape(-1).tolist()
+        return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +58,7 @@ class WeightSource:
     rows: RowSlice | None = None
 
     def __str__(self) -> str:
-        if self.rows is None:
-            return self.tensor
-        return f"{self.tensor}[{self.rows.start}:{self.rows.stop}/{self.rows.group}]"
+        return f"{self.tensor}{self.rows or ''}"
 
 
 def parse_source(text: str) -> WeightSource:
@@ -51,8 +66,7 @@ def parse_source(text: str) -> WeightSource:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} names no tensor")
-    if found["group"] is None:
-        return WeightSource(text)
-    return WeightSource(
-        found["tensor"], RowSlice(int(found["start"]), int(found["stop"]), int(found["group"]))
-    )
+    rows = None
+    for start, stop, group in reversed(_SLICE.findall(found["slices"])):
+        rows = RowSlice(int(start), int(stop), int(group), rows)
+    return WeightSource(found["tensor"], rows)

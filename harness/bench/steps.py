@@ -21,7 +21,11 @@ def runner_on(model: Model, tier: Tier, tokens: int) -> ModelRunner:
 
 
 def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
-    """``tokens`` tokens from position ``start``, logits of the last."""
+    """``tokens`` tokens from position ``start``, logits of the last.
+
+    ``start`` is 0 or where the runner's last step ended: the state of a recurrent layer is that of
+    the tokens before, and neither it nor the keys and values of positions never computed exist.
+    """
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = np.arange(tokens)
     query["position"] = np.arange(start, start + tokens)

@@ -21,7 +21,7 @@ from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
 from harness.parity import Case, all_cases, compare, run_barrier
-from harness.synth import SynthSpec, write_synthetic
+from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import open_tier
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
@@ -43,6 +43,24 @@ VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
     "validate/qwen2-q8_0-kv_f32": (SynthSpec("qwen2", "q8_0", seed=13, fused_qkv=True), F32),
     "validate/llama-q5_1-kv_q8_0": (SynthSpec("llama", "q5_1", seed=15), Q8_0),
     "validate/qwen3-q6_k-kv_f16": (SynthSpec("qwen3", "q6_k", seed=14, head_dim=48), F16),
+    "validate/qwen35moe-q4_k_m-kv_f16": (
+        sized_spec(
+            "tiny", architecture="qwen35moe", quant="q4_k_m", seed=16, recurrent={"value_heads": 6}
+        ),
+        F16,
+    ),
+    "validate/gemma4-q4_k_m-kv_f32": (
+        sized_spec(
+            "tiny",
+            architecture="gemma4",
+            quant="q4_k_m",
+            seed=17,
+            layers=6,
+            experts={"width": 256},
+            gemma={"window": 9, "shared_kv_layers": 2, "per_layer_width": 64},
+        ),
+        F32,
+    ),
 }
 VALIDATE_CHUNK = 11
 """Tokens of a prefill step: neither a power of two nor a divisor of the prompt."""

@@ -31,9 +31,10 @@ def cpu_footprint(
     """The bytes the tier allocates; ``kernels`` are the opcodes that run a fast kernel.
 
     A prepared weight takes the place of the stored one, which nothing but EMBED and definitions
-    reads again.
+    reads again. Experts are prepared beside the stored ones, which may be needed again.
     """
     prepared, stored = _uses_of_weights(graph, kernels)
+    experts = _expert_bytes(graph, kernels)
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
     for decl in graph.buffers.values():
@@ -44,25 +45,28 @@ def cpu_footprint(
         if decl.kind is BufferKind.WEIGHT:
             if decl.name in prepared:
                 buffers[decl.name] += _prepared_bytes(decl)
+            buffers[decl.name] += experts.get(decl.name, 0)
             if decl.name in stored and not owns_upload(decl):
                 mapped[decl.name] = nbytes
     return Footprint(
         buffers,
         mapped,
         scratch=plan_scratch(graph, largest).nbytes,
-        workspace=_workspace(graph, largest, kernels, threads) + _expert_bytes(graph, kernels),
+        workspace=_workspace(graph, largest, kernels, threads),
     )
 
 
-def _expert_bytes(graph: Graph, kernels: frozenset[Opcode]) -> int:
-    """What prepared experts may grow to: all of them, or the limit of what is kept."""
+def _expert_bytes(graph: Graph, kernels: frozenset[Opcode]) -> dict[str, int]:
+    """What prepared experts grow to, by weight: all of them, or their part of what is kept."""
     names = {
         node.operands[name].buffer
         for node in graph.nodes
         if node.opcode in kernels
         for name in PREPARED_EXPERTS.get(node.opcode, ())
     }
-    return min(expert_memory_limit(), sum(_prepared_bytes(graph.buffers[name]) for name in names))
+    whole = {name: _prepared_bytes(graph.buffers[name]) for name in names}
+    total, limit = sum(whole.values()), expert_memory_limit()
+    return {name: nbytes * min(total, limit) // total for name, nbytes in whole.items()}
 
 
 def _uses_of_weights(graph: Graph, kernels: frozenset[Opcode]) -> tuple[set[str], set[str]]:

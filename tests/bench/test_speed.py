@@ -5,6 +5,7 @@ Each of them compares two times taken here and now, so a slow or busy machine mo
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -18,16 +19,22 @@ from harness.bench.steps import runner_on, step_of
 from reference.cpu.threads import thread_count
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
-from reference.runner import ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput, StepOutput
 
 PREFILL_TOKENS = 128
 ROUNDS = 5
 
 
-@pytest.fixture(scope="module")
-def model(synthetic_model) -> Model:
-    """A llama of four layers, 512 wide, in Q4_K_M."""
-    return open_model(synthetic_model("small", architecture="llama", quant="q4_k_m"))
+SMALL = {
+    "llama": {"architecture": "llama", "quant": "q4_k_m"},
+    "hybrid": {"architecture": "qwen35moe", "quant": "q4_k_m"},
+}
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def model(request, synthetic_model) -> Model:
+    """Four layers, 512 wide: a dense decoder, and delta nets with experts."""
+    return open_model(synthetic_model("small", **SMALL[request.param]))
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +43,34 @@ def runner(model) -> Iterator[ModelRunner]:
         yield opened
 
 
-def seconds_of(runner: ModelRunner, inputs: StepInput) -> float:
+def prefill(runner: ModelRunner, tokens: int) -> Iterator[StepInput]:
+    """The same first tokens, again and again."""
+    return itertools.repeat(step_of(runner, tokens))
+
+
+def decode(runner: ModelRunner) -> Iterator[StepInput]:
+    """Single tokens behind a prompt."""
+    runner.step(step_of(runner, PREFILL_TOKENS))
+    return (step_of(runner, 1, position) for position in itertools.count(PREFILL_TOKENS))
+
+
+def measured(benchmark, runner: ModelRunner, inputs: Iterator[StepInput]) -> StepOutput:
+    """Times of the first steps for pytest-benchmark, and the last output."""
+
+    def following() -> tuple[tuple[StepInput], dict[str, object]]:
+        return (next(inputs),), {}
+
+    runner.step(next(inputs))
+    return benchmark.pedantic(runner.step, setup=following, rounds=ROUNDS)
+
+
+def seconds_of(runner: ModelRunner, inputs: Iterator[StepInput]) -> float:
     """The best of a few executions, the first one apart."""
-    runner.step(inputs)
+    runner.step(next(inputs))
     best = float("inf")
-    for _ in range(ROUNDS):
+    for step in itertools.islice(inputs, ROUNDS):
         started = time.perf_counter()
-        runner.step(inputs)
+        runner.step(step)
         best = min(best, time.perf_counter() - started)
     return best
 
@@ -54,30 +82,27 @@ def keep(benchmark, name: str, ratio: float) -> None:
 
 def test_decode_against_the_memory_bound(benchmark, runner):
     """How often a decode step's bytes could have been streamed in the time it took."""
-    inputs = step_of(runner, 1, PREFILL_TOKENS)
-    output = benchmark.pedantic(runner.step, (inputs,), rounds=ROUNDS, warmup_rounds=1)
+    output = measured(benchmark, runner, decode(runner))
     assert np.isfinite(output.logits).all()
     moved = graph_cost(runner.graph, ShapeKey(1, 1), PREFILL_TOKENS).bytes_moved
     bound = moved / stream_bandwidth(thread_count(), 1 << 26)
-    keep(benchmark, "decode_step_over_memory_bound", seconds_of(runner, inputs) / bound)
+    keep(benchmark, "decode_step_over_memory_bound", seconds_of(runner, decode(runner)) / bound)
 
 
 def test_prefill_against_decode(benchmark, runner):
     """What a token of a prompt costs, in decode steps."""
-    inputs = step_of(runner, PREFILL_TOKENS)
-    output = benchmark.pedantic(runner.step, (inputs,), rounds=ROUNDS, warmup_rounds=1)
+    output = measured(benchmark, runner, prefill(runner, PREFILL_TOKENS))
     assert np.isfinite(output.logits).all()
-    decode = seconds_of(runner, step_of(runner, 1, PREFILL_TOKENS))
-    per_token = seconds_of(runner, inputs) / PREFILL_TOKENS
-    keep(benchmark, "decode_steps_per_prefill_token", per_token / decode)
+    per_step = seconds_of(runner, decode(runner))
+    per_token = seconds_of(runner, prefill(runner, PREFILL_TOKENS)) / PREFILL_TOKENS
+    keep(benchmark, "decode_steps_per_prefill_token", per_token / per_step)
 
 
 def test_fast_kernels_against_the_definitions(benchmark, runner, model):
     """How much faster the CPU tier is than the definitions it equals bit for bit."""
-    inputs = step_of(runner, 4)
-    fast = benchmark.pedantic(runner.step, (inputs,), rounds=ROUNDS, warmup_rounds=1)
+    fast = measured(benchmark, runner, prefill(runner, 4))
     with CpuTier(definitions_only=True) as tier, runner_on(model, tier, PREFILL_TOKENS) as defined:
-        slow = defined.step(inputs)
+        slow = defined.step(step_of(defined, 4))
         assert (fast.logits == slow.logits).all()
-        ratio = seconds_of(defined, inputs) / seconds_of(runner, inputs)
-    keep(benchmark, "definitions_over_fast_kernels", ratio)
+        seconds = [seconds_of(one, prefill(one, 4)) for one in (defined, runner)]
+    keep(benchmark, "definitions_over_fast_kernels", seconds[0] / seconds[1])

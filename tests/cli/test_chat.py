@@ -23,7 +23,7 @@ def expected_answers(model: Path, turns: list[str], max_tokens: int) -> list[str
     history, answers = "", []
     for turn in turns:
         history += f"<|im_start|>user\n{turn}<|im_end|>\n"
-        with Session.open(model, SessionOptions()) as session:
+        with Session.open(model, SessionOptions(tier="cpu")) as session:
             opened = f"{history}<|im_start|>assistant\n"
             tokens = session.model.tokenizer.encode(opened, parse_special=True)
             generation = session.generate(tokens, SamplingParams(), max_tokens)

@@ -31,7 +31,7 @@ CLOSING = re.compile(
 
 @pytest.fixture(scope="module")
 def session(tiny_model: Path) -> Session:
-    with Session.open(tiny_model, SessionOptions()) as opened:
+    with Session.open(tiny_model, SessionOptions(tier="cpu")) as opened:
         yield opened
 
 
@@ -246,7 +246,7 @@ def test_a_cancelled_session_goes_on_as_if_new(session: Session) -> None:
 
 def test_a_context_the_model_lacks_is_refused(tiny_model: Path) -> None:
     with pytest.raises(RequestError, match=r"1025.*1024"):
-        Session.open(tiny_model, SessionOptions(context=1025))
+        Session.open(tiny_model, SessionOptions(tier="cpu", context=1025))
 
 
 @pytest.mark.parametrize("tier", ["cpu", "opencl"])

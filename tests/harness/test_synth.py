@@ -64,14 +64,23 @@ def logits_of(path: Path, tokens: tuple[int, ...] = (72, 101, 108, 108, 111)) ->
     return np.concatenate(parts)
 
 
-def test_bytes_of_a_specification_never_change(tmp_path: Path) -> None:
-    """Every format's file has the digest it had when generator version 1 was defined."""
-    digest = hashlib.sha256()
-    for quant in QUANTS:
-        digest.update(written(tmp_path / "m.gguf", sized_spec("tiny", quant=quant, seed=5)))
-    assert digest.hexdigest() == (
-        "7d6278d3b5dfbf9c2516c060b1ed4b1526d8e9f8c0a9aad8df704e580f28dd5a"
-    )
+LATER_QUANTS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "mxfp4")
+DIGESTS = {
+    "7d6278d3b5dfbf9c2516c060b1ed4b1526d8e9f8c0a9aad8df704e580f28dd5a": tuple(
+        quant for quant in QUANTS if quant not in LATER_QUANTS
+    ),
+    "fa49147ad1df325f716c1486359d98dae9df78b359550274c8817e8ce64cdb44": LATER_QUANTS,
+}
+"""Of the files of these types, one after the other."""
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_bytes_of_a_specification_never_change(tmp_path: Path, digest: str) -> None:
+    """Every format's file has the digest it had when the format was added to the generator."""
+    found = hashlib.sha256()
+    for quant in DIGESTS[digest]:
+        found.update(written(tmp_path / "m.gguf", sized_spec("tiny", quant=quant, seed=5)))
+    assert found.hexdigest() == digest
 
 
 def test_seed_and_tensor_name_decide_the_weights(tmp_path: Path) -> None:
@@ -225,7 +234,7 @@ def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
     "fields",
     [
         {"architecture": "gpt5"},
-        {"quant": "q2_k"},
+        {"quant": "q1_k"},
         {"heads": 3},
         {"kv_heads": 3},
         {"kv_heads": 0},

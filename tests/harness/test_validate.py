@@ -140,6 +140,16 @@ def test_a_wrong_element_of_the_cache_is_found_where_it_is_written(model):
     assert (found.node, found.index, found.step) == ("kv_write[1]", (1, 1, 9, 127), 1)
 
 
+@pytest.mark.parametrize("node", ["ssm_conv1d[0]", "ssm_delta[0]"])
+def test_a_wrong_element_of_a_recurrent_state_is_found_where_it_is_written(synthetic_model, node):
+    """In a later chunk, which only the state connects to the first."""
+    hybrid = open_model(synthetic_model(architecture="qwen35moe"))
+    index = (0, 1, 3) if node.startswith("ssm_conv") else (0, 1, 3, 5)
+    corruption = Corruption(node, index, result="state", from_step=1)
+    found = report_of(hybrid, corruption).divergences["cpu"]
+    assert (found.node, found.index, found.step) == (node, index, 1)
+
+
 def test_an_error_that_tracing_hides_is_still_found(model):
     """As a fusion's or a scratch plan's would be: only where buffers are not kept."""
     corruption = Corruption("ffn_residual[0]", (7, 0), only_untraced=True, amount=1.0)

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from reference.cpu.tier import CpuTier
 from reference.memory.planner import Demand, MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import MAX_VARIANTS, Capacity, ModelRunner, StepInput
+from tests.families_table import FAMILIES
 
 TOLERANCE = 0.01
 CONTEXT = 1000
@@ -48,11 +50,6 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         yield tier
 
 
-@pytest.fixture(scope="module")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
@@ -66,8 +63,9 @@ def plan_on(model: Model, tier: Tier, demand: Demand) -> tuple[MemoryPlan, Footp
 
 
 def step_of(tokens: int, demand: Demand) -> StepInput:
-    """The first tokens of slot 0, whose last row is wanted."""
+    """The first tokens of slot 0, whose last row is wanted; they differ, so that experts do."""
     query = np.zeros(tokens, QUERY_TOKEN)
+    query["token"] = np.arange(tokens)
     query["position"] = np.arange(tokens)
     limits = demand.limits
     pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
@@ -101,28 +99,68 @@ def measure(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
 
 
 LLAMA = {"architecture": "llama", "quant": "q4_k_m", "tied": False}
-CASES = [
+DENSE = [
     *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, Q8_0) for slots in (1, 4)),
     ({"architecture": "qwen3", "quant": "q5_1"}, Q8_0, 4),
     ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
 ]
+EXPERTS = {"count": 6, "used": 2, "width": 88}
+"""Few enough for the first step to use all of them; widths of no whole 16 rows."""
+FAMILY_CASES = {
+    "qwen3moe": ("q4_k_m", F16, 4),
+    "qwen35": ("q8_0", Q8_0, 4),
+    "qwen35-fused-qkv": ("q5_1", F16, 1),
+    "qwen35moe-fused": ("q4_k_m", F32, 4),
+    "qwen3next-fused-ssm-in": ("bf16", F16, 1),
+    "gemma4-per-layer-embeddings": ("q4_k_m", F16, 4),
+    "gemma4-shared-kv": ("q6_k", F32, 1),
+    "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32, 4),
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "kv_dtype", "slots"),
-    CASES,
-    ids=[f"{fields['quant']}-{kv_dtype}-{slots}" for fields, kv_dtype, slots in CASES],
-)
-def test_synthetic_models(
-    tier: Tier,
-    synthetic_model: Callable[..., Path],
-    fields: dict[str, object],
-    kv_dtype: DType,
-    slots: int,
-) -> None:
-    """Every storage class of weights, every type of pages, one slot and four."""
+def family_fields(name: str, quant: str) -> dict[str, Any]:
+    """An entry of the table of families, its experts replaced."""
+    fields = {**FAMILIES[name], "quant": quant}
+    if "experts" in fields:
+        fields["experts"] = {**fields["experts"], **EXPERTS}
+    return fields
+
+
+CASES = {
+    **{f"{f['quant']}-{kv_dtype}-{slots}": (f, kv_dtype, slots) for f, kv_dtype, slots in DENSE},
+    **{
+        name: (family_fields(name, quant), kv_dtype, slots)
+        for name, (quant, kv_dtype, slots) in FAMILY_CASES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case: str) -> None:
+    """Every storage class of weights, all types of pages, experts, states, one slot and four."""
+    fields, kv_dtype, slots = CASES[case]
     model = open_model(synthetic_model(**fields))
     check(model, tier, Demand(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
+
+
+def test_experts_are_kept_up_to_a_limit(
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the experts' memory: the plan has that half, and the tier comes close from below."""
+    model = open_model(synthetic_model(**family_fields("qwen3moe", "q8_0")))
+    demand = Demand(1, CONTEXT, F16, CHUNK + 1, 1)
+    with CpuTier() as tier:
+        whole = plan_on(model, tier, demand)[0].allocated
+        monkeypatch.setattr("reference.cpu.footprint.expert_memory_limit", lambda: 0)
+        without = plan_on(model, tier, demand)[0].allocated
+    limit = (whole - without) // 2
+    for module in ("footprint", "prepared"):
+        monkeypatch.setattr(f"reference.cpu.{module}.expert_memory_limit", lambda: limit)
+    with CpuTier() as tier:
+        plan, _ = plan_on(model, tier, demand)
+        counted, _ = measure(model, tier, demand)
+    assert abs(plan.allocated - (without + limit)) < 100
+    assert without + 0.9 * limit < counted <= without + limit
 
 
 @pytest.mark.parametrize("kv_dtype", [F16, Q8_0], ids=str)

@@ -164,6 +164,41 @@ def make_gemma4_per_layer(file: FamilyFile, shared: int = 2) -> FamilyFile:
     return file
 
 
+def separate_gate_up(file: FamilyFile) -> FamilyFile:
+    """Expert gates and ups stacked in one tensor, gates first."""
+    for layer in range(LAYERS):
+        prefix = f"blk.{layer}.ffn"
+        file.stack(
+            f"{prefix}_gate_up_exps.weight",
+            f"{prefix}_gate_exps.weight",
+            f"{prefix}_up_exps.weight",
+            axis=1,
+        )
+    return file
+
+
+def legacy_ssm_in(file: FamilyFile) -> FamilyFile:
+    """Query, key, values and gates of a delta net by key head, in one tensor."""
+    for layer in range(0, LAYERS, 2):
+        prefix = f"blk.{layer}"
+        rows = file.values.pop(f"{prefix}.attn_qkv.weight")
+        keys = KEY_HEADS * STATE
+        for name, part in zip("qkv", np.split(rows, [keys, 2 * keys]), strict=True):
+            file.values[name] = part
+        file.interleave(
+            f"{prefix}.ssm_in.weight", KEY_HEADS, "q", "k", "v", f"{prefix}.attn_gate.weight"
+        )
+    return file
+
+
+def with_nextn(file: FamilyFile) -> FamilyFile:
+    """A drafting block behind the last layer."""
+    file.keys.update({"block_count": LAYERS + 1, "nextn_predict_layers": 1})
+    file.rows(f"blk.{LAYERS}.nextn.eh_proj", HIDDEN, 2 * HIDDEN)
+    file.vector(f"blk.{LAYERS}.attn_norm")
+    return file
+
+
 def _common_keys() -> dict[str, Any]:
     return {
         "block_count": LAYERS,

@@ -13,9 +13,13 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, Graph
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
+from contract.types import Request
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
 from reference.model.families import FAMILIES
 from reference.model.families.tensors import Limits, ModelTensors
 from reference.model.open import open_model
+from reference.runner import Capacity, ModelRunner
 from tests.model.family_files import (
     CHANNELS,
     EXPERT_WIDTH,
@@ -28,15 +32,20 @@ from tests.model.family_files import (
     STATE,
     TAPS,
     VALUE_HEADS,
+    VOCAB,
     FamilyFile,
     family_file,
+    legacy_ssm_in,
     make_gemma4_moe,
     make_gemma4_per_layer,
     make_mixtral,
+    separate_gate_up,
+    with_nextn,
 )
-from tests.model.test_family_logits import legacy_ssm_in, logits, separate_gate_up, with_nextn
 
 LIMITS = Limits(slots=2, context=64, pages=8)
+TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
+"""More than a page, more than a window, and no multiple of anything."""
 
 
 def graph_of(file: FamilyFile, folder: Path) -> Graph:
@@ -45,6 +54,18 @@ def graph_of(file: FamilyFile, folder: Path) -> Graph:
     graph = model.graph(LIMITS)
     model.file.close()
     return graph
+
+
+def logits(path: Path, chunk: int) -> np.ndarray:
+    """All logits of TOKENS on the CPU tier, ``chunk`` tokens a step."""
+    parts: list[np.ndarray] = []
+    model = open_model(path)
+    with CpuTier() as tier, ModelRunner(model, tier, LIMITS, Capacity(32, 32)) as runner:
+        engine = Engine(runner, chunk_tokens=chunk)
+        engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
+        list(engine.run())
+    model.file.close()
+    return np.concatenate(parts)
 
 
 def counts(graph: Graph) -> dict[str, int]:
@@ -59,7 +80,9 @@ DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
 EXPERTS = dict.fromkeys(
     ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
 )
-STEP = {"embed": 1, "select_rows": 1, "lm_head": 1, "sample": 1, "rms_norm": 1}
+STEP = dict.fromkeys(
+    ("embed", "select_rows", "rms_norm", "lm_head", "sample", "stream_out", "feed_tokens"), 1
+)
 HALF = LAYERS // 2
 MIXERS = {
     "rms_norm_fused_rope_kv_write": HALF,
@@ -168,6 +191,10 @@ def test_slices_name_the_rows_they_hold(tmp_path: Path) -> None:
     assert sources["model.attn_q.weight[1]"] == f"blk.1.attn_q.weight[0:{HEAD_DIM}/{2 * HEAD_DIM}]"
     gate = f"blk.1.attn_q.weight[{HEAD_DIM}:{2 * HEAD_DIM}/{2 * HEAD_DIM}]"
     assert sources["model.attn_q_gate.weight[1]"] == gate
+    fused = graph_of(fused_qkv("qwen35"), tmp_path).buffers
+    rows, end = 2 * HEADS * HEAD_DIM, 2 * (HEADS + KV_HEADS) * HEAD_DIM
+    gate = f"blk.1.attn_qkv.weight[0:{rows}/{end}][{HEAD_DIM}:{2 * HEAD_DIM}/{2 * HEAD_DIM}]"
+    assert fused["model.attn_q_gate.weight[1]"].source == gate
     assert sources["model.ssm_beta.weight[0]"] == "blk.0.ssm_ba.weight[0:2/4]"
     assert sources["model.ssm_alpha.weight[0]"] == "blk.0.ssm_ba.weight[2:4/4]"
 
@@ -188,6 +215,7 @@ PACKINGS: dict[str, tuple[Callable[[], FamilyFile], Callable[[], FamilyFile]]] =
     "llama qkv": (lambda: family_file("llama"), lambda: fused_qkv("llama")),
     "qwen2 qkv with bias": (lambda: family_file("qwen2"), lambda: fused_qkv("qwen2")),
     "gemma4 qkv": (lambda: family_file("gemma4"), lambda: fused_qkv("gemma4")),
+    "qwen35 qkv with gates": (lambda: family_file("qwen35"), lambda: fused_qkv("qwen35")),
     "gates and ups": (
         lambda: family_file("qwen35moe"),
         lambda: separate_gate_up(family_file("qwen35moe")),
@@ -318,15 +346,6 @@ def test_parameters_are_f32(tmp_path: Path) -> None:
     name = "blk.0.ssm_conv1d.weight"
     file.values[name] = file.values[name].astype(np.float16)
     with pytest.raises(UnsupportedModel, match=r"ssm_conv1d\.weight: is of type f16; expected f32"):
-        graph_of(file, tmp_path)
-
-
-def test_packed_queries_and_gates_are_refused(tmp_path: Path) -> None:
-    """Rows of one tensor that are queries and gates by head, then keys and values."""
-    file = family_file("qwen35")
-    prefix = "blk.1.attn"
-    file.stack(f"{prefix}_qkv.weight", *(f"{prefix}_{name}.weight" for name in "qkv"))
-    with pytest.raises(UnsupportedModel, match=r"blk\.1\.attn_qkv\.weight: packs queries, gates"):
         graph_of(file, tmp_path)
 
 

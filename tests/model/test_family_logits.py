@@ -1,170 +1,108 @@
-"""Every family and variant against its formulas in float64, and against itself in other chunks."""
+"""Every architecture and variant against its formulas in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from contract.types import Request
-from reference.cpu.tier import CpuTier
-from reference.engine import Engine
-from reference.model.families.tensors import Limits
-from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner
-from tests.model.family_files import (
-    HIDDEN,
-    KEY_HEADS,
-    LAYERS,
-    STATE,
-    VOCAB,
-    FamilyFile,
-    family_file,
-    make_gemma4_moe,
-    make_gemma4_per_layer,
-    make_mixtral,
-)
-from tests.model.float64_families import Float64Model
+from tests.conftest import SyntheticModel
+from tests.families_table import DEEP, FAMILIES
+from tests.peer.float64_llama import Float64Llama
+from tests.peer.float64_model import float64_model
+from tests.peer.our_engine import our_logits
 
-TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
-"""More than a page, more than a window, and no multiple of anything."""
+POSITIONS = 100
+CHUNK = 48
+"""Chunks of 48 do not line up with the attention tiles of 64; pages are 16."""
+TOLERANCE = 1e-4
+
+NOT_IN_FLOAT64 = ("llama-linear", "llama-yarn")
+"""The float64 forward pass of these has no rotary scaling."""
+NAMES = [name for name in (*FAMILIES, *DEEP) if name not in NOT_IN_FLOAT64]
+TOKENS = np.random.default_rng(7).integers(0, 256, POSITIONS).tolist()
 
 
-def separate_gate_up(file: FamilyFile) -> FamilyFile:
-    """Expert gates and ups stacked in one tensor, gates first."""
-    for layer in range(LAYERS):
-        prefix = f"blk.{layer}.ffn"
-        file.stack(
-            f"{prefix}_gate_up_exps.weight",
-            f"{prefix}_gate_exps.weight",
-            f"{prefix}_up_exps.weight",
-            axis=1,
-        )
-    return file
+@pytest.fixture
+def path_of(synthetic_model: SyntheticModel) -> Callable[[str], Path]:
+    """The binary32 file of a table entry."""
+    entries = {**FAMILIES, **DEEP}
+    return lambda name: synthetic_model(quant="f32", seed=11, **entries[name])
 
 
-def legacy_ssm_in(file: FamilyFile) -> FamilyFile:
-    """Query, key, values and gates of a delta net by key head, in one tensor."""
-    for layer in range(0, LAYERS, 2):
-        prefix = f"blk.{layer}"
-        rows = file.values.pop(f"{prefix}.attn_qkv.weight")
-        keys = KEY_HEADS * STATE
-        for name, part in zip("qkv", np.split(rows, [keys, 2 * keys]), strict=True):
-            file.values[name] = part
-        file.interleave(
-            f"{prefix}.ssm_in.weight", KEY_HEADS, "q", "k", "v", f"{prefix}.attn_gate.weight"
-        )
-    return file
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) -> None:
+    path = path_of(name)
+    truth = float64_model(path).logits(TOKENS)
+    assert np.abs(our_logits(path, TOKENS, chunk=CHUNK) - truth).max() <= TOLERANCE
+    assert truth.std() > 0.1
 
 
-def own_head(file: FamilyFile) -> FamilyFile:
-    """A head apart from the embedding."""
-    file.rows("output", VOCAB)
-    return file
+def spoil_pairs(oracle: Any) -> None:
+    oracle.architecture = "qwen2"
 
 
-def shared_kv_of_both_kinds() -> FamilyFile:
-    """Six layers: the last two read the sliding and the full layer before them."""
-    pattern = [True, True, True, False, True, False]
-    file = family_file(
-        "gemma4",
-        block_count=6,
-        attention__sliding_window_pattern=pattern,
-        attention__head_count_kv=[2 if sliding else 1 for sliding in pattern],
-    )
-    return make_gemma4_per_layer(file)
+def spoil_heads(oracle: Any) -> None:
+    oracle.grouped = not oracle.grouped
 
 
-def gemma3_27b() -> FamilyFile:
-    """The depth of the one model that scales by the residual width, with heads to tell."""
-    return family_file("gemma3", block_count=62, attention__sliding_window_pattern=6)
+def spoil_window(oracle: Any) -> None:
+    oracle.windows = [None if window is None else window + 1 for window in oracle.windows]
 
 
-def with_nextn(file: FamilyFile) -> FamilyFile:
-    """A drafting block behind the last layer."""
-    file.keys.update({"block_count": LAYERS + 1, "nextn_predict_layers": 1})
-    file.rows(f"blk.{LAYERS}.nextn.eh_proj", HIDDEN, 2 * HIDDEN)
-    file.vector(f"blk.{LAYERS}.attn_norm")
-    return file
+def spoil_donor(oracle: Any) -> None:
+    donor = oracle._donor
+    oracle._donor = lambda layer: 0 if layer > 1 == donor(layer) else donor(layer)
 
 
-VARIANTS: dict[str, Callable[[], FamilyFile]] = {
-    "llama": lambda: family_file("llama"),
-    "llama experts": lambda: make_mixtral(family_file("llama")),
-    "qwen2": lambda: own_head(family_file("qwen2")),
-    "qwen3": lambda: family_file("qwen3"),
-    "qwen3moe": lambda: family_file("qwen3moe"),
-    "qwen3moe stacked experts": lambda: separate_gate_up(family_file("qwen3moe")),
-    "qwen35": lambda: family_file("qwen35"),
-    "qwen35 nextn": lambda: with_nextn(family_file("qwen35")),
-    "qwen35 listed layers": lambda: family_file(
-        "qwen35", full_attention_interval=3, attention__recurrent_layers=[True, False] * 2
-    ),
-    "qwen35moe": lambda: family_file("qwen35moe"),
-    "qwen3next": lambda: family_file("qwen3next"),
-    "qwen3next ssm_in": lambda: legacy_ssm_in(family_file("qwen3next")),
-    "gemma3": lambda: family_file("gemma3"),
-    "gemma3 capped": lambda: own_head(family_file("gemma3", final_logit_softcapping=2.0)),
-    "gemma3 without windows": lambda: family_file("gemma3", attention__sliding_window=0),
-    "gemma3 27b": gemma3_27b,
-    "gemma4": lambda: family_file("gemma4"),
-    "gemma4 experts": lambda: make_gemma4_moe(family_file("gemma4")),
-    "gemma4 shared": shared_kv_of_both_kinds,
+def spoil_rotation(oracle: Any) -> None:
+    oracle.rope_dims = oracle.head_dim
+
+
+def spoil_key(name: str, spoilt: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """The oracle takes a wrong value of key ``name``."""
+
+    def spoil(oracle: Any) -> None:
+        key = oracle._key
+
+        def read(asked: str, *default: Any) -> Any:
+            return spoilt(key(asked, *default)) if asked == name else key(asked, *default)
+
+        oracle._key = read
+
+    return spoil
+
+
+def without(name: str) -> Callable[[Any], None]:
+    """The oracle does not see tensor ``name``."""
+    return lambda oracle: oracle._tensors.pop(name)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "interleaved pairs taken for halves": ("llama", spoil_pairs),
+    "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
+    "key heads tiled for grouped": ("qwen35", spoil_heads),
+    "key heads grouped for tiled": ("qwen3next", spoil_heads),
+    "every channel rotated": ("qwen35moe", spoil_rotation),
+    "one expert too few": ("qwen3moe", spoil_key("expert_used_count", lambda n: n - 1)),
+    "a window one position too wide": ("gemma3", spoil_window),
+    "one rotary base": ("gemma3", spoil_key("rope.freq_base_swa", lambda base: 1e6)),
+    "scale of a shallow model": ("gemma3-27b", lambda oracle: setattr(oracle, "deep", False)),
+    "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
+    "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
+    "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
+    "no soft-cap": ("gemma4-softcap", spoil_key("final_logit_softcapping", lambda cap: 0.0)),
 }
 
 
-def logits(path: Path, chunk: int) -> np.ndarray:
-    """All logits of TOKENS on the CPU tier, ``chunk`` tokens a step."""
-    limits = Limits(slots=2, context=64, pages=8)
-    parts: list[np.ndarray] = []
-    model = open_model(path)
-    with CpuTier() as tier, ModelRunner(model, tier, limits, Capacity(32, 32)) as runner:
-        engine = Engine(runner, chunk_tokens=chunk)
-        engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
-        list(engine.run())
-    model.file.close()
-    return np.concatenate(parts)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_follow_the_formulas_in_any_chunks(variant: str, tmp_path: Path) -> None:
-    file = VARIANTS[variant]()
-    path = file.write(tmp_path / "model.gguf")
-    ours = logits(path, len(TOKENS))
-    truth = Float64Model(file.architecture, file.keys, file.values).logits(TOKENS)
-    assert np.abs(ours - truth).max() < 1e-4 * np.abs(truth).max()
-    for chunk in (1, 4):
-        assert np.array_equal(logits(path, chunk), ours)
-
-
-MISTAKES: dict[str, tuple[str, Callable[[FamilyFile], object]]] = {
-    "value heads by key head": ("qwen35", lambda file: setattr(file, "architecture", "qwen3next")),
-    "value heads in turn": ("qwen3next", lambda file: setattr(file, "architecture", "qwen35moe")),
-    "one token more in a window": (
-        "gemma3",
-        lambda file: file.keys.update({"attention.sliding_window": 6}),
-    ),
-    "factors in sliding layers only": ("gemma4", lambda file: file.values.pop("rope_freqs.weight")),
-    "one rope base": ("gemma3", lambda file: file.keys.update({"rope.freq_base_swa": 1e6})),
-    "an expert more": ("qwen3moe", lambda file: file.keys.update({"expert_used_count": 3})),
-    "no output scale": (
-        "gemma4",
-        lambda file: file.values.pop("blk.1.layer_output_scale.weight"),
-    ),
-    "no soft-cap": ("gemma4", lambda file: file.keys.update({"final_logit_softcapping": 0.0})),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_tolerance_would_show_a_mistake(mistake: str) -> None:
-    """Negative control: the formulas with one mistake leave the tolerance far behind."""
-    variant, change = MISTAKES[mistake]
-    right, wrong = VARIANTS[variant](), VARIANTS[variant]()
-    change(wrong)
-    truth, other = (
-        Float64Model(file.architecture, file.keys, file.values).logits(TOKENS)
-        for file in (right, wrong)
-    )
-    assert np.abs(other - truth).max() > 1e-3 * np.abs(truth).max()
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_formula_is_far_off(path_of: Callable[[str], Path], fault: str) -> None:
+    """Negative control: the tolerance separates right from wrong."""
+    name, spoil = FAULTS[fault]
+    oracle: Float64Llama = float64_model(path_of(name))
+    right = oracle.logits(TOKENS)
+    spoil(oracle)
+    assert np.abs(oracle.logits(TOKENS) - right).max() > 100 * TOLERANCE

@@ -39,12 +39,6 @@ def device() -> Device:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of built programs."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def open_opencl(device: Device, kernel_cache: Path) -> Iterator[OpenTier]:
     """``open_opencl(**choices)`` opens a tier that is closed after the test."""

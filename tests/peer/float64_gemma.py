@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.peer.float64_llama import Float64, Float64Llama, attention
 
 GELU_FACTOR, GELU_CUBE = 0.7978845608, 0.044715
+LAYERS_OF_27B = 62
 DEFAULT_SOFTCAP = {"gemma3": 0.0, "gemma4": 30.0}
 
 
@@ -25,6 +26,7 @@ class Float64Gemma(Float64Llama):
             pattern = [layer % pattern < pattern - 1 for layer in range(self.layers)]
         self.windows = [window if window and windowed else None for windowed in pattern]
         self.four = self.architecture == "gemma4"
+        self.deep = self.architecture == "gemma3" and self.layers == LAYERS_OF_27B
         self.own_kv = self.layers - self._key("attention.shared_kv_layers", 0)
         self._cache: dict[int, tuple[Float64, Float64]] = {}
         self._per_layer: Float64 | None = None
@@ -84,9 +86,13 @@ class Float64Gemma(Float64Llama):
         if layer < self.own_kv:
             self._cache[layer] = self._keys_values(h, layer, positions)
         k, v = self._cache[self._donor(layer)]
-        scale = 1.0 if self.four else q.shape[-1] ** -0.5
-        mixed = attention(q, k, v, positions, scale, self.windows[layer])
+        mixed = attention(q, k, v, positions, self._scale(q.shape[-1]), self.windows[layer])
         return self._linear(mixed, f"{prefix}output")
+
+    def _scale(self, size: int) -> float:
+        if self.four:
+            return 1.0
+        return ((self.hidden / self.heads) if self.deep else size) ** -0.5
 
     def _donor(self, layer: int) -> int:
         """The layer whose keys and values this one reads."""

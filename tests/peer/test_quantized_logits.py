@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.families_table import FAMILIES
+from tests.model.test_family_logits import CHUNK, TOKENS
 from tests.peer.float64_llama import mean_kl
 from tests.peer.llama_cpp_peer import peer_logits
 from tests.peer.our_engine import our_logits
-from tests.peer.test_synthetic_logits import CHUNK, random_tokens
 
 pytestmark = pytest.mark.peer
 
@@ -55,13 +55,12 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
 def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}
     path, twin = synthetic_model(**fields), synthetic_model(**fields, expand_to_f32=True)
-    tokens = random_tokens(320)
-    truth = peer_logits(twin, tokens, chunk=CHUNK)
-    ours = our_logits(path, tokens, chunk=CHUNK)
+    truth = peer_logits(twin, TOKENS, chunk=CHUNK)
+    ours = our_logits(path, TOKENS, chunk=CHUNK)
     figures = {
         "top1": top1(ours, truth),
         "kl": mean_kl(truth, ours),
-        "kl of llama.cpp": mean_kl(truth, peer_logits(path, tokens, chunk=CHUNK)),
+        "kl of llama.cpp": mean_kl(truth, peer_logits(path, TOKENS, chunk=CHUNK)),
     }
     print(name, quant, figures)
     assert figures["top1"] >= MODELS[name].top1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contract.errors import UnsupportedModel
 from contract.ir.graph import BufferKind, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
-from reference.model.families.emitter import SIGMOID, Emitter, file_name
+from reference.model.families.emitter import SIGMOID, Emitter
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 FUSED = "attn_qkv"
@@ -20,23 +19,19 @@ def attention(e: Emitter, x: View, layer: int, *, query_key_norm: bool) -> View:
 
 
 def gated_attention(e: Emitter, x: View, layer: int) -> View:
-    """(attn(q, K, V) * sigmoid(g)) Wo; every head of attn_q is d query rows, then d gate rows."""
-    if e.has(f"{FUSED}.weight", layer):
-        raise UnsupportedModel(
-            e.tensors.path,
-            f"tensor {file_name(f'{FUSED}.weight', layer)}",
-            "packs queries, gates, keys and values of a layer that attends",
-            "this build reads them from attn_q, attn_k and attn_v",
-        )
-    hidden, size = e.config.hidden, e.config.head_dims[layer]
+    """(attn(q, K, V) * sigmoid(g)) Wo."""
     packed, (q, k, v) = packed_views(e, layer)
     q_width, kv_width = widths(e, layer)
-    h = e.norm(x, "attn_norm", layer)
-    queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
-    e.linear(h, "attn_q", layer, q_width, hidden, y=q, rows=queries)
-    e.linear(h, "attn_k", layer, kv_width, hidden, y=k)
-    e.linear(h, "attn_v", layer, kv_width, hidden, y=v)
-    gate = e.linear(h, "attn_q_gate", layer, q_width, hidden, tensor="attn_q", rows=gates)
+    h, sources = e.norm(x, "attn_norm", layer), _gated_sources(e, layer)
+
+    def product(name: str, width: int, y: View | None = None) -> View:
+        tensor, rows = sources[name]
+        return e.linear(h, name, layer, width, e.config.hidden, y=y, tensor=tensor, rows=rows)
+
+    product("attn_q", q_width, q)
+    product("attn_k", kv_width, k)
+    product("attn_v", kv_width, v)
+    gate = product("attn_q_gate", q_width)
     q = rotate_and_store(e, packed, layer, query_key_norm=True)
     gated = e.builder.emit(
         Opcode.SWIGLU,
@@ -46,6 +41,27 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
         activation=SIGMOID,
     )
     return output(e, gated, layer)
+
+
+def _gated_sources(e: Emitter, layer: int) -> dict[str, tuple[str, RowSlice | None]]:
+    """Tensor and rows of queries, gates, keys and values.
+
+    Every head of attn_q is d query rows, then d gate rows; a fused tensor holds attn_q, attn_k
+    and attn_v one after the other.
+    """
+    size = e.config.head_dims[layer]
+    queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
+    if not e.has(f"{FUSED}.weight", layer):
+        whole: dict[str, tuple[str, RowSlice | None]] = {n: (n, None) for n in PROJECTIONS}
+        return {**whole, "attn_q": ("attn_q", queries), "attn_q_gate": ("attn_q", gates)}
+    q_width, kv_width = widths(e, layer)
+    both, keys, end = 2 * q_width, 2 * q_width + kv_width, 2 * (q_width + kv_width)
+    return {
+        "attn_q": (FUSED, RowSlice(0, both, end, queries)),
+        "attn_q_gate": (FUSED, RowSlice(0, both, end, gates)),
+        "attn_k": (FUSED, RowSlice(both, keys, end)),
+        "attn_v": (FUSED, RowSlice(keys, end, end)),
+    }
 
 
 def widths(e: Emitter, layer: int) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class ModelTensors:
         tensor or another shape, UnsupportedModel for a type without arithmetic.
         """
         if rows is not None:
-            whole = shape[-2] * rows.group // (rows.stop - rows.start)
+            whole = shape[-2] * rows.group // len(rows.kept())
             shape = (*shape[:-2], whole, shape[-1])
         info = self.tensors.get(name)
         if info is None:
@@ -92,7 +92,7 @@ class ModelTensors:
             )
         taken = self.parts.setdefault(name, set())
         if rows is not None:
-            taken.update(range(rows.start, rows.stop))
+            taken.update(rows.kept())
         if rows is None or len(taken) == rows.group:
             self.used.add(name)
         return info.dtype
