@@ -59,7 +59,9 @@ DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
 EXPERTS = dict.fromkeys(
     ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
 )
-STEP = {"embed": 1, "select_rows": 1, "lm_head": 1, "sample": 1, "rms_norm": 1}
+STEP = dict.fromkeys(
+    ("embed", "select_rows", "lm_head", "sample", "rms_norm", "stream_out", "feed_tokens"), 1
+)
 HALF = LAYERS // 2
 MIXERS = {
     "rms_norm_fused_rope_kv_write": HALF,
