@@ -187,7 +187,9 @@ def bind_shapes(
 
 @lru_cache(MAX_KEPT_SHAPES)
 def _bound(
-    spec: OpSpec, shapes: tuple[tuple[str, tuple[Dim, ...]], ...], numbers: tuple[tuple[str, int], ...]
+    spec: OpSpec,
+    shapes: tuple[tuple[str, tuple[Dim, ...]], ...],
+    numbers: tuple[tuple[str, int], ...],
 ) -> Bindings:
     bound: Bindings = dict(numbers)
     pending: list[tuple[str, str, Dim]] = []

@@ -49,9 +49,7 @@ def tier_options(settings: Settings) -> TierOptions:
     )
 
 
-def open_session(
-    settings: Settings, *, all_logits: bool = False, chat: bool = False
-) -> Session:
+def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = False) -> Session:
     """The session the settings describe, with progress on standard error.
 
     Settings that are not among ``settings`` do not matter to the command.

@@ -22,7 +22,9 @@ class Model:
 
     file: GgufFile
     config: ModelConfig
-    _latest: dict[Limits, Graph] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _latest: dict[Limits, Graph] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
