@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
+from functools import lru_cache
 
 from contract import dtypes
 from contract.dtypes import DType
@@ -20,6 +21,8 @@ Dim = int | str
 Scalar = int | float
 Bindings = dict[str, Dim]
 
+MAX_KEPT_SHAPES = 4096
+"""Shapes of nodes whose bindings are kept: the layers of a model repeat a few dozen."""
 MAX_BINDINGS = 8
 """Distinct buffers one node may touch: what every device passes without an indirection table."""
 
@@ -85,7 +88,7 @@ class Work:
         return self.dims[name]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpSpec:
     """One opcode: operands, parameters, shape rule, arithmetic rule and cost.
 
@@ -176,12 +179,23 @@ def bind_shapes(
     Raises ShapeMismatch when a rank or a dimension disagrees, or a name stays undetermined in
     an operand that was given.
     """
-    bound: Bindings = {
-        p.name: int(params[p.name]) for p in spec.params if p.kind is int and p.name in params
-    }
+    numbers = tuple(
+        (p.name, int(params[p.name])) for p in spec.params if p.kind is int and p.name in params
+    )
+    return dict(_bound(spec, tuple(shapes.items()), numbers))
+
+
+@lru_cache(MAX_KEPT_SHAPES)
+def _bound(
+    spec: OpSpec,
+    shapes: tuple[tuple[str, tuple[Dim, ...]], ...],
+    numbers: tuple[tuple[str, int], ...],
+) -> Bindings:
+    bound: Bindings = dict(numbers)
     pending: list[tuple[str, str, Dim]] = []
+    given = dict(shapes)
     for operand in spec.operands:
-        shape = shapes.get(operand.name)
+        shape = given.get(operand.name)
         if shape is None:
             continue
         if len(shape) != len(operand.dims):

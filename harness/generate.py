@@ -54,6 +54,7 @@ class SessionOptions:
     repeat_last_n: int = 64
     all_logits: bool = False
     memory_budget: int | None = None
+    chat: bool = False
 
     def demand(self, context: int) -> Demand:
         """What a session of so many positions is to hold."""
@@ -228,6 +229,9 @@ class Session:
             model = open_model(path)
             owned.callback(model.file.close)
             longest_context(model, options.context)
+            template = _chat_template(model, owned) if options.chat else None
+            if template is not None:
+                template.start()
             tier = owned.enter_context(open_tier(options.tier, options.tier_options))
             budget = budget_of(tier.available_bytes, options.memory_budget)
             plan = plan_context(model, tier, options.demand, options.context, budget)
@@ -237,6 +241,8 @@ class Session:
             session = cls(model, tier, runner, min(options.chunk, plan.context))
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
+            if template is not None:
+                session.template = template
         return session
 
     @property
@@ -247,13 +253,7 @@ class Session:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The file's chat template, None when it has none. Raises TemplateError."""
-        if self.model.chat_template is None:
-            return None
-        template = load_chat_template(
-            self.model.file.metadata, self.model.tokenizer, str(self.model.file.path)
-        )
-        self._owned.callback(template.close)
-        return template
+        return _chat_template(self.model, self._owned)
 
     def generate(
         self,
@@ -314,6 +314,14 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
+    if model.chat_template is None:
+        return None
+    template = load_chat_template(model.file.metadata, model.tokenizer, str(model.file.path))
+    owned.callback(template.close)
+    return template
 
 
 def _load(

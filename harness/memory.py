@@ -55,15 +55,30 @@ def longest_context(model: Model, asked: int | None) -> int:
     return longest if asked is None else asked
 
 
+def check_storage(model: Model, kv_dtype: DType) -> None:
+    """RequestError when a head of ``model`` is no whole number of blocks of ``kv_dtype``."""
+    config, block = model.config, kv_dtype.block_elements
+    for layer in config.attention_layers:
+        if config.head_dims[layer] % block:
+            others = " or ".join(dtype.name for dtype in KV if dtype.block_elements == 1)
+            raise RequestError(
+                "kv_dtype",
+                f"is {kv_dtype}, which stores {block} channels of a head at a time; head_dim is "
+                f"{config.head_dims[layer]} in layer {layer} of {config.name}: take {others}",
+            )
+
+
 def plan_context(
     model: Model, tier: Tier, demand_at: DemandAt, asked: int | None, budget: int
 ) -> MemoryPlan:
     """The plan of the context ``asked`` for, or of the longest one within ``budget``.
 
-    Nothing is allocated. Raises RequestError when the model has no such context, DoesNotFit when
-    it does not fit, and UnsupportedOp when the tier cannot run the model.
+    Nothing is allocated. Raises RequestError when the model has no such context or its heads do not
+    allow the storage of keys and values, DoesNotFit when it does not fit, and
+    UnsupportedOp when the tier cannot run the model.
     """
     longest = longest_context(model, asked)
+    check_storage(model, demand_at(longest).kv_dtype)
     unified = tier.info.host_unified
     plan_at = plans_of(model, demand_at, tier.footprint, unified)
     fitting = None

@@ -184,7 +184,9 @@ SETTINGS: Mapping[str, Setting] = {
             "longest prompt plus answer",
             "the model's own, or what fits the memory",
         ),
-        Setting("slots", integer(1, 1 << 12), 1, "sequences that run at the same time"),
+        Setting(
+            "slots", integer(1, 1 << 12), 1, "sequences that run at once, of the whole context each"
+        ),
         Setting(
             "memory_budget",
             size(1 << 20),
@@ -192,7 +194,12 @@ SETTINGS: Mapping[str, Setting] = {
             "most memory to use, of the device or, where the device shares it, of the machine",
             "what is available, less a margin",
         ),
-        Setting("kv_dtype", choice("f16", "f32", "q8_0"), "f16", "how keys and values are stored"),
+        Setting(
+            "kv_dtype",
+            choice("f16", "f32", "q8_0"),
+            "f16",
+            "how keys and values are stored: q8_0 takes about half of f16, f32 twice as much",
+        ),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
             "threads",

@@ -37,7 +37,7 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
     given = args.prompt is not None or args.file is not None
     first = read_prompt(args.prompt, args.file) if given else None
     interactive = sys.stdin.isatty()
-    with open_session(settings) as session:
+    with open_session(settings, chat=True) as session:
         if session.template is None:
             raise TemplateError(
                 f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"

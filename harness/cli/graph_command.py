@@ -45,11 +45,19 @@ examples:
 def add_parser(subparsers: Any) -> None:
     """Add the ``graph`` command; its parser sets ``func(args) -> exit code``."""
     text = "write the graphs of models' forward passes side by side, with the cost of every node"
-    parser = subparsers.add_parser("graph", help=text, description=text, epilog=EXAMPLES)
+    described = (
+        f"{text}; without --context for {CONTEXT:,} positions, or as many as all models have"
+    )
+    parser = subparsers.add_parser("graph", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
         "models", nargs="*", metavar="MODEL", help="GGUF file or catalog id [default: --model]"
     )
-    parser.add_argument("--format", choices=FORMATS, default="json")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="json",
+        help="json and html have every cost, dot and svg draw the nodes [default: json]",
+    )
     parser.add_argument(
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
     )

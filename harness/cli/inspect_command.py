@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import RequestError
 from harness.cli.console import printable, table
+from harness.cli.layer_text import layer_rows
 from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
 from harness.settings import Settings, add_flags, resolve
 
@@ -32,7 +33,10 @@ def add_parser(subparsers: Any) -> None:
     described = f"{text}; with --tier, as that tier keeps it"
     parser = subparsers.add_parser("inspect", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="GGUF file or catalog id [env ZINC_RT_MODEL]"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="GGUF file or catalog id [default: the model that run takes]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -114,19 +118,18 @@ def _overview(facts: Mapping[str, Any]) -> str:
         ("format", f"GGUF {facts['gguf_version']}, {_count(len(facts['tensors']), 'tensor')}"),
         ("name", _shown(facts["name"])),
         ("architecture", _shown(facts["architecture"])),
-        ("parameters", f"{facts['parameters']:,}"),
+        ("parameters", _parameters(facts)),
     ]
     if "problem" not in run:
-        rows.append(
-            (
-                "layers",
-                f"{run['layers']} of width {run['hidden']}, heads {run['heads']} "
-                f"({run['kv_heads']} for keys and values) of {run['head_dim']}, "
-                f"feed-forward {run['feed_forward']}",
-            )
-        )
+        rows += layer_rows(run)
         rows.append(("context", f"{run['longest_context']:,} tokens"))
     return table(rows)
+
+
+def _parameters(facts: Mapping[str, Any]) -> str:
+    active = facts["run"].get("active_parameters", facts["parameters"])
+    share = "" if active == facts["parameters"] else f", {active:,} of them for a token"
+    return f"{facts['parameters']:,}{share}"
 
 
 def _types(types: Mapping[str, Mapping[str, int]]) -> str:
@@ -166,13 +169,18 @@ def _memory(memory: Mapping[str, Any]) -> str:
 
     tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
+    slots = _count(memory["slots"], "slot")
     each = f"{memory['context']:,} tokens, {memory['kv_per_token']:,} bytes each"
     weights = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["weights"].items())
     rows = [
         ("MEMORY", "", tier),
         ("weights", sum(memory["weights"].values()), weights),
-        ("keys and values", memory["kv"], f"{_count(memory['slots'], 'slot')} of {each}"),
-        ("recurrent state", memory["recurrent"], f"{memory['recurrent_per_slot']:,} a slot"),
+        ("keys and values", memory["kv"], f"{slots} of {each}"),
+        (
+            "recurrent state",
+            memory["recurrent"],
+            f"{slots} of {memory['recurrent_per_slot']:,} bytes",
+        ),
         ("tables", memory["constants"], "rotary angles"),
         ("step data", memory["step_data"], "inputs and logits"),
         ("scratch", memory["scratch"], f"a step of {_count(memory['step_tokens'], 'token')}"),
@@ -208,10 +216,9 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _graph(graph: Mapping[str, Any]) -> str:
     work = f"{graph['bytes_per_token']:,} bytes, {graph['flops_per_token']:,} FLOP"
+    seen = f"attending to {_count(graph['context'], 'token')}"
     opcodes = ", ".join(f"{count} {name}" for name, count in graph["opcodes"].items())
-    return table(
-        [("nodes", f"{graph['nodes']}: {opcodes}"), ("a decode token", f"{work} at full context")]
-    )
+    return table([("nodes", f"{graph['nodes']}: {opcodes}"), ("a decode token", f"{work} {seen}")])
 
 
 def _tensors(tensors: list[Mapping[str, Any]]) -> str:

@@ -46,7 +46,15 @@ examples:
   git diff | zinc-rt run --system "Write a commit message."
   zinc-rt chat --model ./model.gguf        talk to a model file of your own
   zinc-rt check                            is this machine ready, and if not, why
+  zinc-rt inspect ./model.gguf             what is in a file, and the memory it takes
   zinc-rt help memory                      search the help of all commands
+"""
+MODELS = """\
+models (GGUF, also split files):
+  architectures    llama, qwen2, qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, gemma3, gemma4
+  weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k,
+                   iq4_nl, iq4_xs, mxfp4
+  keys and values  f16, f32, q8_0 (--kv-dtype)
 """
 
 
@@ -87,7 +95,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="zinc-rt",
         description="Run GGUF language models with the same bits on every device.",
-        epilog=f"{EXAMPLES}\n{EXIT_CODES}",
+        epilog=f"{EXAMPLES}\n{MODELS}\n{EXIT_CODES}",
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")

@@ -19,6 +19,7 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
+from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.memory import longest_context, plans_of
 from reference.memory.planner import Demand, MemoryPlan, longest_plan
 from reference.model.config import read_config
@@ -123,10 +124,9 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     return {
         "layers": config.layers,
         "hidden": config.hidden,
-        "heads": _per_layer(config.heads),
-        "kv_heads": _per_layer(config.kv_heads),
-        "head_dim": _per_layer(config.head_dims),
-        "feed_forward": _per_layer(config.feed_forward),
+        "drafting_blocks": config.blocks - config.layers,
+        "active_parameters": active_parameters(model),
+        **layer_facts(model, BY_NAME[wanted.kv_dtype]),
         "longest_context": config.context,
         "memory": memory,
         "graph": graph_facts(graph, context),
@@ -174,12 +174,13 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
 
 
 def graph_facts(graph: Graph, context: int) -> dict[str, Any]:
-    """Nodes by opcode, and the bytes and FLOPs of one decode token."""
+    """Nodes by opcode, and the bytes and FLOPs of a decode token that sees ``context`` of them."""
     work = graph_cost(graph, ShapeKey(1, 1), context)
     counts = Counter(node.opcode.name for node in graph.nodes)
     return {
         "nodes": len(graph.nodes),
         "opcodes": dict(counts.most_common()),
+        "context": context,
         "bytes_per_token": work.bytes_moved,
         "flops_per_token": work.flops,
     }
@@ -215,7 +216,3 @@ def _short(value: Any) -> Any:
 
 def _token(tokenizer: Any, token: int | None) -> dict[str, Any] | None:
     return None if token is None else {"id": token, "text": tokenizer.token_text(token)}
-
-
-def _per_layer(values: tuple[int, ...]) -> int | list[int]:
-    return values[0] if len(set(values)) == 1 else list(values)

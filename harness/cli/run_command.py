@@ -95,7 +95,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.prompt import encode_turn, read_prompt
 
     prompt = read_prompt(args.prompt, args.file)
-    with open_session(settings) as session:
+    with open_session(settings, chat=not args.raw) as session:
         tokens = encode_turn(
             session,
             prompt,

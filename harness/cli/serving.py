@@ -49,7 +49,7 @@ def tier_options(settings: Settings) -> TierOptions:
     )
 
 
-def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
+def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = False) -> Session:
     """The session the settings describe, with progress on standard error.
 
     Settings that are not among ``settings`` do not matter to the command.
@@ -66,6 +66,7 @@ def open_session(settings: Settings, *, all_logits: bool = False) -> Session:
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],
+        chat=chat,
     )
     return Session.open(model_file(settings), options, progress_on(transient=True))
 

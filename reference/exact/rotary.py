@@ -39,6 +39,8 @@ COS_POLYNOMIAL = (
 DECIMAL_DIGITS = 60
 MAX_ANGLE = 2.0**20
 """Above this the high part of pi/2 times its multiple is no longer exact."""
+BLOCK_ANGLES = 1 << 13
+"""Angles worked on at a time, so that the temporaries of a long table stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,14 @@ def rotary_table(
         frequency = frequency * (1.0 / scaling.factor)
     if context > MAX_ANGLE or (context - 1) * float(frequency.max(initial=0.0)) > MAX_ANGLE:
         raise ValueError(f"a context of {context} positions exceeds angles of {MAX_ANGLE:.0f}")
-    angle = np.arange(context, dtype=np.float64)[:, None] * frequency[None, :]
-    sine, cosine = sine_cosine(angle)
-    return np.stack([cosine * magnitude, sine * magnitude], axis=1).astype(np.float32)
+    position = np.arange(context, dtype=np.float64)
+    table = np.empty((context, 2, len(frequency)), np.float32)
+    step = max(1, BLOCK_ANGLES // max(1, len(frequency)))
+    for first in range(0, context, step):
+        sine, cosine = sine_cosine(position[first : first + step, None] * frequency)
+        table[first : first + step, 0] = cosine * magnitude
+        table[first : first + step, 1] = sine * magnitude
+    return table
 
 
 def _horner(coefficients: Sequence[float], x: Float64) -> Float64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,9 @@ class Model:
 
     file: GgufFile
     config: ModelConfig
+    _latest: dict[Limits, Graph] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -34,10 +37,17 @@ class Model:
         return self.file.get(TEMPLATE_KEY, str, "") or None
 
     def graph(self, limits: Limits) -> Graph:
-        """The verified forward pass for an engine of these sizes."""
-        return build_graph(
-            self.config, ModelTensors(str(self.file.path), self.file.tensors), limits
-        )
+        """The verified forward pass for an engine of these sizes.
+
+        The latest one is kept, since what is planned is then run.
+        """
+        graph = self._latest.get(limits)
+        if graph is None:
+            tensors = ModelTensors(str(self.file.path), self.file.tensors)
+            graph = build_graph(self.config, tensors, limits)
+            self._latest.clear()
+            self._latest[limits] = graph
+        return graph
 
 
 def open_model(path: str | Path) -> Model:

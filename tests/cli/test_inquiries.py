@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.dtypes import WEIGHT_DTYPES
 from contract.ir.codec import graph_digest
+from contract.spec import KV
 from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness, graph_command
 from harness.digest import logits_digest
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, write_synthetic
 from reference.exact import elementary
+from reference.model.families import FAMILIES
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
 from tests.cli.conftest import Change, Result, environment, zinc_process
@@ -55,11 +58,8 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
 
 
 def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: Path) -> None:
-    """The fewer bytes a token takes, the longer the context that a budget holds.
-
-    The budget is beyond what the largest step takes: below it a longer context is a larger step.
-    """
-    budget = ("--memory-budget", "4000K")
+    """Halving the bytes a token takes nearly doubles the context that a budget holds."""
+    budget = ("--memory-budget", "1700K", "--chunk", "16")
     memory = json_of(zinc("inspect", tiny_model, "--json", *budget))["run"]["memory"]
     kinds = memory["kinds"]
     assert {name: kind["kv_per_token"] for name, kind in kinds.items()} == {
@@ -71,7 +71,7 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: 
     assert 16 <= fits[0] < fits[1] < fits[2] < 1024
     assert memory["context"] == fits[1]
     assert memory["fits"]
-    assert memory["total"] <= memory["budget"] == 4000 << 10
+    assert memory["total"] <= memory["budget"] == 1700 << 10
     for name, context in zip(kinds, fits, strict=True):
         words = ("inspect", tiny_model, "--json", *budget, "--kv-dtype", name)
         exact = json_of(zinc(*words, "--context", context))["run"]["memory"]
@@ -80,7 +80,7 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: 
         assert exact["total"] == kinds[name]["total"]
         assert not longer["fits"]
     text = zinc("inspect", tiny_model, *budget, "--context", 1024).out
-    assert "MORE THAN the budget of 4.1 MB" in text
+    assert "MORE THAN the budget of 1.74 MB" in text
     assert f"{fits[2]}" in text
 
 
@@ -339,6 +339,16 @@ def test_version(zinc: Zinc) -> None:
     assert result.code == 0
     assert result.out.startswith("zinc-rt ")
     assert "exact-1" in result.out
+
+
+def test_help_names_what_this_build_runs(zinc: Zinc) -> None:
+    text = zinc("--help").out
+    after = text[text.index("models (GGUF") :]
+    kinds, weights = after.split("weights  ")
+    stored, kv = weights.split("keys and values  ")
+    assert set(kinds.split("architectures")[1].replace(",", "").split()) == set(FAMILIES)
+    assert set(stored.replace(",", "").split()) == {dtype.name for dtype in WEIGHT_DTYPES}
+    assert set(kv.partition("(")[0].replace(",", "").split()) == {dtype.name for dtype in KV}
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -75,6 +75,16 @@ def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
             assert shape_of(operand, bound) == drawn.shapes[operand.name]
 
 
+def test_bindings_belong_to_whoever_asked() -> None:
+    """What one caller does to them, the next one with the same shapes does not see."""
+    spec = TABLE[Opcode.ADD]
+    shapes: dict[str, tuple[Dim, ...]] = {"a": ("tokens", 8), "b": ("tokens", 8)}
+    first = bind_shapes(spec, shapes, {})
+    expected = dict(first)
+    first.clear()
+    assert bind_shapes(spec, shapes, {}) == expected != {}
+
+
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
 @settings(max_examples=25)
 @given(data=st.data())

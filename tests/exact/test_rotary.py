@@ -9,6 +9,7 @@ import pytest
 from mpmath import mp, mpf
 
 from reference.exact.rotary import (
+    BLOCK_ANGLES,
     MAX_ANGLE,
     RotaryScaling,
     frequencies,
@@ -91,6 +92,16 @@ def test_table_is_the_rounded_sine_and_cosine_of_position_times_frequency() -> N
             angle = mpf(position * float(frequency[pair]))
             assert table[position, 0, pair] == np.float32(float(mp.cos(angle)))
             assert table[position, 1, pair] == np.float32(float(mp.sin(angle)))
+
+
+@pytest.mark.parametrize("dims", [2, 48, 128])
+def test_a_table_in_blocks_is_the_table_at_once(dims: int) -> None:
+    """Two blocks and a part of one, whose last positions are no multiple of anything."""
+    context = 2 * (BLOCK_ANGLES // (dims // 2)) + 7
+    angle = np.arange(context, dtype=np.float64)[:, None] * frequencies(10_000.0, dims)
+    sine, cosine = sine_cosine(angle)
+    table = rotary_table(context, 10_000.0, dims)
+    assert np.array_equal(table, np.stack([cosine, sine], axis=1).astype(np.float32))
 
 
 def test_linear_scaling_divides_the_frequency() -> None:

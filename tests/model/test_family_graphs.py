@@ -349,6 +349,20 @@ def test_parameters_are_f32(tmp_path: Path) -> None:
         graph_of(file, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        (1, r"blk\.0\.ssm_conv1d\.weight: belongs to a layer that is a delta net, but layer 0 att"),
+        (3, r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 is a delta net"),
+    ],
+)
+def test_layers_of_the_other_kind_are_named(interval: int, said: str, tmp_path: Path) -> None:
+    """The interval is wrong, not a tensor."""
+    file = family_file("qwen35", full_attention_interval=interval)
+    with pytest.raises(ModelFileError, match=said + r".*qwen35\.full_attention_interval"):
+        graph_of(file, tmp_path)
+
+
 def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
     file = family_file("gemma4")
     file.values["rope_freqs.weight"][3] = 0.0

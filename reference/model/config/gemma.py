@@ -104,11 +104,10 @@ def _kv_layers(keys: Keys, config: ModelConfig, sliding: Sequence[bool]) -> tupl
         donor = own - 2 if sliding[layer] else own - 1
         kind = "a sliding-window" if sliding[layer] else "a full-attention"
         if donor < 0 or sliding[donor] != sliding[layer]:
-            raise keys.error(
-                SHARED,
-                f"is {layers - own}: layer {layer} would read layer {donor}, which is not {kind} "
-                "layer like itself",
-            )
+            found = f"would read layer {donor}, which is not {kind} layer like itself"
+            if donor < 0:
+                found = "has no layer of its own kind to read"
+            raise keys.error(SHARED, f"is {layers - own}: layer {layer} {found}")
         if config.kv_heads[donor] != config.kv_heads[layer]:
             raise keys.error(
                 "attention.head_count_kv",

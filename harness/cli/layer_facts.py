@@ -1,0 +1,116 @@
+"""What the layers of a model are, as JSON values: layers that are alike share an entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from contract.dtypes import DType
+from reference.model.config.records import ModelConfig, Rope
+from reference.model.gguf import TensorInfo
+from reference.model.open import Model
+
+EXPERT_TENSOR = "_exps."
+"""In the names of tensors that hold something of every expert, first axis the expert."""
+
+
+def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]]:
+    """``attention``, ``recurrent`` and ``feed_forward``: entries with the ``layers`` they describe.
+
+    ``kv_per_token`` is the bytes of one layer's keys and values as ``kv_dtype``, None where that
+    type cannot store them.
+    """
+    config = model.config
+    recurrent = [n for n in range(config.layers) if config.is_recurrent(n)]
+    return {
+        "attention": _alike(config.attention_layers, lambda n: _attention(config, n, kv_dtype)),
+        "recurrent": _alike(recurrent, lambda n: _delta_net(config)),
+        "feed_forward": _alike(range(config.layers), lambda n: _feed_forward(model, n)),
+    }
+
+
+def active_parameters(model: Model) -> int:
+    """Elements of the tensors that take part in one token: of experts, the share it uses.
+
+    Drafting blocks take no part.
+    """
+    return sum(_active(model.config, tensor) for tensor in model.file.tensors.values())
+
+
+def _active(config: ModelConfig, tensor: TensorInfo) -> int:
+    elements = math.prod(tensor.shape)
+    block = tensor.name.removeprefix("blk.").partition(".")[0]
+    layer = int(block) if tensor.name.startswith("blk.") and block.isdigit() else None
+    if layer is not None and layer >= config.layers:
+        return 0
+    if config.experts is None or layer is None or EXPERT_TENSOR not in tensor.name:
+        return elements
+    return elements // config.experts.count * config.experts.used[layer]
+
+
+def _alike(
+    layers: Iterable[int], describe: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One entry for all layers of the same description, in order of their first layer."""
+    found: list[dict[str, Any]] = []
+    for layer in layers:
+        facts = describe(layer)
+        for entry in found:
+            if entry | facts == entry:
+                entry["layers"].append(layer)
+                break
+        else:
+            found.append({"layers": [layer], **facts})
+    return found
+
+
+def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, Any]:
+    width = config.kv_heads[layer] * config.head_dims[layer]
+    whole = config.head_dims[layer] % kv_dtype.block_elements == 0
+    owns = config.kv_layers[layer] == layer
+    return {
+        "heads": config.heads[layer],
+        "kv_heads": config.kv_heads[layer],
+        "head_dim": config.head_dims[layer],
+        "window": config.windows[layer],
+        "owns_kv": owns,
+        "kv_per_token": (2 * kv_dtype.row_bytes(width) if owns else 0) if whole else None,
+        "rope": _rope(config.ropes[layer]),
+    }
+
+
+def _rope(rope: Rope) -> dict[str, Any]:
+    scaled = rope.scaling.yarn or rope.scaling.factor != 1.0
+    return {
+        "base": rope.base,
+        "channels": rope.dims,
+        "pairs": "halves" if rope.neox else "neighbours",
+        "scaling": ("yarn" if rope.scaling.yarn else "linear") if scaled else None,
+        "factor": rope.scaling.factor,
+        "divisors": list(rope.factor_tensors),
+    }
+
+
+def _delta_net(config: ModelConfig) -> dict[str, Any]:
+    net = config.delta_net
+    assert net is not None
+    return {
+        "value_heads": net.value_heads,
+        "key_heads": net.key_heads,
+        "head_dim": net.state_size,
+        "taps": net.taps,
+    }
+
+
+def _feed_forward(model: Model, layer: int) -> dict[str, Any]:
+    config, mixture = model.config, model.config.experts
+    # Families differ in what the metadata's width means beside experts; the tensor does not.
+    dense = f"blk.{layer}.ffn_down.weight" in model.file.tensors
+    facts: dict[str, Any] = {"width": config.feed_forward[layer] if dense else 0}
+    if mixture is not None:
+        facts["experts"] = mixture.count
+        facts["experts_used"] = mixture.used[layer]
+        facts["expert_width"] = mixture.widths[layer]
+        facts["shared_expert_width"] = mixture.shared_width
+    return facts

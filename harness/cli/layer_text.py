@@ -1,0 +1,76 @@
+"""The layers of a model in a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def layer_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of label and text from what ``run_facts`` says; the label stands once for its kind."""
+    count = run["layers"]
+    rows = [("layers", f"{count} of width {run['hidden']:,}{_drafting(run['drafting_blocks'])}")]
+    for label, name, describe in (
+        ("attention", "attention", _attention),
+        ("delta net", "recurrent", _delta_net),
+        ("feed-forward", "feed_forward", _feed_forward),
+    ):
+        for index, entry in enumerate(run[name]):
+            which = _which(entry["layers"], count)
+            rows.append(("" if index else label, f"{which}: {describe(entry)}"))
+    return rows
+
+
+def _which(layers: Sequence[int], count: int) -> str:
+    if len(layers) == count:
+        return "all layers" if count > 1 else "the layer"
+    first = ", ".join(map(str, layers[:3]))
+    return f"{len(layers)} of {count} layers ({first}{', ...' if len(layers) > 3 else ''})"
+
+
+def _drafting(blocks: int) -> str:
+    return f"; {blocks} drafting not run" if blocks else ""
+
+
+def _attention(entry: Mapping[str, Any]) -> str:
+    parts = [f"{_heads(entry)} of {entry['head_dim']}"]
+    if entry["window"]:
+        parts.append(f"window {entry['window']:,}")
+    if not entry["owns_kv"]:
+        parts.append("keys and values of an earlier layer")
+    elif entry["kv_per_token"] is not None:
+        parts.append(f"{entry['kv_per_token']:,} bytes a token in each")
+    return ", ".join([*parts, _rope(entry["rope"])])
+
+
+def _heads(entry: Mapping[str, Any]) -> str:
+    heads, kv_heads = entry["heads"], entry["kv_heads"]
+    return f"{heads} heads" if heads == kv_heads else f"{heads} heads ({kv_heads} for keys, values)"
+
+
+def _rope(rope: Mapping[str, Any]) -> str:
+    text = f"rotates {rope['channels']} channels in {rope['pairs']}, base {rope['base']:,.0f}"
+    if rope["scaling"]:
+        text += f", {rope['scaling']} scaling {rope['factor']:g}"
+    if rope["divisors"]:
+        text += f", divided by {' or '.join(rope['divisors'])}"
+    return text
+
+
+def _delta_net(entry: Mapping[str, Any]) -> str:
+    return (
+        f"{entry['value_heads']} value heads and {entry['key_heads']} key heads of "
+        f"{entry['head_dim']}, convolution of {entry['taps']} tokens"
+    )
+
+
+def _feed_forward(entry: Mapping[str, Any]) -> str:
+    parts = [f"width {entry['width']:,}"] if entry["width"] else []
+    if "experts" in entry:
+        parts.append(
+            f"{entry['experts_used']} of {entry['experts']} experts of width "
+            f"{entry['expert_width']:,}"
+        )
+        if entry["shared_expert_width"]:
+            parts.append(f"a shared one of {entry['shared_expert_width']:,}")
+    return " and ".join(parts)
