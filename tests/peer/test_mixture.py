@@ -29,8 +29,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "llama": {"architecture": "llama"},
     "qwen2-fused-qkv": {"architecture": "qwen2", "fused_qkv": True},
-    "llama-70b-layers": {"architecture": "llama", "layers": 80},
-    "qwen3-70b-layers": {"architecture": "qwen3", "layers": 80},
+    "llama-70b-layers": {"architecture": "llama", "layers": 80, "feed_forward": 256},
+    "qwen3-70b-layers": {"architecture": "qwen3", "layers": 80, "feed_forward": 256},
 }
 
 
