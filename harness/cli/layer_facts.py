@@ -18,8 +18,8 @@ EXPERT_TENSOR = "_exps."
 def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]]:
     """``attention``, ``recurrent`` and ``feed_forward``: entries with the ``layers`` they describe.
 
-    ``kv_per_token`` is the bytes of one layer's keys and values as ``kv_dtype``, None where that
-    type cannot store them.
+    ``kv_per_token`` is the bytes of one layer's keys and values, stored as ``kv_dtype``, which
+    the heads must allow; 0 where it reads those of another layer.
     """
     config = model.config
     recurrent = [n for n in range(config.layers) if config.is_recurrent(n)]
@@ -67,7 +67,6 @@ def _alike(
 
 def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, Any]:
     width = config.kv_heads[layer] * config.head_dims[layer]
-    whole = config.head_dims[layer] % kv_dtype.block_elements == 0
     owns = config.kv_layers[layer] == layer
     return {
         "heads": config.heads[layer],
@@ -75,7 +74,7 @@ def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, An
         "head_dim": config.head_dims[layer],
         "window": config.windows[layer],
         "owns_kv": owns,
-        "kv_per_token": (2 * kv_dtype.row_bytes(width) if owns else 0) if whole else None,
+        "kv_per_token": 2 * kv_dtype.row_bytes(width) if owns else 0,
         "rope": _rope(config.ropes[layer]),
     }
 

@@ -38,7 +38,7 @@ def _attention(entry: Mapping[str, Any]) -> str:
         parts.append(f"window {entry['window']:,}")
     if not entry["owns_kv"]:
         parts.append("keys and values of an earlier layer")
-    elif entry["kv_per_token"] is not None:
+    else:
         parts.append(f"{entry['kv_per_token']:,} bytes a token in each")
     return ", ".join([*parts, _rope(entry["rope"])])
 

@@ -20,7 +20,7 @@ from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
 from harness.cli.layer_facts import active_parameters, layer_facts
-from harness.memory import longest_context, plans_of
+from harness.memory import check_storage, longest_context, plans_of
 from reference.memory.planner import Demand, MemoryPlan, longest_plan
 from reference.model.config import read_config
 from reference.model.families.tensors import Limits
@@ -107,7 +107,7 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
     Work is that of one decode token with the planned context to attend to. RequestError when the
-    model has no such context, VerifyError when its heads cannot be stored as asked.
+    model has no such context, or its heads do not allow the storage that is asked for.
     """
     try:
         model = Model(file, read_config(file))
@@ -117,6 +117,7 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     except ZincError as error:
         return {"problem": str(error)}
     longest = longest_context(model, wanted.context)
+    check_storage(model, BY_NAME[wanted.kv_dtype])
     config = model.config
     memory = memory_facts(model, wanted, longest)
     context = memory["context"]
@@ -154,8 +155,6 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
             elif asked:
                 shown = fitting
         except VerifyError as error:
-            if asked:
-                raise
             kinds[dtype.name] = {"problem": error.detail}
             continue
         kinds[dtype.name] = {

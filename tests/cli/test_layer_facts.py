@@ -1,0 +1,90 @@
+"""What ``zinc-rt inspect`` says of layers that differ, share or are left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.synth import sized_spec, write_synthetic
+from tests.cli.conftest import Result
+from tests.families_table import FAMILIES
+
+Zinc = Callable[..., Result]
+
+
+@pytest.fixture
+def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """What inspect tells of running a model of the table."""
+
+    def inspect(name: str) -> dict[str, Any]:
+        path = tmp_path / f"{name}.gguf"
+        write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
+        result = zinc("inspect", path, "--json", "--context", 64)
+        assert result.code == 0, result.err
+        facts: dict[str, Any] = json.loads(result.out)
+        return {**facts["run"], "parameters": facts["parameters"]}
+
+    return inspect
+
+
+def test_drafting_blocks_take_no_part(run_of: Callable[[str], dict[str, Any]]) -> None:
+    plain, drafting = run_of("qwen35moe"), run_of("qwen35moe-nextn")
+    assert (plain["drafting_blocks"], drafting["drafting_blocks"]) == (0, 1)
+    assert drafting["active_parameters"] == plain["active_parameters"] < plain["parameters"]
+    assert drafting["parameters"] > plain["parameters"]
+
+
+def test_experts_count_as_far_as_they_are_used(run_of: Callable[[str], dict[str, Any]]) -> None:
+    """Three matrices of each expert, of which a token leaves 9 of 12."""
+    run = run_of("qwen3moe")
+    idle = (12 - 3) * 3 * 128 * 96 * run["layers"]
+    assert run["active_parameters"] == run["parameters"] - idle
+    dense = run_of("qwen3")
+    assert dense["active_parameters"] == dense["parameters"]
+    assert "experts" not in dense["feed_forward"][0]
+
+
+def test_layers_that_share_keys_and_values_take_none(
+    run_of: Callable[[str], dict[str, Any]],
+) -> None:
+    run = run_of("gemma4-shared-kv")
+    owners = [n for entry in run["attention"] if entry["owns_kv"] for n in entry["layers"]]
+    assert sorted(owners) == [0, 1, 2]
+    total = sum(entry["kv_per_token"] * len(entry["layers"]) for entry in run["attention"])
+    assert total == run["memory"]["kv_per_token"] == 3 * 256
+    widths = {entry["width"]: entry["layers"] for entry in run["feed_forward"]}
+    assert widths == {256: [0, 1, 2], 320: [3, 4, 5, 6]}
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling", "divisors"),
+    [
+        ("llama", None, []),
+        ("llama-linear", "linear", []),
+        ("llama-yarn", "yarn", []),
+        ("llama-rope-freqs", None, ["rope_freqs.weight"]),
+    ],
+)
+def test_rotations(
+    run_of: Callable[[str], dict[str, Any]], name: str, scaling: str | None, divisors: list[str]
+) -> None:
+    (entry,) = run_of(name)["attention"]
+    rope = entry["rope"]
+    assert (rope["scaling"], rope["divisors"], rope["pairs"]) == (scaling, divisors, "neighbours")
+    assert (rope["factor"] != 1.0) == (scaling is not None)
+
+
+def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(
+    zinc: Zinc, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_synthetic(path, sized_spec("tiny", **FAMILIES["gemma4-shared-kv"]))
+    for command in (("inspect", path), ("run", "hi", "--model", path)):
+        refused = zinc(*command, "--kv-dtype", "q8_0")
+        assert (refused.code, refused.out) == (2, "")
+        assert "stores 32 channels of a head at a time; head_dim is 16 in layer 0" in refused.err
+        assert "take f32 or f16" in refused.err
