@@ -22,7 +22,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Rows [start, stop) of every ``group`` rows; of those, one after the other, ``inner``."""
+    """Rows [start, stop) of every ``group`` rows, or what ``inner`` keeps of these.
+
+    Raises ValueError for no rows, rows outside the group, or rows that are no whole inner groups.
+    """
 
     start: int
     stop: int
