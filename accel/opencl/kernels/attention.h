@@ -9,6 +9,9 @@
 #ifndef ATTENTION_QUERIES
 #define ATTENTION_QUERIES 16
 #endif
+// Queries that use a key or value in turn once it is in registers: their folds hide one another's
+// latency.
+#define QUERY_STEP 4
 
 // What the queries of a block read: one KV head of one slot.
 typedef struct {
@@ -84,6 +87,20 @@ INLINE void transpose16(float16 *v) {
 #undef INTERLEAVE
 }
 
+// total[query] += the products of 16 columns, for `queries` rows of q.
+INLINE void add_products(const float16 *key, const float *q, uint padded, uint queries,
+                         float16 *total) {
+    float16 chunk[QUERY_STEP];
+    const float *row[QUERY_STEP];
+    UNROLL for (uint n = 0; n < queries; n++) {
+        chunk[n] = (float16)(0.0f);
+        row[n] = q + (ulong)n * padded;
+    }
+    UNROLL for (int i = 0; i < 16; i++)
+        UNROLL for (uint n = 0; n < queries; n++) chunk[n] = chunk[n] + row[n][i] * key[i];
+    UNROLL for (uint n = 0; n < queries; n++) total[n] = total[n] + chunk[n];
+}
+
 // total[query] = q . k_j for the 16 positions of one page.
 INLINE void page_products(const KV_HEAD *head, uint dtype, bool whole, const QUERY_BLOCK *block,
                           uint position, float16 *total) {
@@ -96,12 +113,11 @@ INLINE void page_products(const KV_HEAD *head, uint dtype, bool whole, const QUE
             key[i] = load_kv(head, dtype, whole, row + (ulong)i * head->width + d,
                              (int)(head->head_dim - d));
         transpose16(key);
-        for (uint n = 0; n < block->count; n++) {
-            float16 chunk = (float16)(0.0f);
-            const float *q = block->q + n * padded + d;
-            UNROLL for (int i = 0; i < 16; i++) chunk = chunk + q[i] * key[i];
-            total[n] = total[n] + chunk;
-        }
+        uint n = 0;
+        for (; n + QUERY_STEP <= block->count; n += QUERY_STEP)
+            add_products(key, block->q + n * padded + d, padded, QUERY_STEP, total + n);
+        for (; n < block->count; n++)
+            add_products(key, block->q + n * padded + d, padded, 1, total + n);
     }
 }
 
@@ -149,36 +165,74 @@ static SOFTMAX tile_weights(float *scores, uint begin, uint end) {
     return tile;
 }
 
-// output[d] = left fold over positions of weight * v[d], for columns [d, d + 16 vectors).
-#define WEIGHTED_VALUES(vectors)                                                                 \
-    {                                                                                            \
-        float16 sum[vectors];                                                                    \
-        UNROLL for (int i = 0; i < vectors; i++) sum[i] = (float16)(0.0f);                       \
-        for (uint j = begin; j < end;) {                                                         \
-            const uint stop = min(end, (j / PAGE_TOKENS + 1) * PAGE_TOKENS);                     \
-            ulong row = kv_row(head, tile * KV_TILE + j, 1) + d;                                 \
-            for (; j < stop; j++, row += head->width) {                                          \
-                UNROLL for (int i = 0; i < vectors; i++)                                         \
-                    sum[i] = sum[i] + weights[j] * load_kv(head, dtype, whole, row + 16 * i,     \
-                                                           (int)(head->head_dim - d) - 16 * i);  \
-            }                                                                                    \
-        }                                                                                        \
-        UNROLL for (int i = 0; i < vectors; i++) vstore16(sum[i], i, output + d);                \
-        d += 16 * vectors;                                                                       \
+// Adds weight * v[d] of positions [begin, end), one after the other, to columns [d, d + 16 vectors)
+// of `queries` rows of output.
+INLINE void add_columns(const KV_HEAD *head, uint dtype, bool whole, uint tile,
+                        float (*weights)[KV_TILE], uint begin, uint end, uint d,
+                        uint vectors, uint queries, float *output) {
+    const uint padded = padded_dim(head->head_dim);
+    float16 sum[QUERY_STEP][4];
+    UNROLL for (uint n = 0; n < queries; n++)
+        UNROLL for (uint i = 0; i < vectors; i++)
+            sum[n][i] = vload16(i, output + n * padded + d);
+    for (uint j = begin; j < end;) {
+        const uint stop = min(end, (j / PAGE_TOKENS + 1) * PAGE_TOKENS);
+        ulong row = kv_row(head, tile * KV_TILE + j, 1) + d;
+        for (; j < stop; j++, row += head->width) {
+            UNROLL for (uint i = 0; i < vectors; i++) {
+                const float16 value = load_kv(head, dtype, whole, row + 16 * i,
+                                              (int)(head->head_dim - d - 16 * i));
+                UNROLL for (uint n = 0; n < queries; n++)
+                    sum[n][i] = sum[n][i] + weights[n][j] * value;
+            }
+        }
     }
-
-INLINE void weigh_values(const KV_HEAD *head, uint dtype, bool whole, uint tile,
-                         const float *weights, uint begin, uint end, float *output) {
-    uint d = 0;
-    while (d + 64 <= head->head_dim) WEIGHTED_VALUES(4)
-    while (d < head->head_dim) WEIGHTED_VALUES(1)
+    UNROLL for (uint n = 0; n < queries; n++)
+        UNROLL for (uint i = 0; i < vectors; i++)
+            vstore16(sum[n][i], i, output + n * padded + d);
 }
 
-static void tile_values(const KV_HEAD *head, uint tile, const float *weights, uint begin, uint end,
-                        float *output) {
-#define CALL(dtype, whole) weigh_values(head, dtype, whole, tile, weights, begin, end, output)
+INLINE void add_values(const KV_HEAD *head, uint dtype, bool whole, uint tile,
+                       float (*weights)[KV_TILE], uint begin, uint end, uint queries,
+                       float *output) {
+    uint d = 0;
+    for (; d + 64 <= head->head_dim; d += 64)
+        add_columns(head, dtype, whole, tile, weights, begin, end, d, 4, queries, output);
+    for (; d < head->head_dim; d += 16)
+        add_columns(head, dtype, whole, tile, weights, begin, end, d, 1, queries, output);
+}
+
+static void add_values_one(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
+                           uint begin, uint end, float *output) {
+#define CALL(dtype, whole) add_values(head, dtype, whole, tile, weights, begin, end, 1, output)
     FOR_KV_TYPE(head, CALL)
 #undef CALL
+}
+
+static void add_values_step(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
+                            uint begin, uint end, float *output) {
+#define CALL(dtype, whole) \
+    add_values(head, dtype, whole, tile, weights, begin, end, QUERY_STEP, output)
+    FOR_KV_TYPE(head, CALL)
+#undef CALL
+}
+
+// Rows of output = left folds over positions of weight * v, for `queries` rows of weights, at most
+// QUERY_STEP. Row n attends positions [begin[n], end[n]) of the tile, which may be none.
+static void tile_values(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
+                        const uint *begin, const uint *end, uint queries, float *output) {
+    const uint padded = padded_dim(head->head_dim);
+    uint same = queries, shared = end[0];
+    for (uint n = 1; n < queries; n++) {
+        if (begin[n] != begin[0]) same = 0;
+        shared = min(shared, end[n]);
+    }
+    const bool together = same == QUERY_STEP && shared > begin[0];
+    for (uint i = 0; i < queries * padded; i += 16) vstore16((float16)(0.0f), 0, output + i);
+    if (together) add_values_step(head, tile, weights, begin[0], shared, output);
+    for (uint n = 0; n < queries; n++)
+        add_values_one(head, tile, weights + n, together ? shared : begin[n], end[n],
+                       output + n * padded);
 }
 
 // Adds one tile to what the earlier tiles gave: rule R6's merge.

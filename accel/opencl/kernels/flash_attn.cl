@@ -91,7 +91,7 @@ static void attend_tile(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile
     tile_scores(head, block, tile, block->first[0], block->end[0], scores);
     for (uint n = 0; n < block->count; n++, parts += part_stride) {
         const SOFTMAX softmax = tile_weights(scores[n], begin, end);
-        tile_values(head, tile, scores[n], begin, end, output);
+        tile_values(head, tile, scores + n, &begin, &end, 1, output);
         parts[0] = softmax.maximum;
         parts[1] = softmax.total;
         for (uint d = 0; d < head->head_dim; d += 16)

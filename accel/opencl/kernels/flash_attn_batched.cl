@@ -50,13 +50,39 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
 typedef struct {
     float output[ATTENTION_QUERIES * HEAD_DIM_MAX];  // rows of padded_dim
     float scores[ATTENTION_QUERIES][KV_TILE];
-    float tile_output[HEAD_DIM_MAX];
+    float tile_output[QUERY_STEP * HEAD_DIM_MAX];
     SOFTMAX softmax[ATTENTION_QUERIES];
     bool started[ATTENTION_QUERIES];
 } ATTENTION_STATE;
 
+// One tile for queries [first, first + queries) of the block, whose scores are there.
+static void attend_step(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile, uint first,
+                        uint queries, ATTENTION_STATE *state) {
+    const uint padded = padded_dim(head->head_dim), start = tile * KV_TILE;
+    uint begin[QUERY_STEP], end[QUERY_STEP];
+    SOFTMAX softmax[QUERY_STEP];
+    for (uint i = 0; i < queries; i++) {
+        const uint n = first + i;
+        begin[i] = max(block->first[n], start) - start;
+        end[i] = block->end[n] > start ? min(block->end[n] - start, (uint)KV_TILE) : 0;
+        if (begin[i] < end[i]) softmax[i] = tile_weights(state->scores[n], begin[i], end[i]);
+    }
+    tile_values(head, tile, state->scores + first, begin, end, queries, state->tile_output);
+    for (uint i = 0; i < queries; i++) {
+        const uint n = first + i;
+        float *output = state->output + n * padded, *tile_output = state->tile_output + i * padded;
+        if (begin[i] >= end[i]) continue;
+        if (state->started[n]) {
+            merge_tile(&state->softmax[n], output, softmax[i], tile_output, head->head_dim);
+            continue;
+        }
+        for (uint d = 0; d < padded; d += 16) vstore16(vload16(0, tile_output + d), 0, output + d);
+        state->softmax[n] = softmax[i];
+        state->started[n] = true;
+    }
+}
+
 static void attend_block(const KV_HEAD *head, const QUERY_BLOCK *block, ATTENTION_STATE *state) {
-    const uint padded = padded_dim(head->head_dim);
     uint from = block->first[0], to = block->end[0];
     for (uint n = 0; n < block->count; n++) {
         from = min(from, block->first[n]);
@@ -65,22 +91,8 @@ static void attend_block(const KV_HEAD *head, const QUERY_BLOCK *block, ATTENTIO
     }
     for (uint tile = from / KV_TILE; tile * KV_TILE < to; tile++) {
         tile_scores(head, block, tile, from, to, state->scores);
-        for (uint n = 0; n < block->count; n++) {
-            uint begin = max(block->first[n], tile * KV_TILE) - tile * KV_TILE;
-            uint end = block->end[n] > tile * KV_TILE ? block->end[n] - tile * KV_TILE : 0;
-            end = min(end, (uint)KV_TILE);
-            if (begin >= end) continue;
-            SOFTMAX softmax = tile_weights(state->scores[n], begin, end);
-            if (!state->started[n]) {
-                tile_values(head, tile, state->scores[n], begin, end, state->output + n * padded);
-                state->softmax[n] = softmax;
-                state->started[n] = true;
-            } else {
-                tile_values(head, tile, state->scores[n], begin, end, state->tile_output);
-                merge_tile(&state->softmax[n], state->output + n * padded, softmax, state->tile_output,
-                           head->head_dim);
-            }
-        }
+        for (uint n = 0; n < block->count; n += QUERY_STEP)
+            attend_step(head, block, tile, n, min(block->count - n, (uint)QUERY_STEP), state);
     }
 }
 

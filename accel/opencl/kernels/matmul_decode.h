@@ -56,6 +56,13 @@ INLINE int16 block_dot(uint dtype, const GLOBAL uchar *block, const uint *first,
 #endif
 }
 
+// Asks for the lines that lie PREFETCH_BYTES after `vectors` vectors about to be read. Those of
+// headers and sub-block scales count: a line left out is waited for.
+INLINE void prefetch_after(const GLOBAL uchar *bytes, int vectors) {
+    UNROLL for (int v = 0; v < vectors; v++)
+        prefetch_line(bytes + PREFETCH_BYTES + v * VECTOR_BYTES);
+}
+
 // One segment of 32-blocks for 16 rows, before the activation's scale.
 INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOBAL uchar *body,
                               const uint *first, const uint *second, const GLOBAL uint *sums,
@@ -63,10 +70,10 @@ INLINE float16 blocks_segment(uint dtype, const GLOBAL uchar *header, const GLOB
     const uint16 ones = 0x00010001u, minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     float16 value = 0.0f;
     for (uint b = 0; b < blocks; b++) {
+        prefetch_after(header, 1);
         int16 start = OFFSET(dtype) ? dot_pairs(0, minus_offset, (uint16)(sums[b])) : 0;
         int16 sum = block_dot(dtype, body, first, second, start, 0, 8);
-        UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
-            prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
+        prefetch_after(body, BLOCK_VECTORS(dtype));
         float16 term = load_scales(dtype, header) * convert_float16(sum);
         if (HAS_MINIMUM(dtype)) {
             int16 m = dot_pairs(0, ones, (uint16)(sums[b]));
@@ -87,6 +94,8 @@ INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBA
     const uint minus_offset = (uint)(-OFFSET(dtype) & 0xFFFF) * 0x00010001u;
     const SUB_SCALES scales = load_sub_scales(dtype, header, body);
     int16 scaled = 0, minima = 0;
+    prefetch_after(header, 1);
+    prefetch_after(body, SUB_SCALE_VECTORS(dtype));
     body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     UNROLL for (int s = 0; s < 8; s++) {
         const uint16 sum = sums[s];
@@ -103,8 +112,7 @@ INLINE float16 super_segment(uint dtype, const GLOBAL uchar *header, const GLOBA
                       block_dot(dtype, body, first, second, start, 0, 8);
         }
         if (HAS_MINIMUM(dtype)) minima = dot_pairs(minima, minimum_pair(dtype, &scales, s), sum);
-        UNROLL for (int v = 0; v < BLOCK_VECTORS(dtype); v++)
-            prefetch_line(body + PREFETCH_BYTES + v * VECTOR_BYTES);
+        prefetch_after(body, BLOCK_VECTORS(dtype));
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
         first += 8;
         second += 8;

@@ -30,6 +30,11 @@ INLINE float16 float_weights(uint dtype, const GLOBAL uchar *row, uint first, in
 // A segment of one row; a short one is padded with +0, so that its products are +0 too.
 INLINE void load_weight_segment(uint dtype, const GLOBAL uchar *row, uint first, uint columns,
                                 float16 *w) {
+    if (columns - first >= SEGMENT) {
+        UNROLL for (int i = 0; i < SEGMENT_VECTORS; i++)
+            w[i] = float_weights(dtype, row, first + 16 * i, 16);
+        return;
+    }
     for (int i = 0; i < SEGMENT_VECTORS; i++) {
         const int count = (int)(columns - first) - 16 * i;
         w[i] = count > 0 ? float_weights(dtype, row, first + 16 * i, count) : (float16)(0.0f);
@@ -37,10 +42,6 @@ INLINE void load_weight_segment(uint dtype, const GLOBAL uchar *row, uint first,
 }
 
 INLINE void load_float_segment(const GLOBAL float *x, uint first, uint columns, float16 *v) {
-    if (columns - first >= SEGMENT) {
-        UNROLL for (int i = 0; i < SEGMENT_VECTORS; i++) v[i] = vload16(i, x + first);
-        return;
-    }
     load_weight_segment(F32, (const GLOBAL uchar *)x, first, columns, v);
 }
 
@@ -57,8 +58,42 @@ INLINE float16 halved_products(const float16 *w, const float16 *x) {
 
 #if GROUP_SIZE == 1
 
+// Few tokens: a row is read along a whole span before the next one, as memory likes it.
+INLINE void float_decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
+    float16 w[SEGMENT_VECTORS], v[SEGMENT_VECTORS], halved[SPAN_SEGMENTS][LANES];
+    for (uint row = begin_row; row < end_row; row += LANES) {
+        for (uint token = 0; token < p->tokens; token++) {
+            const GLOBAL float *x = p->x + source_row(p, token) * p->x_stride;
+            float16 total = 0.0f;
+            for (uint first = 0; first < p->columns; first += SPAN_SEGMENTS * SEGMENT) {
+                const uint left = p->columns - first;
+                const uint segments = min((left + SEGMENT - 1) / SEGMENT, (uint)SPAN_SEGMENTS);
+                for (uint i = 0; i < LANES; i++) {
+                    const ulong place = min(row + i, end_row - 1);
+                    const GLOBAL uchar *weight = p->weight + place * p->weight_stride;
+                    for (uint s = 0; s < segments; s++) {
+                        const uint k = first + s * SEGMENT;
+                        load_weight_segment(dtype, weight, k, p->columns, w);
+                        load_float_segment(x, k, p->columns, v);
+                        halved[s][i] = halved_products(w, v);
+                    }
+                }
+                float16 span = 0.0f;
+                for (uint s = 0; s < segments; s++) span = span + fold_rows(halved[s]);
+                total = total + span;
+            }
+            store_partial(total, p->y + target_row(p, token) * p->y_stride + row,
+                          (int)(end_row - row));
+        }
+    }
+}
+
 INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     float16 w[LANES][SEGMENT_VECTORS], span[FLOAT_TOKENS], total[FLOAT_TOKENS];
+    if (p->tokens <= DECODE_TOKENS) {
+        float_decode_rows(dtype, p, begin_row, end_row);
+        return;
+    }
     for (uint row = begin_row; row < end_row; row += LANES) {
         for (uint first = 0; first < p->tokens; first += FLOAT_TOKENS) {
             const uint count = min(p->tokens - first, (uint)FLOAT_TOKENS);
