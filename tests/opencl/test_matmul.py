@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from accel.opencl.packets import ABSENT, OPS, PACKET
 from accel.opencl.program import HEADERS, build_program, kernel_text
 from accel.opencl.weights import LANES, Layout, RepackedWeight, header_bytes, repack
 from contract.errors import TierUnavailable
+from tests.opencl.work_groups import products_of
 
 ENTRY = """
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
@@ -71,7 +73,11 @@ def _cpu_device():
 
 
 class Products:
-    """One build of the product kernels, run on arrays of this process."""
+    """The product kernels, run on arrays of this process.
+
+    Built once; for work-groups once a format, because a processor's compiler takes minutes for the
+    work-groups of all of them together.
+    """
 
     def __init__(self, variant: Variant) -> None:
         import pyopencl as cl
@@ -81,23 +87,32 @@ class Products:
             pytest.skip("this processor has no AVX-512 VNNI")
         context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(context)
-        files = {
+        self._files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
             **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
             "one_packet.cl": ENTRY,
         }
-        options = (
+        self._options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
             f"-DATTENTION_QUERIES=1 -DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
         )
-        program = build_program(context, device, files, options, None)
-        self._kernel = program.one_packet
+        self._place = context, device
         self._group_size = variant.group_size
+        self._kernels: dict[tuple[DType, ...], Any] = {}
 
-    def run(self, op: str, packet: np.ndarray, workers: int) -> None:
+    def _kernel(self, dtype: DType) -> Any:
+        formats = WEIGHT_DTYPES if self._group_size == 1 else (dtype,)
+        if formats not in self._kernels:
+            matmul_text = products_of(self._files["matmul.cl"], formats)
+            files = self._files | {"matmul.cl": matmul_text}
+            program = build_program(*self._place, files, self._options, None)
+            self._kernels[formats] = program.one_packet
+        return self._kernels[formats]
+
+    def run(self, op: str, packet: np.ndarray, workers: int, dtype: DType) -> None:
         number = np.uint32(KERNEL_OPS.index(op))
         sizes = (workers * self._group_size,), (self._group_size,)
-        self._kernel(self._queue, *sizes, np.uint64(packet.ctypes.data), number)
+        self._kernel(dtype)(self._queue, *sizes, np.uint64(packet.ctypes.data), number)
         self._queue.finish()
 
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
@@ -108,14 +123,15 @@ class Products:
         y = np.full((tokens, len(blocks) + 5), UNWRITTEN)
         inputs = [x, None, None]
         if dtype.storage is not StorageClass.FLOAT:
-            inputs = self.quantize(x, workers)
+            inputs = self.quantize(x, workers, dtype)
         sizes = (tokens, len(blocks), columns)
         packet = _packet("matmul", (*inputs, weight.bytes, y), sizes, dtype, weight.layout)
-        self.run("matmul", packet, workers)
+        self.run("matmul", packet, workers, dtype)
         assert (y[:, len(blocks) :] == UNWRITTEN).all()
         return y[:, : len(blocks)]
 
-    def quantize(self, x: np.ndarray, workers: int) -> list[np.ndarray | None]:
+    def quantize(self, x: np.ndarray, workers: int, dtype: DType) -> list[np.ndarray | None]:
+        """``x`` as the products of ``dtype`` read it."""
         tokens, columns = x.shape
         segments = -(-columns // 256)
         parts: list[np.ndarray | None] = [
@@ -124,7 +140,7 @@ class Products:
             np.full((tokens, segments * 8), 77, np.uint32),
         ]
         packet = _packet("quantize_activation", (x, *parts), (tokens, columns))
-        self.run("quantize_activation", packet, workers)
+        self.run("quantize_activation", packet, workers, dtype)
         return parts
 
     def embed(self, weight, dtype: DType, tokens: np.ndarray) -> np.ndarray:
@@ -132,7 +148,7 @@ class Products:
         query = tokens.astype(np.int32)[:, None].copy()
         sizes = (len(tokens), weight.columns)
         packet = _packet("embed", (query, weight.bytes, y), sizes, dtype, weight.layout)
-        self.run("embed", packet, 1)
+        self.run("embed", packet, 1, dtype)
         return y
 
 

@@ -31,17 +31,17 @@ def open_work_groups(
     """
     monkeypatch.setattr(tier_module, "find_device", lambda name: replace(device, is_cpu=False))
     monkeypatch.setattr(runtime, "step_files", partial(program.step_files, ops))
-    known = {dtype.name.upper() for dtype in formats}
     text = program.kernel_text
 
     def chosen(name: str) -> str:
-        if name != "matmul.cl":
-            return text(name)
-        return re.sub(
-            r"\n *ROWS_CASE\((\w+)\)(?=\n)",
-            lambda case: case[0] if case[1] in known else "",
-            text(name),
-        )
+        return products_of(text(name), formats) if name == "matmul.cl" else text(name)
 
     monkeypatch.setattr(program, "kernel_text", chosen)
     return open_opencl(mode=Mode.LAUNCH)
+
+
+def products_of(text: str, formats: Collection[DType]) -> str:
+    """The text of ``matmul.cl`` without the code of all but ``formats``."""
+    known = {dtype.name.upper() for dtype in formats}
+    cases = r"\n *ROWS_CASE\((\w+)\)(?=\n)"
+    return re.sub(cases, lambda case: case[0] if case[1] in known else "", text)
