@@ -16,7 +16,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner
+from reference.runner import Capacity, ModelRunner, Submission
 
 SLOTS = 3
 PAGES = 12
@@ -235,6 +235,26 @@ def test_steps_are_fed_while_nothing_else_is_to_do(
     engine.submit(request(1, max_tokens=11))
     assert len(list(engine.run())) == 11
     assert (len(submitted), len(fed)) == (2, 9)
+
+
+@pytest.mark.parametrize(("length", "max_tokens"), [(CONTEXT - 6, 50), (9, 7)])
+def test_nothing_is_fed_beyond_the_last_token(
+    fed_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, length: int, max_tokens: int
+) -> None:
+    """A position without a page would be written wherever the page table happens to point."""
+    positions = []
+    feed = fed_runner.feed
+
+    def observed(before: Submission) -> Submission:
+        submission = feed(before)
+        positions.extend(submission.query["position"].tolist())
+        return submission
+
+    monkeypatch.setattr(fed_runner, "feed", observed)
+    engine = Engine(fed_runner, steps_ahead=3)
+    engine.submit(request(1, length=length, max_tokens=max_tokens))
+    last = list(engine.run())[-1].position
+    assert positions == list(range(length + 1, last))
 
 
 def _tokens(
