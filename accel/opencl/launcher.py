@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.grid import launch_groups
 from accel.opencl.memory import Allocation, Memory
-from accel.opencl.packets import OPS
+from accel.packets.grid import launch_groups
+from accel.packets.packet import OPS
 
 MEETING_BYTES = 512
 FAILED_WORD = 64

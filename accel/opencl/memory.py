@@ -13,10 +13,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from accel.opencl.packets import BANK_SHIFT, BANKS
+from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
 from contract.errors import OutOfMemory
 
-ALIGNMENT = 256
 MIN_BANK_BYTES = 64 << 20
 
 Bytes = NDArray[np.uint8]
@@ -93,11 +92,6 @@ class Memory(Protocol):
 def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
     if nbytes > capacity - used:
         raise OutOfMemory(what, nbytes, used, capacity - used)
-
-
-def aligned(nbytes: int) -> int:
-    """What ``nbytes`` take of a bank."""
-    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_zeros(nbytes: int) -> Bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.opencl.device import Device, import_pyopencl
-from accel.opencl.packets import OPS
+from accel.packets.packet import OPS
 from contract.errors import TierError
 
 HEADERS = (

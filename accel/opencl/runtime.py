@@ -24,9 +24,9 @@ from accel.opencl.launcher import (
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
-from accel.opencl.packets import OPS, PACKET
 from accel.opencl.program import BuildOptions, Progress, build_program, step_files
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
+from accel.packets.packet import OPS, PACKET
 from contract.errors import TierUnavailable
 
 ACCELERATOR_GROUP_SIZE = 128

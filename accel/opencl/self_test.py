@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.device import TIER, Device, import_pyopencl
-from accel.opencl.packets import PACKET
 from accel.opencl.program import BuildOptions, build_program, self_test_files
+from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
 SAMPLES = 1 << 14

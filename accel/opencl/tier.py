@@ -12,19 +12,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.binding import bind_step
 from accel.opencl.device import TIER, find_device, import_pyopencl
-from accel.opencl.footprint import StepMemory, opencl_footprint, step_memory
 from accel.opencl.launcher import Mode, Recording, WorkersLost
 from accel.opencl.memory import Allocation
 from accel.opencl.program import Progress, build_program
-from accel.opencl.rules import RULES, lower_graph
 from accel.opencl.runtime import Choices, open_runtime
-from accel.opencl.schedule import schedule_launches, schedule_workers
-from accel.opencl.step import Schedule, Step
-from accel.opencl.weights import Layout, repack
+from accel.packets.binding import bind_step
+from accel.packets.footprint import StepMemory, opencl_footprint, step_memory
+from accel.packets.layouts import Layout, repack
+from accel.packets.rules import RULES, lower_graph
+from accel.packets.schedule import schedule_launches, schedule_workers
+from accel.packets.step import Schedule, Step
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.errors import CodecError, DeviceLost, UnsupportedOp
+from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
@@ -359,11 +359,8 @@ class OpenClTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, key: ShapeKey) -> tuple[Step, Schedule]:
-        missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
-        if missing:
-            raise UnsupportedOp(TIER, missing)
         runtime = self._runtime
-        step = lower_graph(graph, key, runtime.parts)
+        step = lower_graph(graph, key, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
         return step, schedule_launches(step)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from accel.opencl import self_test
-from accel.opencl.packets import PACKET
 from accel.opencl.program import BuildOptions
 from accel.opencl.runtime import Choices, probe_options
 from accel.opencl.self_test import SelfTest, native_arithmetic, sample_pairs
+from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
 cl = pytest.importorskip("pyopencl")

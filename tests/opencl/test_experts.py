@@ -19,11 +19,11 @@ from tests.quant.samples import random_blocks
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 from accel.opencl.device import Device
-from accel.opencl.grid import SLOTS, launch_groups
-from accel.opencl.packets import OPS, PACKET
-from accel.opencl.rules import lower_graph
-from accel.opencl.schedule import schedule_workers
-from accel.opencl.weights import LANES, Layout, repack
+from accel.packets.grid import SLOTS, launch_groups
+from accel.packets.layouts import LANES, Layout, repack
+from accel.packets.packet import OPS, PACKET
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_workers
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
 from tests.opencl.work_groups import open_work_groups
@@ -114,7 +114,7 @@ def test_straddling_groups_would_be_noticed() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_worker_meets_what_another_touched(key: ShapeKey, shared: bool) -> None:
     """Every conflict between two ops of expert layers has a barrier in between."""
-    step = lower_graph(expert_layers(3, shared=shared), key, WORKERS)
+    step = lower_graph(expert_layers(3, shared=shared), key, WORKERS, "opencl")
     assert _races(step, schedule_workers(step, WORKERS)) == []
 
 
@@ -123,18 +123,18 @@ def test_barriers_of_a_decode_layer(shared: bool, most: int) -> None:
     """Router; gate and up of all experts; down of all experts; and the shared expert's down."""
     barriers = []
     for layers in (2, 5):
-        step = lower_graph(expert_layers(layers, shared=shared), ShapeKey(1, 0), WORKERS)
+        step = lower_graph(expert_layers(layers, shared=shared), ShapeKey(1, 0), WORKERS, "opencl")
         barriers.append(schedule_workers(step, WORKERS).barriers)
     assert barriers[1] - barriers[0] == 3 * most
 
 
 def test_an_activation_is_quantized_once() -> None:
     """Gate, up and the shared expert read the same integers; the router is F32."""
-    step = lower_graph(expert_layers(1, shared=True), ShapeKey(7, 0), WORKERS)
+    step = lower_graph(expert_layers(1, shared=True), ShapeKey(7, 0), WORKERS, "opencl")
     counts = Counter(op.name for op in step.ops)
     assert counts["quantize_activation"] == 3
     assert counts["expert_group"] == 1
-    alone = lower_graph(expert_layers(1, shared=True), ShapeKey(1, 0), WORKERS)
+    alone = lower_graph(expert_layers(1, shared=True), ShapeKey(1, 0), WORKERS, "opencl")
     assert "expert_group" not in {op.name for op in alone.ops}
 
 
@@ -142,7 +142,7 @@ def test_an_activation_is_quantized_once() -> None:
 def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: int) -> None:
     """As many units as any routing can cut chunks, and not a multiple of it."""
     graph = expert_layers(1, experts=experts, used=used)
-    step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS)
+    step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")
     product = next(op for op in step.ops if op.name == "matmul" and op.sizes[3:])
     packet = np.zeros(1, PACKET)[0]
     packet["op"], packet["dtype"] = OPS.index("matmul"), Q4_K.ggml_id

@@ -19,9 +19,9 @@ pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import find_devices
-from accel.opencl.packets import ABSENT, OPS, PACKET
 from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.opencl.weights import LANES, Layout, RepackedWeight, header_bytes, repack
+from accel.packets.layouts import LANES, Layout, RepackedWeight, header_bytes, repack
+from accel.packets.packet import ABSENT, OPS, PACKET
 from contract.errors import TierUnavailable
 from tests.opencl.work_groups import products_of
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.opencl.binding import bind_step
 from accel.opencl.device import find_devices
-from accel.opencl.grid import launch_groups
-from accel.opencl.packets import OPS
 from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.opencl.rules import lower_graph
-from accel.opencl.schedule import schedule_launches
+from accel.packets.binding import bind_step
+from accel.packets.grid import launch_groups
+from accel.packets.packet import OPS
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
 from contract.errors import TierUnavailable
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -96,7 +96,7 @@ class WorkGroups:
         """Every written and updated operand of the case."""
         graph = build_graph(case)
         sizes = case.sizes
-        step = lower_graph(graph, ShapeKey(sizes["tokens"], 0), 1)
+        step = lower_graph(graph, ShapeKey(sizes["tokens"], 0), 1, "opencl")
         schedule = schedule_launches(step)
         arrays = {}
         for name, decl in graph.buffers.items():

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.opencl.rules import lower_graph
-from accel.opencl.schedule import ALIGNMENT, schedule_launches, schedule_workers
-from accel.opencl.step import Op, Schedule, Split, Step, Tensor
+from accel.packets.packet import ALIGNMENT
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches, schedule_workers
+from accel.packets.step import Op, Schedule, Split, Step, Tensor
 from contract.shape_key import ShapeKey
 from reference.model.families.tensors import Limits
 from reference.model.open import open_model
@@ -65,14 +66,14 @@ def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_no_worker_meets_what_another_touched(key: ShapeKey, name: str) -> None:
     """Every conflict between two ops has a barrier in between."""
-    step = lower_graph(GRAPHS[name], key, WORKERS)
+    step = lower_graph(GRAPHS[name], key, WORKERS, "opencl")
     assert _races(step, schedule_workers(step, WORKERS)) == []
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_missing_barrier_is_noticed(name: str) -> None:
     """The negative control of the walk above: taking any one barrier away makes a race."""
-    step = lower_graph(GRAPHS[name], ShapeKey(3, 2), WORKERS)
+    step = lower_graph(GRAPHS[name], ShapeKey(3, 2), WORKERS, "opencl")
     schedule = schedule_workers(step, WORKERS)
     for index, placement in enumerate(schedule.placements):
         if not placement.wait:
@@ -90,7 +91,7 @@ def test_a_missing_barrier_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("launches", [True, False])
 def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool, name: str) -> None:
     """Two buffers of one level (for a worker's own memory: of one op) never share a byte."""
-    step = lower_graph(GRAPHS[name], key, WORKERS)
+    step = lower_graph(GRAPHS[name], key, WORKERS, "opencl")
     schedule = schedule_launches(step) if launches else schedule_workers(step, WORKERS)
     spans: dict[str, tuple[int, int]] = {}
     for index, (op, placement) in enumerate(zip(step.ops, schedule.placements, strict=True)):
@@ -119,14 +120,14 @@ def test_a_decode_layer_costs_five_barriers(synthetic_model: Callable[..., Path]
     for layers in (2, 5):
         path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=layers)
         graph = open_model(path).graph(Limits(slots=2, context=64, pages=8))
-        step = lower_graph(graph, ShapeKey(1, 1), WORKERS)
+        step = lower_graph(graph, ShapeKey(1, 1), WORKERS, "opencl")
         barriers.append(schedule_workers(step, WORKERS).barriers)
     assert barriers[1] - barriers[0] == 3 * 5
 
 
 def test_one_worker_keeps_no_private_copies() -> None:
     """Alone there is nobody to save a barrier for."""
-    step = lower_graph(decoder(), ShapeKey(1, 1), 1)
+    step = lower_graph(decoder(), ShapeKey(1, 1), 1, "opencl")
     assert schedule_workers(step, 1).own == {}
 
 

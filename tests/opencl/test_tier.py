@@ -11,11 +11,11 @@ import pytest
 from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
 from accel.opencl.launcher import Engine, Mode, PersistentLauncher, WorkersLost
-from accel.opencl.packets import OPS, PACKET
 from accel.opencl.program import BuildError
-from accel.opencl.rules import RULES
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
+from accel.packets.packet import OPS, PACKET
+from accel.packets.rules import RULES
 from contract.dtypes import F32, I32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel.opencl.step import Op, Split, Step, Tensor
+from accel.packets.step import Op, Split, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 from contract.dtypes import F16, F32, I32, DType, StorageClass
 from contract.ir.nodes import BufferKind, Graph, Node, View
@@ -21,12 +21,13 @@ ITEM_BYTES = {F32: 4, I32: 4, F16: 2}
 
 
 class Lowering:
-    """Collects the ops of one graph for one ShapeKey."""
+    """Collects the ops of one graph for one ShapeKey; ``tier`` names the device in errors."""
 
-    def __init__(self, graph: Graph, key: ShapeKey, parts: int) -> None:
+    def __init__(self, graph: Graph, key: ShapeKey, parts: int, tier: str) -> None:
         self.graph = graph
         self.key = key
         self.parts = parts
+        self.tier = tier
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}

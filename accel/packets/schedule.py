@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from accel.opencl.step import Op, Placement, Schedule, Split, Step, Touch
-
-ALIGNMENT = 256
-"""Bytes; of every scratch buffer."""
+from accel.packets.packet import aligned
+from accel.packets.step import Op, Placement, Schedule, Split, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
 """Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its
@@ -93,7 +91,7 @@ def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], i
     alive: list[tuple[int, int, int]] = []
     total = 0
     for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
-        size = -(-max(sizes[name], 1) // ALIGNMENT) * ALIGNMENT
+        size = aligned(max(sizes[name], 1))
         alive = [place for place in alive if place[2] >= first]
         offset = 0
         for start, stop, _ in alive:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.packets import ABSENT, OPS, OWN_MEMORY, PACKET, SCRATCH_MEMORY
-from accel.opencl.step import Op, Placement, Schedule, Step, Tensor
-from accel.opencl.weights import Layout
+from accel.packets.layouts import Layout
+from accel.packets.packet import ABSENT, OPS, OWN_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.step import Op, Placement, Schedule, Step, Tensor
 
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.opencl.device import TIER
-from accel.opencl.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
-from accel.opencl.rules_experts import EXPERT_RULES
-from accel.opencl.rules_recurrent import RECURRENT_RULES
-from accel.opencl.step import Op, Step, Tensor
+from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.packets.rules_experts import EXPERT_RULES
+from accel.packets.rules_recurrent import RECURRENT_RULES
+from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
 from contract.errors import UnsupportedOp
 from contract.ir.nodes import Graph, Node
@@ -27,12 +26,15 @@ BEST_WORDS = 3
 """int32 words of the arg-max record of ``kernels/argmax.h``."""
 
 
-def lower_graph(graph: Graph, key: ShapeKey, parts: int) -> Step:
-    """The ops of ``graph`` for ``key``; row reductions are cut in ``parts``.
+def lower_graph(graph: Graph, key: ShapeKey, parts: int, tier: str) -> Step:
+    """The ops of ``graph`` for ``key`` on ``tier``; row reductions are cut in ``parts``.
 
-    Raises KeyError for an opcode that is not in RULES.
+    Raises UnsupportedOp for an opcode that is not in RULES and for sizes no op has room for.
     """
-    lowering = Lowering(graph, key, parts)
+    missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
+    if missing:
+        raise UnsupportedOp(tier, missing)
+    lowering = Lowering(graph, key, parts, tier)
     for node in graph.nodes:
         RULES[node.opcode](lowering, node)
     return lowering.step
@@ -190,7 +192,7 @@ def _attention_tensors(low: Lowering, node: Node) -> tuple[Tensor, ...]:
     head_dim = int(node.params["head_dim"])
     if head_dim > HEAD_DIM_MAX:
         name = TABLE[node.opcode].name
-        raise UnsupportedOp(TIER, [f"{name} of head_dim {head_dim}, above {HEAD_DIM_MAX}"])
+        raise UnsupportedOp(low.tier, [f"{name} of head_dim {head_dim}, above {HEAD_DIM_MAX}"])
     q, page_table, query, y = (
         low.tensor(node.operands[name]) for name in ("q", "page_table", "query", "y")
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.opencl.grid import SLOTS
-from accel.opencl.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
-from accel.opencl.step import Op, Tensor
+from accel.packets.grid import SLOTS
+from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.packets.step import Op, Tensor
 from contract.dtypes import F32, StorageClass
 from contract.ir.nodes import Node, View
 from contract.opcodes import Opcode

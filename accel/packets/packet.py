@@ -70,3 +70,11 @@ BANK_SHIFT = 56
 BANKS = 16
 COLUMN_GRANULE = 32
 """Constants of ``kernels/packet.h``."""
+
+ALIGNMENT = 256
+"""Bytes; of whatever lies in device memory."""
+
+
+def aligned(nbytes: int) -> int:
+    """What ``nbytes`` take of a bank."""
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from accel.opencl.binding import stored_operands
-from accel.opencl.memory import aligned
-from accel.opencl.packets import PACKET
-from accel.opencl.rules import SPLIT_TOKENS
-from accel.opencl.step import Schedule, Step
-from accel.opencl.weights import repacked_bytes
+from accel.packets.binding import stored_operands
+from accel.packets.layouts import repacked_bytes
+from accel.packets.packet import PACKET, aligned
+from accel.packets.rules import SPLIT_TOKENS
+from accel.packets.step import Schedule, Step
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes

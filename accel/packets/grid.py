@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from accel.opencl.packets import OPS
-from accel.opencl.weights import LANES
+from accel.packets.layouts import LANES
+from accel.packets.packet import OPS
 from contract.arithmetic import SEGMENT
 from contract.dtypes import BF16, F16, F32
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.opencl.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
-from accel.opencl.step import Op, Tensor
+from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.packets.step import Op, Tensor
 from contract.ir.nodes import Node
 from contract.opcodes import Opcode
 
