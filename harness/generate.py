@@ -28,7 +28,7 @@ from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.memory.planner import Demand
 from reference.model.chat_template import ChatTemplate, load_chat_template
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
 from reference.runner import Capacity, ModelRunner

@@ -40,7 +40,7 @@ from harness.synth import (
 )
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import Capacity, ModelRunner
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from contract.errors import RequestError
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.memory.pages import PagePool, pages_for
-from reference.model.families.tensors import RING_STEPS
+from reference.limits import pages_for
+from reference.memory.pages import PagePool
+from reference.limits import RING_STEPS
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.planner import Chunk, Pending, plan_step
 

@@ -22,7 +22,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
 from reference.memory.recurrent import RecurrentMemory
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from reference.limits import pages_for
+from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import Capacity, ModelRunner, StepInput
 

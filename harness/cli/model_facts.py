@@ -23,7 +23,7 @@ from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.memory import check_storage, longest_context, plans_of
 from reference.memory.planner import Demand, MemoryPlan, longest_plan
 from reference.model.config import read_config
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.gguf import GgufFile, StringArray, Value
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer

@@ -28,8 +28,8 @@ from harness.validate.trace import (
     scratch_of,
 )
 from reference.engine import fill_sampling
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from reference.limits import pages_for
+from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import Capacity, ModelRunner, StepInput
 

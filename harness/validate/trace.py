@@ -20,7 +20,7 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from reference.cpu.tier import NUMPY_DTYPES
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import ModelRunner
 

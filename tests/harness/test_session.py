@@ -11,7 +11,7 @@ import harness.generate
 from harness.generate import Session, SessionOptions
 from harness.synth import SynthSpec, write_synthetic
 from reference.model.chat_template import ChatTemplate
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import open_model
 
 

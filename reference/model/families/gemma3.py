@@ -7,7 +7,8 @@ from reference.model.config import ModelConfig
 from reference.model.families.attention import attention
 from reference.model.families.emitter import GELU, Emitter
 from reference.model.families.feed_forward import dense
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.limits import Limits
+from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
