@@ -13,15 +13,13 @@ import numpy as np
 NO_SLOT = 0xFFFFFFFF
 """Owner of a page that no slot owns."""
 
-STEP = np.dtype(
-    [("tokens", "<i4"), ("rows", "<i4"), ("first_event", "<u4"), ("reserved", "<u4")]
-)
+STEP = np.dtype([("tokens", "<i4"), ("rows", "<i4"), ("first_event", "<u4"), ("reserved", "<u4")])
 """First record of a step's inputs: how many query tokens and output rows it has, and the number of
 the first event it writes to the output ring."""
 
 QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
 """One query token of a step: which token of which slot at which position. Token LAST_TOKEN is the
-one the slot's step before sampled. The tokens of a slot are neighbours, in order of position."""
+one the slot's step before sampled. The tokens of a slot are in order of position."""
 
 LAST_TOKEN = -1
 """A query token that the device knows and the host need not."""
@@ -43,9 +41,9 @@ SAMPLING = np.dtype(
         ("reserved", "<i4", (4,)),
     ]
 )
-"""How one output row is sampled (rule R9). ``position`` is the position being sampled. The penalties
-look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of ``slot`` at
-position p lies in entry p mod n of the n recent tokens kept of every slot."""
+"""How one output row is sampled (rule R9). ``position`` is the position being sampled. The
+penalties look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of
+``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot."""
 
 SLOT = np.dtype(
     [
@@ -79,7 +77,7 @@ OUTPUT_EVENT = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-"""One event of the output ring. ``sequence`` is its number: event n lies in entry n mod the size."""
+"""One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size."""
 
 
 class EventFlags(IntFlag):

@@ -1,7 +1,7 @@
 """What a device tier must do. Nothing here knows of sequences, tenants or priorities.
 
-A tier allocates named memory, lowers a verified graph to its native form once per form of a step,
-and executes lowered batches in the order they are submitted. Whatever it fuses, repacks or reorders,
+A tier allocates named memory, lowers a verified graph to native code once per form of a step, and
+executes lowered batches in the order they are submitted. Whatever it fuses, repacks or reorders,
 the bits are those of the arithmetic rules.
 
 What a step computes is data: the block of its inputs begins with the numbers of its tokens and

@@ -43,8 +43,8 @@ class Limits:
 
     @property
     def ring_events(self) -> int:
-        """Entries of the output ring."""
-        return RING_STEPS * self.step_rows
+        """Entries of the output ring: a power of two, so that event numbers may wrap around."""
+        return RING_STEPS << max(0, self.step_rows - 1).bit_length()
 
     @property
     def slot_pages(self) -> int:

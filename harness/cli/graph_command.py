@@ -144,8 +144,7 @@ def _graphs(
 
     from contract.dtypes import BY_NAME
     from harness.memory import longest_context
-    from reference.limits import pages_for
-    from reference.limits import Limits
+    from reference.limits import Limits, pages_for
     from reference.model.open import open_model
 
     asked = settings["context"]

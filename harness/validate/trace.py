@@ -58,15 +58,12 @@ def with_outputs(graph: Graph, names: frozenset[str]) -> Graph:
 
 
 def result_sites(graph: Graph) -> tuple[Site, ...]:
-    """Every observable result, in execution order.
-
-    What prepares the request buffers for another step is not: the host's next inputs replace it.
-    """
+    """Every observable result, in execution order."""
     sites: list[Site] = []
     for number, node in enumerate(graph.nodes):
         for operand in TABLE[node.opcode].outputs:
             view = node.operands.get(operand.name)
-            if view is None or graph.buffers[view.buffer].kind is BufferKind.REQUEST:
+            if view is None:
                 continue
             if operand.access is Access.UPDATE:
                 sites = [site for site in sites if not _overlap(site.view, view)]

@@ -216,7 +216,7 @@ class CpuTier:
         @lru_cache(maxsize=MAX_BOUND_STEPS)
         def calls(step: ShapeKey) -> tuple[Call, ...]:
             arrays = memory.arrays(step)
-            return tuple(self._call(node, bind(node, arrays)) for node in graph.nodes)
+            return tuple(self.call_of(node, bind(node, arrays)) for node in graph.nodes)
 
         return CpuBatch(graph, form, block, MappingProxyType(memory.buffers), calls)
 
@@ -263,7 +263,8 @@ class CpuTier:
         nbytes = buffer_bytes(batch.graph.buffers[name], step)
         return batch.buffers[name].data.reshape(-1)[:nbytes].copy()
 
-    def _call(self, node: Node, bound: Mapping[str, Bound]) -> Call:
+    def call_of(self, node: Node, bound: Mapping[str, Bound]) -> Call:
+        """What runs ``node`` on its operands: a fast kernel, else the definition."""
         fast = self._fast.get(node.opcode)
         return fast(bound, node.params) if fast else define(node, bound)
 

@@ -13,8 +13,8 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
-from reference.model.config import ModelConfig
 from reference.limits import Limits
+from reference.model.config import ModelConfig
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID = 0, 1, 2

@@ -11,6 +11,7 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
 from reference.model.gguf import TensorInfo
 
+
 @dataclass(slots=True)
 class ModelTensors:
     """The tensors of one file, and which of them a family has taken.
