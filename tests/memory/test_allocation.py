@@ -24,7 +24,7 @@ from reference.cpu.tier import CpuTier
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
-from reference.runner import MAX_VARIANTS, ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput
 from tests.families_table import FAMILIES
 
 TOLERANCE = 0.01
@@ -88,6 +88,7 @@ def measure(model: Model, tier: Tier, limits: Limits) -> tuple[int, int]:
     tracemalloc.start()
     try:
         with ModelRunner(model, tier, limits) as runner:
+            runner.prepare()
             for tokens in STEPS:
                 runner.step(step_of(tokens, limits))
             gc.collect()
@@ -166,25 +167,18 @@ def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> Non
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
     limits = whole_contexts(4, 2048, kv_dtype, 256 + 4, 4)
     traced, predicted = check(default_model, tier, limits)
-    if not in_banks(tier):
+    if not isinstance(tier, OpenClTier) or tier.shares_memory:
         kept = plan_on(default_model, tier, limits)[0].workspace
         assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
 
 
 def check(model: Model, tier: Tier, limits: Limits) -> tuple[int, int]:
     """The interpreter's count, and the prediction that the tier's own count came close to."""
-    plan, footprint = plan_on(model, tier, limits)
+    plan, _ = plan_on(model, tier, limits)
     counted, traced = measure(model, tier, limits)
-    unlowered = 0 if in_banks(tier) else footprint.variant * (MAX_VARIANTS - len(STEPS))
-    predicted = plan.allocated - unlowered
-    assert close(counted, predicted), (counted, predicted)
+    assert close(counted, plan.allocated), (counted, plan.allocated)
     assert counted <= plan.total
-    return traced, predicted
-
-
-def in_banks(tier: Tier) -> bool:
-    """Whether memory was taken in one piece, room for all lowered steps included."""
-    return isinstance(tier, OpenClTier) and not tier.shares_memory
+    return traced, plan.allocated
 
 
 def test_a_wrong_prediction_is_noticed(
