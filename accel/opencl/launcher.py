@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.memory import Allocation, Memory
-from accel.packets.grid import launch_groups
-from accel.packets.packet import OPS
+from accel.packets.ops import OPS
+from accel.packets.step import Op
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -79,8 +80,8 @@ class Launcher(Protocol):
 
     workers: int
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
-        """Prepare ``packets``, which lie at ``address`` in device memory."""
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory."""
 
     def check(self) -> None:
         """Raise WorkersLost when the step that just ended was given up."""
@@ -104,7 +105,7 @@ class PersistentLauncher:
         self._address = np.uint64(meeting.address)
         self._words = engine.memory.map(meeting).view(np.uint32)
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
         """See Launcher."""
         trailing = (
             np.uint64(address),
@@ -159,13 +160,13 @@ class PacketLauncher:
         self.workers = groups * group_size
         self._group_size = group_size
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
         if self._group_size == 1:
             workers = [self.workers] * len(packets)
             return _PacketRecording(self.engine, packets, address, workers, None)
         size, most = self._group_size, self.workers // self._group_size
-        workers = [size * launch_groups(packet, size, most) for packet in packets]
+        workers = [size * op.launch_groups(size, most) for op in ops]
         return _PacketRecording(self.engine, packets, address, workers, (size,))
 
     def check(self) -> None:
@@ -188,7 +189,7 @@ class _PacketRecording:
         self._address = np.uint64(address)
         # A kernel object for each packet: binding arguments costs as much as a launch.
         self._launches = [
-            (engine.cl.Kernel(engine.program, f"launch_{OPS[number]}"), (count,), local_size)
+            (engine.cl.Kernel(engine.program, f"launch_{OPS[number].name}"), (count,), local_size)
             for number, count in zip(packets["op"], workers, strict=True)
         ]
         self._bound: tuple[int, int] | None = None

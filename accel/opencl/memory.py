@@ -44,7 +44,7 @@ class Memory(Protocol):
     used: int
     version: int
     """Changes whenever ``arguments`` does."""
-    shared: bool
+    shared: ClassVar[bool]
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
 
     @property
@@ -104,7 +104,7 @@ def aligned_zeros(nbytes: int) -> Bytes:
 class SharedMemory:
     """For devices that dereference host addresses: nothing is ever copied."""
 
-    shared = True
+    shared: ClassVar[bool] = True
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -120,7 +120,7 @@ class SharedMemory:
     @property
     def available(self) -> int:
         """See Memory."""
-        return min(self.capacity - self.used, psutil.virtual_memory().available)
+        return min(self.capacity - self.used, int(psutil.virtual_memory().available))
 
     def expect(self, nbytes: int) -> None:
         """See Memory."""

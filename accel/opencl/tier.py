@@ -277,7 +277,7 @@ class OpenClTier:
             lambda name: _matrix(buffers[name]),
         )
         place = self._memory.adopt(f"packets of {graph.name}", packets.view(np.uint8))
-        recording = runtime.launcher.record(packets, place.address)
+        recording = runtime.launcher.record(packets, place.address, step.ops)
         batch = OpenClBatch(key, len(packets), schedule.barriers, recording, Pace())
         weakref.finalize(batch, self._memory.free, place)
         return batch

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import Layout
-from accel.packets.packet import ABSENT, OPS, OWN_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import ABSENT, OWN_MEMORY, PACKET, SCRATCH_MEMORY
 from accel.packets.step import Op, Placement, Schedule, Step, Tensor
-
-OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
 
 AddressOf = Callable[[str], int]
 """Device address of a buffer of the graph that is not step-local."""
@@ -63,12 +62,12 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _fill(packet: np.void, op: Op, placement: Placement) -> None:
-    packet["op"] = OP_NUMBERS[op.name]
+    packet["op"] = NUMBERS[op.name]
     packet["wait"] = placement.wait
     packet["everyone"] = placement.everyone
     packet["split_columns"] = placement.columns
     packet["dtype"] = op.dtype.ggml_id if op.dtype is not None else 0
-    packet["size"][: len(op.sizes)] = op.sizes
+    packet["size"][: len(op.device.sizes)] = op.count.most, *op.sizes
     packet["real"][: len(op.reals)] = op.reals
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from accel.opencl.device import find_devices
-from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.program import build_program, op_files
 from accel.packets.binding import bind_step
-from accel.packets.grid import launch_groups
-from accel.packets.packet import OPS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract.errors import TierUnavailable
@@ -78,11 +76,9 @@ class WorkGroups:
             pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
         self._context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(self._context)
-        cases = " ".join(f"X({OPS.index(name)}, {name})" for name in KERNEL_OPS)
         files = {
-            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
-            "ops.h": f"{RUN}#define FOR_EACH_OP(X) {cases}\n",
-            "one_packet.cl": ENTRY,
+            **op_files(KERNEL_OPS),
+            "one_packet.cl": RUN + ENTRY,
         }
         options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
@@ -110,8 +106,8 @@ class WorkGroups:
             arrays[name] = array
         scratch = np.full(max(1, schedule.shared_bytes), UNWRITTEN, np.uint8)
         packets = bind_step(step, schedule, lambda name: arrays[name].ctypes.data, _no_matrix)
-        for packet in packets:
-            groups = launch_groups(packet, GROUP_SIZE, MOST_GROUPS)
+        for packet, op in zip(packets, step.ops, strict=True):
+            groups = op.launch_groups(GROUP_SIZE, MOST_GROUPS)
             place = np.array([packet])
             self._packet(
                 self._queue,

@@ -14,7 +14,8 @@ from accel.opencl.launcher import Engine, Mode, PersistentLauncher, WorkersLost
 from accel.opencl.program import BuildError
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
-from accel.packets.packet import OPS, PACKET
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import PACKET
 from accel.packets.rules import RULES
 from contract.dtypes import F32, I32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
@@ -282,7 +283,7 @@ def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
         pytest.skip("how many groups an accelerator runs at once is not known")
     engine = _engine(device, Choices(cache=kernel_cache))
     packets = np.zeros(2, PACKET)
-    packets["op"] = OPS.index("verify_k")
+    packets["op"] = NUMBERS["verify_k"]
     packets["wait"] = 1
     place = engine.memory.adopt("packets", packets.view(np.uint8))
     too_many = PersistentLauncher(engine, 8 * device.compute_units, 1, spin_limit=1 << 16)

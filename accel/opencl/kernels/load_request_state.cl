@@ -5,8 +5,9 @@
 
 void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
+    OPEN(load_request_state);
+    const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++)
-        OPERAND(int, 2)[row] =
-            OPERAND(int, 1)[OPERAND(int, 0)[row] * packet->stride[1] + packet->size[1]];
+        op.value[row] =
+            op.slot_table[op.slot_ids[row] * op.slot_table_stride + op.field];
 }

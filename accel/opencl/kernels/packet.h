@@ -17,30 +17,26 @@
 #define INLINE static inline
 #endif
 
-#define BANKS 16
-#define OPERANDS 8
-#define SIZES 12
-#define REALS 4
-
-// Mirrored by accel/opencl/packets.py; a test compares the two.
+// Mirrored by accel/packets/packet.py, which also says how many OPERANDS, SIZES and REALS there are;
+// every device is asked whether the two agree. Kernels read the operands, sizes and reals by the
+// names accel/packets/ops.py gives them, see OPEN.
 typedef struct {
     uint op;                  // which op_<name>, by its place in the list of ops
     uint wait;                // 1: all workers meet at a barrier before this packet
     uint everyone;            // 1: every worker computes the whole packet into its own memory
     uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows
     uint dtype;               // GGML type id of the stored operand
-    uint layout;              // how weights.py arranged its bytes
-    uint reserved[2];
+    uint layout;              // how layouts.py arranged its bytes
+    uint counted;             // 0: the first size is what it says
+    uint reserved;
     ulong operand[OPERANDS];  // addresses for at(); ABSENT where an optional operand is left out
     uint stride[OPERANDS];    // elements from one row of the operand to the next
-    int size[SIZES];          // dimensions and integer parameters, in the order the op lists
-    float real[REALS];        // float parameters, in the order the op lists
+    int size[SIZES];          // dimensions and integer parameters, in the order of the table
+    float real[REALS];        // float parameters, in the order of the table
 } PACKET;
 
-#define ABSENT 0xFFFFFFFFFFFFFFFFul
-#define OWN_MEMORY 0x8000000000000000ul      // an offset into the worker's own scratch memory
-#define SCRATCH_MEMORY 0x4000000000000000ul  // an offset into the scratch memory all workers share
-#define BANK_SHIFT 56
+// An address with OWN_MEMORY is an offset into the worker's own scratch memory, one with
+// SCRATCH_MEMORY into the scratch memory all workers share.
 #define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
 
 #if GROUP_SIZE > 1
@@ -126,8 +122,5 @@ static inline SHARE share(uint count, uint granule, uint worker, uint workers) {
     s.end = min((uint)(granules * (worker + 1) / workers * granule), count);
     return s;
 }
-
-// Columns of matrix products and of the elementwise ops that follow them are split by this many.
-#define COLUMN_GRANULE 32
 
 #endif

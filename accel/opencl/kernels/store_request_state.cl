@@ -5,8 +5,8 @@
 
 void op_store_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
+    OPEN(store_request_state);
+    const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++)
-        OPERAND(int, 2)[OPERAND(int, 0)[row] * packet->stride[2] + packet->size[1]] =
-            OPERAND(int, 1)[row];
+        op.slot_table[op.slot_ids[row] * op.slot_table_stride + op.field] = op.value[row];
 }

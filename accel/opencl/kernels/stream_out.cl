@@ -6,19 +6,19 @@
 // worker does it all: later rows may overwrite earlier ones.
 
 void op_stream_out(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(stream_out);
     if (worker != 0) return;
-    const uint rows = packet->size[0], ring_events = packet->size[1];
-    GLOBAL int *ring = OPERAND(int, 3);
+    GLOBAL int *ring = op.ring;
     const uint written = ring[0];
-    for (uint row = 0; row < rows; row++) {
+    for (uint row = 0; row < op.rows; row++) {
         const GLOBAL int *query =
-            OPERAND(int, 2) + OPERAND(int, 1)[row] * packet->stride[2];
+            op.query + op.output_rows[row] * op.query_stride;
         uint number = written + row;
-        GLOBAL int *event = ring + 8 * (1 + number % (ring_events - 1));
+        GLOBAL int *event = ring + 8 * (1 + number % (op.ring_events - 1));
         event[0] = number;
         event[1] = query[1];
-        event[3] = OPERAND(int, 0)[row];
+        event[3] = op.token[row];
         event[4] = query[2] + 1;
     }
-    ring[0] = written + rows;
+    ring[0] = written + op.rows;
 }
