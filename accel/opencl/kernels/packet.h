@@ -104,9 +104,6 @@ static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
 #endif
 }
 
-// Operand i of a packet as a pointer to TYPE; strides count elements of TYPE.
-#define OPERAND(TYPE, i) ((GLOBAL TYPE *)at(memory, packet->operand[i]))
-
 // The part of [0, count) that belongs to a worker: whole granules, contiguous, at most one granule
 // apart in size. Ops that split the same count by the same granule own the same elements, which is
 // what lets one follow the other without a barrier.
