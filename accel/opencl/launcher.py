@@ -62,7 +62,7 @@ class Engine:
         return self.memory.version, self.scratch.version
 
     def leading_arguments(self) -> tuple[Any, ...]:
-        """The arguments every kernel begins with."""
+        """The arguments every kernel begins with; the address of the step's inputs follows."""
         place = self.scratch
         numbers = (place.shared, place.own, place.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
@@ -71,8 +71,8 @@ class Engine:
 class Recording(Protocol):
     """Packets ready to be enqueued any number of times."""
 
-    def enqueue(self) -> Any:
-        """Start them; the event of the last one."""
+    def enqueue(self, inputs: int) -> Any:
+        """Start them with the inputs at address ``inputs``; the event of the last one."""
 
 
 class Launcher(Protocol):
@@ -142,13 +142,20 @@ class _PersistentRecording:
         self._sizes = global_size, local_size
         self._kernel = engine.cl.Kernel(engine.program, "run_packets")
         self._bound: tuple[int, int] | None = None
+        self._inputs = 0
+        self._place = 0
 
-    def enqueue(self) -> Any:
+    def enqueue(self, inputs: int) -> Any:
         """See Recording."""
         engine = self._engine
         if self._bound != engine.version():
-            self._kernel.set_args(*engine.leading_arguments(), *self._trailing)
+            leading = engine.leading_arguments()
+            self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
             self._bound = engine.version()
+            self._place = len(leading)
+        elif inputs != self._inputs:
+            self._kernel.set_arg(self._place, np.uint64(inputs))
+        self._inputs = inputs
         return engine.cl.enqueue_nd_range_kernel(engine.queue, self._kernel, *self._sizes)
 
 
@@ -192,16 +199,17 @@ class _PacketRecording:
             (engine.cl.Kernel(engine.program, f"launch_{OPS[number].name}"), (count,), local_size)
             for number, count in zip(packets["op"], workers, strict=True)
         ]
-        self._bound: tuple[int, int] | None = None
+        self._bound: tuple[tuple[int, int], int] | None = None
 
-    def enqueue(self) -> Any:
+    def enqueue(self, inputs: int) -> Any:
         """See Recording."""
         engine = self._engine
-        if self._bound != engine.version():
-            leading = engine.leading_arguments()
+        bound = engine.version(), inputs
+        if self._bound != bound:
+            leading = (*engine.leading_arguments(), np.uint64(inputs), self._address)
             for index, (kernel, *_) in enumerate(self._launches):
-                kernel.set_args(*leading, self._address, np.uint32(index))
-            self._bound = engine.version()
+                kernel.set_args(*leading, np.uint32(index))
+            self._bound = bound
         event = None
         for launch in self._launches:
             event = engine.cl.enqueue_nd_range_kernel(engine.queue, *launch)

@@ -144,7 +144,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
     packets["operand"][0::2, :3] = here, wander, there
     packets["operand"][1::2, :3] = there, wander, here
     places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
-    launcher.record(packets, places[-1].address).enqueue()
+    launcher.record(packets, places[-1].address).enqueue(0)
     memory.to_host()
     engine.queue.finish()
     try:

@@ -39,7 +39,8 @@ def _accessor(op: DeviceOp) -> str:
     fields += [f"    uint {name};" for name in op.sizes]
     fields += [f"    float {name};" for name in op.reals]
     loads = [_load(index, operand) for index, operand in enumerate(op.operands)]
-    loads += [f"op.{name} = packet->size[{i}];" for i, name in enumerate(op.sizes)]
+    loads += [f"op.{op.sizes[0]} = count_of(memory, packet);"]
+    loads += [f"op.{name} = packet->size[{i}];" for i, name in enumerate(op.sizes) if i]
     loads += [f"op.{name} = packet->real[{i}];" for i, name in enumerate(op.reals)]
     return (
         "typedef struct {\n" + "\n".join(fields) + f"\n}} {op.name}_fields;\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from accel.packets.ops import OPS
+from contract.records import OUTPUT_EVENT, SLOT, STEP
 
 OPERANDS = max(len(op.operands) for op in OPS)
 SIZES = max(len(op.sizes) for op in OPS)
@@ -33,10 +34,17 @@ PACKET = np.dtype(
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
 OWN_MEMORY = 1 << 63
 SCRATCH_MEMORY = 1 << 62
+INPUT_MEMORY = 1 << 61
 BANK_SHIFT = 56
 BANKS = 16
 COLUMN_GRANULE = 32
 """Columns of matrix products, and of the elementwise ops that follow them, are split by this."""
+
+
+def _word(record: np.dtype[np.void], field: str) -> int:
+    assert record.fields is not None
+    return record.fields[field][1] // 4
+
 
 CONSTANTS = {
     "OPERANDS": OPERANDS,
@@ -45,9 +53,14 @@ CONSTANTS = {
     "ABSENT": ABSENT,
     "OWN_MEMORY": OWN_MEMORY,
     "SCRATCH_MEMORY": SCRATCH_MEMORY,
+    "INPUT_MEMORY": INPUT_MEMORY,
     "BANK_SHIFT": BANK_SHIFT,
     "BANKS": BANKS,
     "COLUMN_GRANULE": COLUMN_GRANULE,
+    "SLOT_POSITION": _word(SLOT, "position"),
+    "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
+    "STEP_FIRST_EVENT": _word(STEP, "first_event"),
+    "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
 }
 """What ``kernels/packet.h`` is given by ``accessors.packet_constants``."""
 

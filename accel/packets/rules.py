@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.lowering import Field, Lowering, cheap
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
@@ -16,12 +17,12 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 
-SPLIT_TOKENS = 4
-"""Attention of at most this many tokens divides the tiles of the context among workers."""
 HEAD_DIM_MAX = 512
 """Channels of a head ``kernels/attention.h`` has room for."""
 PART_HEADER = 2
 """Floats before the values of one tile, see ``kernels/flash_attn.cl``."""
+SLOT_WORDS = 8
+"""int32 words of a SLOT record."""
 BEST_WORDS = 3
 """int32 words of the arg-max record of ``kernels/argmax.h``."""
 
@@ -83,7 +84,7 @@ def _residual_rms_norm(low: Lowering, node: Node) -> None:
     tensors, tokens = low.tensors(node), low.count(node)
     x, residual, total = tensors["x"], tensors["residual"], tensors["sum"]
     low.elementwise("add", tokens, {"a": residual, "b": x, "y": total})
-    low.norm(total, tensors["weight"], tensors["y"], tokens, 1, node.params["eps"])
+    low.norm(total, tensors["norm_weight"], tensors["y"], tokens, 1, node.params["eps"])
 
 
 def _product(x: str, weight: str, y: str) -> Callable[[Lowering, Node], None]:
@@ -225,13 +226,22 @@ def _stream_out(low: Lowering, node: Node) -> None:
     low.add("stream_out", low.tensors(node), rows=rows, ring_events=events)
 
 
-def _feed_tokens(low: Lowering, node: Node) -> None:
-    low.add("feed_tokens", low.tensors(node), rows=low.count(node, "rows"))
+def _load_request_state(low: Lowering, node: Node) -> None:
+    tensors, tokens = low.tensors(node), low.count(node)
+    places = tensors["recent"].columns
+    private = cheap(tokens, tensors["resolved"].columns)
+    low.add("load_request_state", tensors, tokens=tokens, recent_tokens=places, private=private)
 
 
-def _slot_state(low: Lowering, node: Node) -> None:
-    rows, field = low.count(node, "rows"), int(node.params["field"])
-    low.add(TABLE[node.opcode].name, low.tensors(node), rows=rows, field=field)
+def _store_request_state(low: Lowering, node: Node) -> None:
+    rows = low.count(node, "rows")
+    low.add("store_request_state", low.tensors(node), rows=rows, private=cheap(rows, SLOT_WORDS))
+
+
+def _copy_rows(low: Lowering, node: Node) -> None:
+    tensors = low.tensors(node)
+    width = tensors["target"].columns
+    low.add("copy_rows", tensors, rows=low.count(node, "rows"), width=width)
 
 
 def _verify_k(low: Lowering, node: Node) -> None:
@@ -265,10 +275,10 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.ARGMAX: _argmax,
         Opcode.SAMPLE: _sample,
         Opcode.STREAM_OUT: _stream_out,
-        Opcode.FEED_TOKENS: _feed_tokens,
-        Opcode.LOAD_REQUEST_STATE: _slot_state,
-        Opcode.STORE_REQUEST_STATE: _slot_state,
+        Opcode.LOAD_REQUEST_STATE: _load_request_state,
+        Opcode.STORE_REQUEST_STATE: _store_request_state,
         Opcode.VERIFY_K: _verify_k,
+        Opcode.COPY_ROWS: _copy_rows,
         Opcode.BARRIER: lambda low, node: None,
         **RECURRENT_RULES,
         **EXPERT_RULES,

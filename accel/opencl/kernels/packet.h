@@ -27,7 +27,8 @@ typedef struct {
     uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows
     uint dtype;               // GGML type id of the stored operand
     uint layout;              // how layouts.py arranged its bytes
-    uint counted;             // 0: the first size is what it says
+    uint counted;             // the first size is what it says (0), or for each of the step's
+                              // tokens (1) or rows (2)
     uint reserved;
     ulong operand[OPERANDS];  // addresses for at(); ABSENT where an optional operand is left out
     uint stride[OPERANDS];    // elements from one row of the operand to the next
@@ -36,7 +37,8 @@ typedef struct {
 } PACKET;
 
 // An address with OWN_MEMORY is an offset into the worker's own scratch memory, one with
-// SCRATCH_MEMORY into the scratch memory all workers share.
+// SCRATCH_MEMORY into the scratch memory all workers share, one with INPUT_MEMORY into the inputs of
+// the step, which begin with its STEP record.
 #define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
 
 #if GROUP_SIZE > 1
@@ -55,6 +57,7 @@ typedef struct {
 typedef struct {
     ulong scratch;
     ulong own;
+    ulong input;
     GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS
@@ -63,6 +66,7 @@ typedef struct {
     GLOBAL uchar *bank[BANKS];
     GLOBAL uchar *scratch;
     GLOBAL uchar *own;
+    GLOBAL uchar *input;
     GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS \
@@ -95,13 +99,22 @@ static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
     ulong base = 0;
     if (address & OWN_MEMORY) base = memory->own;
     else if (address & SCRATCH_MEMORY) base = memory->scratch;
+    else if (address & INPUT_MEMORY) base = memory->input;
     return (GLOBAL uchar *)(base + (address & OFFSET_MASK));
 #else
     ulong offset = address & OFFSET_MASK;
     if (address & OWN_MEMORY) return memory->own + offset;
     if (address & SCRATCH_MEMORY) return memory->scratch + offset;
+    if (address & INPUT_MEMORY) return memory->input + offset;
     return bank_at(memory->bank, address >> BANK_SHIFT) + offset;
 #endif
+}
+
+// The first size of a packet in this step.
+static inline uint count_of(MEMORY memory, const GLOBAL PACKET *packet) {
+    const uint number = packet->size[0];
+    if (!packet->counted) return number;
+    return number * ((const GLOBAL uint *)at(memory, INPUT_MEMORY))[packet->counted - 1];
 }
 
 // The part of [0, count) that belongs to a worker: whole granules, contiguous, at most one granule

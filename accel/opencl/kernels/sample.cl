@@ -1,32 +1,23 @@
 // SAMPLE: penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
 //
-// sample_part   operands: logits, sampling, recent, values, parts
-//               sizes:    rows, vocab, parts, recent_tokens
-//               parts is BEST [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part,
-//               parts) of the penalized logits divided by the temperature, which go to values
-//               float [rows, vocab] unless the row is greedy and has no recent token.
-// sample        operands: values, sampling, parts, ids, weights, token
-//               sizes:    rows, vocab, parts
-//               ids int and weights uint, both [rows, vocab], are scratch. Rows are split among
-//               workers, or work-groups.
-
-static bool has_recent(const GLOBAL int *recent, uint count) {
-    for (uint i = 0; i < count; i++)
-        if (recent[i] >= 0) return true;
-    return false;
-}
+// sample_part   best [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part, parts) of the
+//               penalized logits divided by the temperature, which go to values [rows, vocab]
+//               unless the row is greedy and has no recent token.
+// sample        ids and weights [rows, vocab] are scratch. Rows are split among workers, or
+//               work-groups.
 
 // Applies the penalties of the distinct recent tokens with ids in [begin, end).
-static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const GLOBAL int *recent,
-                     uint count, uint begin, uint end) {
-    for (uint i = 0; i < count; i++) {
-        const int id = recent[i];
+static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const RECENT *recent,
+                     uint begin, uint end) {
+    for (uint i = 0; i < recent->count; i++) {
+        const int id = recent_token(recent, i);
         if (id < (int)begin || id >= (int)end) continue;
         int times = 0;
         bool again = false;
-        for (uint j = 0; j < count; j++) {
-            times += recent[j] == id;
-            again |= j < i && recent[j] == id;
+        for (uint j = 0; j < recent->count; j++) {
+            const bool same = recent_token(recent, j) == id;
+            times += same;
+            again |= j < i && same;
         }
         if (again) continue;
         float seen = values[id];
@@ -48,8 +39,8 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
         const uint row = unit / op.parts;
         const GLOBAL float *logits = op.logits + (ulong)row * op.logits_stride;
         const GLOBAL SAMPLING *how = op.sampling + row;
-        const GLOBAL int *recent = op.recent + (ulong)row * op.recent_stride;
-        const bool penalized = has_recent(recent, op.recent_tokens);
+        const RECENT recent = recent_of(how, op.recent, op.recent_stride, op.recent_tokens);
+        const bool penalized = recent.count > 0;
         BEST best = best_in(logits, columns.begin, columns.end);
         const bool random = how->temperature > 0.0f;
         if (penalized || random) {
@@ -58,7 +49,7 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             for (uint k = columns.begin; k < columns.end; k += 16)
                 store_partial(load_padded(logits + k, (int)(columns.end - k)), values + k,
                               (int)(columns.end - k));
-            penalize(values, how, recent, op.recent_tokens, columns.begin, columns.end);
+            penalize(values, how, &recent, columns.begin, columns.end);
             if (random)
                 for (uint k = columns.begin; k < columns.end; k += 16) {
                     int count = (int)(columns.end - k);
