@@ -31,7 +31,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
 void one_packet(ulong packet, uint op) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
-    map.scratch = map.own = 0;
+    map.scratch = map.own = map.input = 0;
     MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);

@@ -14,6 +14,8 @@ from accel.packets.binding import bind_step
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract.errors import TierUnavailable
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.nodes import BufferKind
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
@@ -44,11 +46,12 @@ MOST_GROUPS = 3
 UNWRITTEN = 0xFF
 ENTRY = """
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-void one_packet(ulong packet, ulong scratch) {
+void one_packet(ulong packet, ulong scratch, ulong input) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
     map.scratch = scratch;
     map.own = 0;
+    map.input = input;
     MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
@@ -92,7 +95,8 @@ class WorkGroups:
         """Every written and updated operand of the case."""
         graph = build_graph(case)
         sizes = case.sizes
-        step = lower_graph(graph, ShapeKey(sizes["tokens"], 0), 1, "opencl")
+        counts = ShapeKey(sizes["tokens"], 0)
+        step, layout = lower_graph(graph, counts, 1, "opencl"), input_layout(graph, counts)
         schedule = schedule_launches(step)
         arrays = {}
         for name, decl in graph.buffers.items():
@@ -105,7 +109,10 @@ class WorkGroups:
                 array[..., margin : shape[-1] - margin] = content
             arrays[name] = array
         scratch = np.full(max(1, schedule.shared_bytes), UNWRITTEN, np.uint8)
-        packets = bind_step(step, schedule, lambda name: arrays[name].ctypes.data, _no_matrix)
+        requests = {decl.name: arrays[decl.name] for decl in graph.of_kind(BufferKind.REQUEST)}
+        inputs = pack_inputs(layout, counts, requests)
+        addresses = {name: array.ctypes.data for name, array in arrays.items()}
+        packets = bind_step(step, schedule, layout, addresses.__getitem__, _no_matrix)
         for packet, op in zip(packets, step.ops, strict=True):
             groups = op.launch_groups(GROUP_SIZE, MOST_GROUPS)
             place = np.array([packet])
@@ -115,6 +122,7 @@ class WorkGroups:
                 (GROUP_SIZE,),
                 np.uint64(place.ctypes.data),
                 np.uint64(scratch.ctypes.data),
+                np.uint64(inputs.ctypes.data),
             )
             self._queue.finish()
         return {o.name: arrays[o.name] for o in TABLE[case.opcode].outputs}
