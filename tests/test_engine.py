@@ -14,7 +14,7 @@ from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import Capacity, ModelRunner, Submission
 

@@ -11,14 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import DType
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from reference.model.families.tensors import Limits
-from reference.runner import MAX_VARIANTS
+from reference.limits import Limits
 
 RECURRENT = "SSM_"
 """How the opcodes begin whose state is kept for each slot."""
@@ -26,36 +24,6 @@ RECURRENT = "SSM_"
 GraphOf = Callable[[Limits], Graph]
 FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 """``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What an engine is to hold: ``slots`` sequences of up to ``context`` positions, in steps of
-    up to ``tokens`` query tokens and ``rows`` rows of logits."""
-
-    slots: int
-    context: int
-    kv_dtype: DType
-    tokens: int
-    rows: int
-    recent_tokens: int = 64
-
-    @property
-    def limits(self) -> Limits:
-        """The sizes of the graph: pages for the whole context of every slot."""
-        slot_pages = -(-self.context // PAGE_TOKENS)
-        return Limits(
-            slots=self.slots,
-            context=self.context,
-            pages=self.slots * slot_pages,
-            kv_dtype=self.kv_dtype,
-            recent_tokens=self.recent_tokens,
-        )
-
-    @property
-    def largest(self) -> ShapeKey:
-        """The largest step."""
-        return ShapeKey(self.tokens, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +105,9 @@ class MemoryPlan:
 
 
 def plan_memory(
-    graph: Graph, demand: Demand, footprint: Footprint, unified: bool = True
+    graph: Graph, limits: Limits, footprint: Footprint, unified: bool = True
 ) -> MemoryPlan:
-    """The plan of ``graph``, which was built with ``demand.limits``.
+    """The plan of ``graph``, which was built with ``limits``.
 
     ``unified`` says that the device's memory is the host's.
     """
@@ -153,15 +121,15 @@ def plan_memory(
         elif decl.kind is not BufferKind.SCRATCH:
             sums[_part(decl, paged, recurrent)] += held
     return MemoryPlan(
-        slots=demand.slots,
-        context=demand.context,
-        pages=demand.limits.pages,
-        kv_dtype=demand.kv_dtype.name,
-        step_tokens=demand.tokens,
-        step_rows=demand.rows,
+        slots=limits.slots,
+        context=limits.context,
+        pages=limits.pages,
+        kv_dtype=limits.kv_dtype.name,
+        step_tokens=limits.step_tokens,
+        step_rows=limits.step_rows,
         weights=weights,
         scratch=footprint.scratch,
-        variants=footprint.variant * MAX_VARIANTS,
+        variants=footprint.variants,
         workspace=footprint.workspace,
         mapped=sum(footprint.mapped.values()),
         mirrors=footprint.mirrors,

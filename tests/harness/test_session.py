@@ -10,8 +10,8 @@ import pytest
 import harness.generate
 from harness.generate import Session, SessionOptions
 from harness.synth import SynthSpec, write_synthetic
+from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
-from reference.model.families.tensors import Limits
 from reference.model.open import open_model
 
 

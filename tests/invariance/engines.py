@@ -21,7 +21,7 @@ from contract.types import Request, SamplingParams
 from harness.digest import logits_digest
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import Capacity, ModelRunner, StepInput, Submission
 

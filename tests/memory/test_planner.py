@@ -20,8 +20,8 @@ from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuTier
+from reference.limits import Limits
 from reference.memory.planner import Demand, MemoryPlan, longest_plan, plan_memory, state_buffers
-from reference.model.families.tensors import Limits
 from reference.model.open import open_model
 
 WIDTHS = (32, 96)
