@@ -24,7 +24,11 @@ from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
-KV_ELEMENTS = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), Q8_0: np.dtype(np.uint8)}
+KV_ELEMENTS: Mapping[DType, np.dtype[Any]] = {
+    F32: np.dtype("<f4"),
+    F16: np.dtype("<f2"),
+    Q8_0: np.dtype(np.uint8),
+}
 """Elements of the arrays that hold KV pages of each type."""
 UNUSED = -1
 """What a page table holds where there is nothing."""

@@ -20,9 +20,10 @@ from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys
 from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, with_types
+from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import FAMILIES
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import open_gguf
 from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
 
