@@ -265,10 +265,7 @@ class Session:
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps. Raises RequestError.
         """
-        if self._latest is not None:
-            self._latest.cancel()
-        self._requests += 1
-        request = Request(self._requests, tuple(prompt), max_tokens, sampling, tuple(stop))
+        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
         self._latest = Generation(self, request, progress)
         return self._latest
 
@@ -279,6 +276,7 @@ class Session:
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
 
+        A generation that is not finished is cancelled.
         Raises RequestError; the session must have been opened with ``all_logits``.
         """
         if self.runner.limits.step_rows < self._chunk:
@@ -287,12 +285,18 @@ class Session:
         def store(first: int, rows: NDArray[np.float32]) -> None:
             out[first : first + len(rows)] = rows
 
-        self._requests += 1
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._requests, tuple(tokens), 0, unpenalized)
+        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         for _ in self.engine.run():
             pass
+
+    def _next_id(self) -> int:
+        """The id of a new request, for which whatever still runs makes room."""
+        if self._latest is not None:
+            self._latest.cancel()
+        self._requests += 1
+        return self._requests
 
     def close(self) -> None:
         """Free everything."""

@@ -19,7 +19,8 @@ class Limits:
     """``slots`` sequences of up to ``context`` positions on ``pages`` KV pages of 16 positions.
 
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits;
-    ``recent_tokens`` tokens are kept for the sampling penalties. Raises ValueError for storage that
+    ``recent_tokens`` tokens are kept for the sampling penalties; ``saved_states`` recurrent states
+    can be kept beside those of the slots. Raises ValueError for storage that
     keys and values cannot have.
     """
 
@@ -30,6 +31,7 @@ class Limits:
     recent_tokens: int = 64
     step_tokens: int = 64
     step_rows: int = 16
+    saved_states: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

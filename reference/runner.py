@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -90,6 +90,7 @@ class ModelRunner:
         self.graph: Graph = model.graph(limits)
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
+        self._saved = ExitStack()
         try:
             tier.reserve(self.graph, limits.largest)
             for decl in self.graph.buffers.values():
@@ -99,7 +100,8 @@ class ModelRunner:
             self.close()
             raise
         self._executable = ExecutableGraph(tier, self.graph, self._buffers, limits.largest)
-        self.recurrent = RecurrentMemory(tier, self.graph, self._buffers)
+        self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
+        self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
         self._page_table = self._input("request.page_table", np.int32)
@@ -150,9 +152,10 @@ class ModelRunner:
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
-            with contextlib.suppress(DeviceLost):
+            with suppress(DeviceLost):
                 self.tier.wait(self._last.fence)
             self._last = None
+        self._saved.close()
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}

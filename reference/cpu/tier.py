@@ -116,6 +116,7 @@ class CpuTier:
         self._fast = {} if definitions_only else fast_kernels(self._matrices, self.threads)
         self._buffers: dict[int, CpuBuffer] = {}
         self._arena = np.empty(0, np.uint8)
+        self._inputs = np.empty(0, np.uint8)
 
     @property
     def info(self) -> TierInfo:
@@ -132,9 +133,9 @@ class CpuTier:
 
     @property
     def allocated_bytes(self) -> int:
-        """Buffers, prepared weights and the arena of scratch buffers."""
+        """Buffers, prepared weights, the arena of scratch buffers and the inputs of a step."""
         owned = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.owned)
-        return owned + self._matrices.nbytes + self._arena.nbytes
+        return owned + self._matrices.nbytes + self._arena.nbytes + self._inputs.nbytes
 
     @property
     def available_bytes(self) -> int:
@@ -210,15 +211,16 @@ class CpuTier:
         _check_opcodes(graph)
         plan = plan_scratch(graph, form)
         self._grow_arena(plan.nbytes)
-        block = np.zeros(inputs.nbytes, np.uint8)
-        memory = _StepMemory(graph, dict(buffers), plan, self._arena, block, inputs)
+        if self._inputs.nbytes < inputs.nbytes:
+            self._inputs = np.empty(inputs.nbytes, np.uint8)
+        memory = _StepMemory(graph, dict(buffers), plan, self._arena, self._inputs, inputs)
 
         @lru_cache(maxsize=MAX_BOUND_STEPS)
         def calls(step: ShapeKey) -> tuple[Call, ...]:
             arrays = memory.arrays(step)
             return tuple(self.call_of(node, bind(node, arrays)) for node in graph.nodes)
 
-        return CpuBatch(graph, form, block, MappingProxyType(memory.buffers), calls)
+        return CpuBatch(graph, form, self._inputs, MappingProxyType(memory.buffers), calls)
 
     def submit(
         self, batch: CpuBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()

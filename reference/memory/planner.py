@@ -33,12 +33,13 @@ class MemoryPlan:
     ``weights`` by storage type, arranged as the tier keeps them. ``constants`` are tables,
     ``step_data`` what the host exchanges with a step, ``scratch`` what lives inside one,
     ``variants`` the lowered steps that are kept, ``workspace`` what a step takes and gives back.
-    ``kv`` are all pages, ``recurrent`` the states of all slots, ``state`` what else outlives a
-    step. Of the total, ``mapped`` is read in place from the model file and ``mirrors`` is host
-    memory beside the device's own.
+    ``kv`` are all pages, ``recurrent`` the states of all slots and those saved beside them,
+    ``state`` what else outlives a step. Of the total, ``mapped`` is read in place from the model
+    file and ``mirrors`` is host memory beside the device's own.
     """
 
     slots: int
+    saved_states: int
     context: int
     pages: int
     kv_dtype: str
@@ -76,7 +77,7 @@ class MemoryPlan:
     @property
     def recurrent_per_slot(self) -> int:
         """State of all recurrent layers of one sequence."""
-        return self.recurrent // self.slots
+        return self.recurrent // (self.slots + self.saved_states)
 
     @property
     def device(self) -> int:
@@ -120,7 +121,9 @@ def plan_memory(
             weights[decl.dtype.name] = weights.get(decl.dtype.name, 0) + held
         elif decl.kind is not BufferKind.SCRATCH:
             sums[_part(decl, paged, recurrent)] += held
+    sums["recurrent"] += sums["recurrent"] // limits.slots * limits.saved_states
     return MemoryPlan(
+        saved_states=limits.saved_states,
         slots=limits.slots,
         context=limits.context,
         pages=limits.pages,
