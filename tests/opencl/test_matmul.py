@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import FORMATS, moderate_scales
+from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
-from reference.quant.mxfp4 import EXPONENT_BIAS
 
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
@@ -244,13 +243,12 @@ def test_largest_magnitudes(products: Products, dtype: DType) -> None:
     x[2, ::2] *= -1
     blocks = np.full((2, dtype.row_bytes(512)), 0xFF, np.uint8)
     blocks[1] = 0
-    parts = blocks.reshape(2, -1, dtype.block_bytes)
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
-    for offset in FORMATS[dtype].exponent_offsets:
-        parts[..., offset] = EXPONENT_BIAS
+    layout = LAYOUTS[dtype]
+    parts = layout.parts(blocks)
+    for name in layout.floats or ("e",):
+        parts[name] = 1.0 if layout.floats else EXPONENT_BIAS
     if dtype.name == "q6_k":
-        parts[..., 192:208] = 0x80
+        parts["scales"] = -128
     for tokens in (1, 4):
         got = products.matmul(blocks, dtype, x[:tokens], 1)
         assert (got == matmul(blocks, dtype, x[:tokens])).all()
