@@ -29,7 +29,7 @@ typedef struct {
     uint everyone;            // 1: every worker computes the whole packet into its own memory
     uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows
     uint dtype;               // GGML type id of the stored operand
-    uint layout;              // how weights.py arranged its bytes
+    uint layout;              // how layouts.py arranged its bytes
     uint reserved[2];
     ulong operand[OPERANDS];  // addresses for at(); ABSENT where an optional operand is left out
     uint stride[OPERANDS];    // elements from one row of the operand to the next
