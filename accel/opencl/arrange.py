@@ -85,7 +85,7 @@ class Arranger:
             )
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices)
         row_bytes = group_bytes(dtype, stack.columns)
-        place = memory.allocate(name, stack.groups * row_bytes)
+        place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if memory.shared:
             source = np.uint64(stack.data.ctypes.data)
             self._launch(stack, source, np.uint64(place.address), 0, range(stack.groups))

@@ -10,8 +10,7 @@
 #define BLOCK_DWORDS (UNIT_VECTORS + (TWO_HALVES ? 1 : 0))
 #define BLOCK_BYTES (UNIT_VECTORS * 4 + UNIT_BYTES(DTYPE) / LANES)
 // Where the first dword begins, and a header word that is in none of them.
-#define DWORDS_AT \
-    (DTYPE == MXFP4 ? 1 : IS_SUPER(DTYPE) || TWO_HALVES ? 0 : 2)
+#define DWORDS_AT (DTYPE == MXFP4 ? 1 : IS_SUPER(DTYPE) ? 0 : TWO_HALVES ? 0 : 2)
 #define HALF_AT (IS_SUPER(DTYPE) ? BLOCK_BYTES - 2 : 0)
 // Dwords with both header words, with sub-block scales, and the first ones of the integers' bits.
 #define HALVES_DWORD (DTYPE == Q2_K ? 20 : 0)
@@ -118,17 +117,20 @@ INLINE uint16 high_pairs(uint16 a, uint16 b) {
                     b.sE, a.sF, b.sF);
 }
 
-INLINE uint16 low_halves(uint16 a, uint16 b) {
-    return (uint16)(a.s01, b.s01, a.s45, b.s45, a.s89, b.s89, a.sCD, b.sCD);
+INLINE uint16 low_halves(uint16 x, uint16 y) {
+    const ulong8 a = as_ulong8(x), b = as_ulong8(y);
+    return as_uint16((ulong8)(a.s0, b.s0, a.s2, b.s2, a.s4, b.s4, a.s6, b.s6));
 }
 
-INLINE uint16 high_halves(uint16 a, uint16 b) {
-    return (uint16)(a.s23, b.s23, a.s67, b.s67, a.sAB, b.sAB, a.sEF, b.sEF);
+INLINE uint16 high_halves(uint16 x, uint16 y) {
+    const ulong8 a = as_ulong8(x), b = as_ulong8(y);
+    return as_uint16((ulong8)(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7));
 }
 
-// Four dwords of a row at a time, transposed; those left over one by one.
+// Four dwords of a row at a time, transposed; the last four may overlap those before.
 INLINE void load_dwords(const ROWS *rows, ulong offset, DWORDS *dword) {
-    UNROLL for (uint i = 0; i + 4 <= BLOCK_DWORDS; i += 4) {
+    for (uint next = 0; next < BLOCK_DWORDS; next += 4) {
+        const uint i = min(next, (uint)BLOCK_DWORDS - 4);
         const uint16 a = load_quarter(rows, offset + 4 * i, 0);
         const uint16 b = load_quarter(rows, offset + 4 * i, 1);
         const uint16 c = load_quarter(rows, offset + 4 * i, 2);
@@ -140,15 +142,15 @@ INLINE void load_dwords(const ROWS *rows, ulong offset, DWORDS *dword) {
         dword[i + 2] = low_halves(high_ab, high_cd) & rows->present;
         dword[i + 3] = high_halves(high_ab, high_cd) & rows->present;
     }
-    UNROLL for (uint i = BLOCK_DWORDS / 4 * 4; i < BLOCK_DWORDS; i++) {
-        uint one[LANES];
-        for (uint n = 0; n < LANES; n++) one[n] = uint_at(rows->block[n] + offset + 4 * i);
-        dword[i] = vload16(0, one) & rows->present;
-    }
 }
 
 INLINE void store_dwords(const ROWS *rows, GLOBAL uchar *vector, DWORDS value) {
+#ifdef __clang__
+    // Nobody reads it soon, and a whole cache line need not be read before it is written.
+    __builtin_nontemporal_store(value, (GLOBAL uint16 *)vector);
+#else
     *(GLOBAL uint16 *)vector = value;
+#endif
 }
 
 INLINE void store_halves(const ROWS *rows, GLOBAL uchar *header, DWORDS both) {
@@ -157,10 +159,11 @@ INLINE void store_halves(const ROWS *rows, GLOBAL uchar *header, DWORDS both) {
 }
 
 INLINE void store_half(const ROWS *rows, GLOBAL uchar *header, ulong offset) {
-    for (uint n = 0; n < rows->count; n++) {
+    for (uint n = 0; n < LANES; n++) {
         const GLOBAL uchar *b = rows->block[n] + offset;
-        if (DTYPE == MXFP4) header[n] = b[0];
-        else ((GLOBAL ushort *)header)[n] = *(const GLOBAL ushort *)b;
+        const bool present = n < rows->count;
+        if (DTYPE == MXFP4) header[n] = present ? b[0] : 0;
+        else ((GLOBAL ushort *)header)[n] = present ? *(const GLOBAL ushort *)b : 0;
     }
 }
 
@@ -218,7 +221,7 @@ INLINE void arrange_unit(const ROWS *rows, ulong offset, GLOBAL uchar *header,
     else store_half(rows, header, offset + HALF_AT);
     for (int i = 0; i < SUB_SCALE_VECTORS(DTYPE); i++, vector += VECTOR_BYTES)
         store_dwords(rows, vector, dword[SUB_SCALE_DWORD + i]);
-    UNROLL for (int b = 0; b < UNIT_ELEMENTS(DTYPE) / 32; b++) {
+    for (int b = 0; b < UNIT_ELEMENTS(DTYPE) / 32; b++) {
         UNROLL for (int i = 0; i < UPPER_BITS(DTYPE); i++, vector += VECTOR_BYTES) {
             const DWORDS *upper = dword + UPPER_DWORD;
             const DWORDS v = UPPER_BITS(DTYPE) == 1 ? single_bits(upper, b) : bit_pairs(upper, b, i);
@@ -235,8 +238,8 @@ INLINE void arrange_unit(const ROWS *rows, ulong offset, GLOBAL uchar *header,
 }
 
 // Row groups first_group to first_group + groups - 1 of matrices of `rows` rows, each of which
-// begins a group of its own. `stored` begins with the first row of the first of them, `arranged`,
-// zeroed, with group 0.
+// begins a group of its own. `stored` begins with the first row of the first of them, `arranged`
+// with group 0.
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
 void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows, uint columns,
              uint first_group, uint groups) {
@@ -246,14 +249,16 @@ void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, ui
     const ulong row_bytes = (ulong)units * BLOCK_BYTES;
     const ulong first_row = (ulong)(first_group / matrix_groups) * rows +
                             first_group % matrix_groups * LANES;
-    const uint end = first_group + groups;
-    for (uint group = first_group + get_global_id(1); group < end; group += get_global_size(1)) {
+    const SHARE own = share(groups, 1, get_global_id(1), get_global_size(1));
+    for (uint group = first_group + own.begin; group < first_group + own.end; group++) {
         const uint inside = group % matrix_groups * LANES;
         const ulong row = (ulong)(group / matrix_groups) * rows + inside;
         const ROWS of_group = rows_of(stored + (row - first_row) * row_bytes, row_bytes,
                                       min(rows - inside, (uint)LANES));
         GLOBAL uchar *header = arranged + (ulong)group * group_bytes(DTYPE, columns);
         GLOBAL uchar *body = header + header_bytes(DTYPE, columns);
+        for (uint i = units * UNIT_BYTES(DTYPE); header + i < body; i += 4)
+            *(GLOBAL uint *)(header + i) = 0;
         for (uint unit = FIRST_UNIT; unit < units; unit += UNIT_STEP)
             arrange_unit(&of_group, (ulong)unit * BLOCK_BYTES, header + unit * UNIT_BYTES(DTYPE),
                          body + (ulong)unit * (UNIT_VECTORS * VECTOR_BYTES));
