@@ -15,6 +15,7 @@ from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
 from accel.packets.layouts import LANES, Layout, group_bytes
 from accel.packets.packet import BANK_SHIFT
 from contract.dtypes import DType, StorageClass
+from contract.errors import OutOfMemory
 
 Bytes = NDArray[np.uint8]
 
@@ -80,9 +81,7 @@ class Arranger:
         """
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
-            return Matrix(
-                memory.adopt(name, data, borrowed=True), data.shape[1], Layout.STORED
-            )
+            return Matrix(memory.adopt(name, data, borrowed=True), data.shape[1], Layout.STORED)
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices)
         row_bytes = group_bytes(dtype, stack.columns)
         place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
@@ -99,8 +98,12 @@ class Arranger:
         cl, queue = self.runtime.engine.cl, self.runtime.engine.queue
         stored_bytes = min(LANES, stack.rows) * stack.data.shape[1]
         step = min(max(1, STAGED_BYTES // stored_bytes), stack.groups)
-        flags = cl.mem_flags.READ_ONLY
-        staging = cl.Buffer(self.runtime.context, flags, step * stored_bytes)
+        flags, nbytes = cl.mem_flags.READ_ONLY, step * stored_bytes
+        try:
+            staging = cl.Buffer(self.runtime.context, flags, nbytes)
+        except cl.Error:
+            memory = self.runtime.memory
+            raise OutOfMemory("opencl.staging", nbytes, memory.used, memory.available) from None
         bank = self.runtime.memory.arguments()[place.bank]
         for first in range(0, stack.groups, step):
             groups = range(first, min(first + step, stack.groups))
@@ -108,9 +111,7 @@ class Arranger:
             cl.enqueue_copy(queue, staging, part, is_blocking=False)
             self._launch(stack, staging, bank, place.address & OFFSET_MASK, groups)
 
-    def _launch(
-        self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range
-    ) -> None:
+    def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> None:
         """Arrange some row groups, the first of which begins where ``stored`` does."""
         group_size, workers = self._group_size, self.runtime.launcher.workers
         size = (1, min(workers, len(groups)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from accel.packets.binding import stored_operands
-from accel.packets.layouts import repacked_bytes
+from accel.packets.layouts import arranged_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.rules import SPLIT_TOKENS
 from accel.packets.step import Schedule, Step
@@ -92,4 +92,4 @@ def _arranged_bytes(decl: BufferDecl) -> int:
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)
-    return math.prod(matrices) * repacked_bytes(decl.dtype, rows, columns)
+    return math.prod(matrices) * arranged_bytes(decl.dtype, rows, columns)

@@ -179,17 +179,10 @@ INLINE DWORDS swap_middle(DWORDS x) {
 
 // Vector i of the nibbles of block b.
 INLINE DWORDS nibbles(const DWORDS *lower, int b, int i) {
-    int first, high;
-    if (DTYPE == Q6_K) {
-        first = 16 * (b / 4) + 8 * (b & 1) + 2 * i;
-        high = b >> 1 & 1;
-    } else if (DTYPE == Q4_K || DTYPE == Q5_K) {
-        first = 8 * (b / 2) + 2 * i;
-        high = b & 1;
-    } else {
-        first = 4 * b + 2 * (i & 1);
-        high = i >> 1;
-    }
+    int first = 4 * b + 2 * (i & 1), high = i >> 1;
+    if (DTYPE == Q4_K) first = 8 * (b / 2) + 2 * i, high = b & 1;
+    if (DTYPE == Q5_K) first = 8 * (b / 2) + 2 * i, high = b & 1;
+    if (DTYPE == Q6_K) first = 16 * (b / 4) + 8 * (b & 1) + 2 * i, high = b >> 1 & 1;
     const DWORDS mask = 0x0F0F0F0Fu;
     const DWORDS even = lower[first], odd = lower[first + 1];
     return high ? (even >> 4 & mask) | (odd & ~mask) : (even & mask) | (odd & mask) << 4;
