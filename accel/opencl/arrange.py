@@ -57,7 +57,7 @@ class Stack:
     @property
     def columns(self) -> int:
         """Elements of a row."""
-        return self.data.shape[1] // self.dtype.block_bytes * self.dtype.block_elements
+        return int(self.data.shape[1]) // self.dtype.block_bytes * self.dtype.block_elements
 
     def first_row(self, group: int) -> int:
         """Where row group ``group`` begins; the number of rows for the one after the last."""
