@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LINE_SECONDS = 2.0
 
@@ -48,6 +49,9 @@ class BarProgress:
         self._bar: tqdm | None = None
 
     def start(self, label: str, total: int | None, unit: str) -> None:
+        # A fifth of the time all other imports take, where most starts show no bar.
+        from tqdm import tqdm
+
         self.close()
         scaled = unit == "B"
         self._bar = tqdm(
