@@ -15,8 +15,8 @@ from harness.bench.measure import Plan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
 from harness.catalog import resolve_model
-from harness.cli.console import note
-from harness.cli.progress import progress_on
+from harness.console import note
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from reference.cpu.threads import thread_count
 

@@ -28,7 +28,7 @@ from harness.catalog.store import (
     remove_partials,
 )
 from harness.catalog.wheel import download_wheel, read_member
-from harness.cli.progress import NullProgress, Progress
+from harness.progress import NullProgress, Progress
 
 INTERNET = Network()
 NOTHING_SHOWN = NullProgress()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from contract.errors import CatalogError
 from harness.catalog.entries import ENTRIES, CatalogEntry, find
-from harness.cli.progress import Progress
+from harness.progress import Progress
 
 ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

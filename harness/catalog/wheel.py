@@ -16,7 +16,7 @@ from pathlib import Path
 from contract.errors import CatalogError
 from harness.catalog.entries import WheelMember
 from harness.catalog.store import checked_file_name
-from harness.cli.progress import Progress
+from harness.progress import Progress
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.1

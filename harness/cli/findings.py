@@ -17,10 +17,10 @@ import threadpoolctl
 from contract.errors import CatalogError, ZincError
 from harness import catalog
 from harness.catalog import CatalogEntry, WheelMember
-from harness.cli.answer import file_digest
 from harness.cli.exactness import broken_rules
-from harness.cli.progress import format_bytes
 from harness.cli.serving import model_file
+from harness.digest import file_digest
+from harness.progress import format_bytes
 from harness.settings import Settings
 from harness.tiers import AUTO, probe
 

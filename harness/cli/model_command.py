@@ -13,7 +13,7 @@ from typing import Any
 
 from harness import catalog
 from harness.catalog import CatalogEntry, HttpsSource
-from harness.cli.progress import format_bytes, progress_on
+from harness.progress import format_bytes, progress_on
 from harness.settings import add_flags, resolve
 
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")

@@ -38,7 +38,7 @@ PULL_SCRIPT = textwrap.dedent("""
     import socket, sys
     from pathlib import Path
     from harness.catalog import CatalogEntry, HttpsSource, Network, WheelMember, pull
-    from harness.cli.progress import LineProgress
+    from harness.progress import LineProgress
 
     entry, port = eval(sys.argv[1]), int(sys.argv[3])
     network = Network(

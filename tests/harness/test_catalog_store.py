@@ -12,7 +12,7 @@ from contract.errors import CatalogError
 from harness import catalog
 from harness.catalog import DEFAULT_ID, ENTRIES, HttpsSource, find, model_path, resolve_model
 from harness.catalog.store import checked_file_name, checked_id, locked, prepared_folder
-from harness.cli.progress import NullProgress
+from harness.progress import NullProgress
 from tests.harness.catalog_tools import entry_for
 
 HOSTILE = ["..", ".", "", "/etc", "a/b", "a\\b", "a\0b", "~", ".hidden", "-rf", "a b", "ü", "a\n"]
