@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="GGUF file or catalog id [default: the model that run takes]",
+        help="GGUF file or model name [default: the model that run takes]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")

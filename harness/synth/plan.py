@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from harness.synth.spec import Experts, Gemma, Recurrent, SynthSpec
+from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 from harness.synth.tensors import SynthTensor, with_types
 
 NORM_DEVIATION = 0.1
@@ -142,7 +142,7 @@ def _feed_forward(spec: SynthSpec, prefix: str, suffix: str, width: int) -> Iter
     yield _matrix(f"{prefix}.ffn_down{suffix}", spec.hidden, width)
 
 
-def _experts(spec: SynthSpec, experts: Experts, prefix: str) -> Iterator[SynthTensor]:
+def _experts(spec: SynthSpec, experts: ExpertSpec, prefix: str) -> Iterator[SynthTensor]:
     hidden, count, width = spec.hidden, experts.count, experts.width
     router = ROUTER_SPREAD / math.sqrt(hidden)
     yield _matrix(f"{prefix}.ffn_gate_inp", count, hidden, deviation=router)

@@ -29,7 +29,7 @@ MIN_VOCAB = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertSpec:
     """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
 
     ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
@@ -138,7 +138,7 @@ class SynthSpec:
     rope_original_context: int = 256
     expand_to_f32: bool = False
     nextn_layers: int = 0
-    experts: Experts | None = None
+    experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
 
@@ -237,7 +237,7 @@ class SynthSpec:
         return f"synthetic {self.architecture} {self.quant} seed {self.seed}"
 
 
-GROUPS: Mapping[str, type] = {"experts": Experts, "recurrent": Recurrent, "gemma": Gemma}
+GROUPS: Mapping[str, type] = {"experts": ExpertSpec, "recurrent": Recurrent, "gemma": Gemma}
 """Fields of a specification that are specifications themselves."""
 
 
@@ -300,7 +300,7 @@ def _validate_groups(spec: SynthSpec) -> None:
         _validate_gemma(spec, spec.gemma)
 
 
-def _validate_experts(spec: SynthSpec, experts: Experts) -> None:
+def _validate_experts(spec: SynthSpec, experts: ExpertSpec) -> None:
     for name in ("count", "used", "width"):
         if getattr(experts, name) < 1:
             raise refused(f"experts.{name}", getattr(experts, name), "at least 1")
