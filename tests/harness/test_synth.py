@@ -23,7 +23,7 @@ from harness.synth.spec import DENSE
 from harness.synth.tensors import more_bits
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.gguf import open_gguf
 from reference.model.open import open_model
 from reference.model.tokenizer import load_tokenizer

@@ -16,8 +16,9 @@ from contract.opcodes import Opcode
 from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
+from reference.limits import Limits
 from reference.model.families import FAMILIES
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 from reference.model.open import open_model
 from reference.runner import Capacity, ModelRunner
 from tests.model.family_files import (
