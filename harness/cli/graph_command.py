@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser = subparsers.add_parser("graph", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="GGUF file or catalog id [default: --model]"
+        "models", nargs="*", metavar="MODEL", help="GGUF file or model name [default: --model]"
     )
     parser.add_argument(
         "--format",

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from contract.errors import ZincError
-from harness.cli.progress import progress_on
+from harness.progress import progress_on
 from harness.synth import ARCHITECTURES, QUANTS, size_names, sized_spec, write_synthetic
 from harness.synth.spec import GROUPS, ROPE_SCALINGS, SynthSpec
 

@@ -37,7 +37,7 @@ LEAST: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertSpec:
     """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
 
     ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
@@ -137,7 +137,7 @@ class SynthSpec:
     rope_original_context: int = 256
     expand_to_f32: bool = False
     nextn_layers: int = 0
-    experts: Experts | None = None
+    experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
 
@@ -208,7 +208,7 @@ class SynthSpec:
         return f"synthetic {self.architecture} {self.quant} seed {self.seed}"
 
 
-GROUPS: Mapping[str, type] = {"experts": Experts, "recurrent": Recurrent, "gemma": Gemma}
+GROUPS: Mapping[str, type] = {"experts": ExpertSpec, "recurrent": Recurrent, "gemma": Gemma}
 """Fields of a specification that are specifications themselves."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.dtypes import F32
-from harness.cli.progress import NullProgress, Progress
+from harness.progress import NullProgress, Progress
 from harness.synth.draw import Bytes
 from harness.synth.metadata import architecture_keys
 from harness.synth.plan import plan_tensors
