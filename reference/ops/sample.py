@@ -15,9 +15,11 @@ from contract.arithmetic import SAMPLE_WEIGHT_BITS
 from contract.records import SAMPLING
 from reference.exact.elementary import exp
 from reference.exact.philox import draw
-from reference.ops.argmax import NO_TOKEN
 
 Float32 = NDArray[np.float32]
+
+NO_TOKEN = -1
+"""What a row with a NaN or an infinite logit yields instead of a token."""
 
 THRESHOLD_BITS = 16
 WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)

@@ -24,7 +24,6 @@ VOCABULARIES = (129, 5000, 20011)
 def cases() -> Iterator[Case]:
     """The parity suite's, and rows long enough that every item of a group has candidates."""
     yield from generate(Opcode.SAMPLE, repeats=2)
-    yield from generate(Opcode.ARGMAX)
     for vocab in VOCABULARIES:
         shape = Shape(f"7x{vocab}", {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3})
         for kind in ("normal", "zeros", "nan"):
@@ -37,7 +36,7 @@ def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
-    ops = ("argmax_part", "argmax", "sample_part", "sample")
+    ops = ("sample_part", "sample")
     return open_work_groups(open_opencl, device, monkeypatch, ops)
 
 

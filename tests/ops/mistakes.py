@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.records import SAMPLING
 from reference.exact import elementary
 from reference.exact.activation import Activation, quantize_activation
 from reference.exact.kv_storage import stored
 from reference.exact.sums import sum_axis
+from reference.ops.sample import NO_TOKEN, penalized, sample, window
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)
@@ -157,6 +159,13 @@ def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) ->
     return values
 
 
-def last_argmax(*, logits: Float32) -> NDArray[np.int32]:
-    """Ties broken by the higher id."""
-    return (logits.shape[1] - 1 - logits[:, ::-1].argmax(axis=1)).astype(np.int32)
+def last_of_equals(
+    *, logits: Float32, sampling: NDArray[np.int32], recent: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Ties broken by the higher id where nothing is drawn."""
+    token = sample(logits=logits, sampling=sampling, recent=recent)
+    for row, record in enumerate(np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]):
+        if record["temperature"] == 0 and token[row] != NO_TOKEN:
+            values = penalized(logits[row], record, window(record, recent))
+            token[row] = np.flatnonzero(values == values.max())[-1]
+    return token

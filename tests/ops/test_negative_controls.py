@@ -91,16 +91,16 @@ CONTROLS = (
     Control("R3 one tree", Opcode.RMS_NORM, mistakes.one_tree, f"{NORM}.sum_axis"),
     Control("R3 no spans in a product", Opcode.MATMUL, mistakes.left_fold, f"{DOT}.fold_axis"),
     Control("R4 left fold", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_segment"),
-    Control("R4 numpy sum", Opcode.MATMUL_WMMA_F16, mistakes.one_tree, f"{DOT}.sum_axis"),
+    Control("R4 numpy sum", Opcode.LM_HEAD, mistakes.one_tree, f"{DOT}.sum_axis"),
     Control(
         "R5 eight bits",
-        Opcode.MATMUL_WMMA_Q4K,
+        Opcode.MATMUL,
         mistakes.eight_bit_activation,
         f"{DOT}.quantize_activation",
     ),
     Control(
         "R5 truncation",
-        Opcode.MATMUL_WMMA_Q4K,
+        Opcode.MATMUL,
         mistakes.truncated_activation,
         f"{DOT}.quantize_activation",
     ),
@@ -110,7 +110,7 @@ CONTROLS = (
     Control("R6 left fold", Opcode.FLASH_ATTN, mistakes.left_fold, f"{ATTENTION}.fold_segment"),
     Control("R9 coarse weights", Opcode.SAMPLE, np.float32(1 << 6), f"{SAMPLE}.WEIGHT_SCALE"),
     Control("R9 no penalties", Opcode.SAMPLE, mistakes.no_penalties, f"{SAMPLE}.penalized"),
-    Control("R9 ties to the higher id", Opcode.ARGMAX, mistakes.last_argmax),
+    Control("R9 ties to the higher id", Opcode.SAMPLE, mistakes.last_of_equals),
     Control(
         "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE
     ),
