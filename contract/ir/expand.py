@@ -1,7 +1,8 @@
 """Fused opcodes written out, so that a tier needs kernels for their parts alone.
 
 A fused opcode is defined by the composition of its parts, so the bits are the same. A tier that has
-a kernel for the whole keeps the node: fusing is its choice, and what it measures.
+a kernel for the whole keeps the node: fusing is its choice, and what it measures. LM_HEAD, a
+product of rows, is MATMUL.
 
 MOE_SWIGLU and SHARED_EXPERT stay: the tensors of the one have an axis that SWIGLU lacks, and the
 factor a token of the other is nothing another opcode applies.
