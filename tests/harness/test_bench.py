@@ -20,6 +20,7 @@ from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
 from harness.bench.worker import CACHE_VARIABLES, Worker
+from tests.needs import need_installed
 
 RATES = ("decode_short", "decode_long", "prefill")
 METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
@@ -181,7 +182,7 @@ def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_pat
 
 @pytest.mark.peer
 def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
-    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    need_installed("llama_cpp", "peer")
     report = run_json(tiny_model_path, "--peer", PEER)
     assert set(report["engines"]) == {"cpu", PEER}
     assert set(report["ratios"]["cpu"]) == METRICS

@@ -36,6 +36,7 @@ from tests.harness.catalog_tools import (
     send,
     serving,
 )
+from tests.needs import missing
 
 CONTENT = random_bytes(2_500_000)
 SIZE = len(CONTENT)
@@ -273,7 +274,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate for localhost and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("needs the openssl program to make a certificate")
+        missing("there is no openssl program to make a certificate", "apt install openssl")
     folder = tmp_path_factory.mktemp("certificate")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(

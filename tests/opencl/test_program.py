@@ -11,8 +11,9 @@ import pytest
 
 from accel.opencl.device import Device
 from accel.opencl.program import OPS, BuildError, build_program, source_of, step_files
+from tests.needs import need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 FILES = {"one.cl": "__kernel void one(__global int *x) { x[0] = 1; }\n"}
 OPTIONS = "-cl-std=CL1.2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,9 @@ from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import TIERS, open_tier
 from reference.ops.barrier import barrier
+from tests.needs import need_device
 
 SLOTS, WORDS = 3, 8
 
@@ -35,12 +38,12 @@ def store_then_load(guarded: bool) -> Graph:
     return builder.build()
 
 
-@pytest.mark.parametrize("name", available_tiers())
+@pytest.mark.parametrize("name", TIERS)
 def test_read_after_the_barrier_sees_the_write(name: str) -> None:
     """The words come back."""
     graph = store_then_load(guarded=True)
     contents = {"slots": [2, 0], "value": [41, -3]}
-    with open_tier(name) as tier:
+    with need_device(partial(open_tier, name)) as tier:
         buffers = {
             decl.name: tier.alloc(decl, 4 * SLOTS * WORDS, Heap.HOST_VISIBLE)
             for decl in graph.buffers.values()
