@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.bench.engines import peer_version
 from reference.model.open import open_model
 from tests.peer.float64_llama import Float64Llama, mean_kl
 from tests.peer.llama_cpp_peer import GGML_TYPE_F16, GGML_TYPE_F32, Peer
@@ -28,6 +29,7 @@ PEER_KV = {"f32": GGML_TYPE_F32, "f16": GGML_TYPE_F16}
 class Figures:
     """KL in nats, averaged over positions; differences are of logits."""
 
+    peer: str
     kv: str
     positions: int
     kl_ours_from_float64: float
@@ -56,6 +58,7 @@ def measure(peer: Peer, path: Path, kv: str, tokens: list[int], truth: np.ndarra
     theirs = peer.logits(path, tokens, PEER_KV[kv])
     kl_ours, kl_peer = mean_kl(truth, ours), mean_kl(truth, theirs)
     return Figures(
+        peer=peer_version(),
         kv=kv,
         positions=len(tokens),
         kl_ours_from_float64=kl_ours,
