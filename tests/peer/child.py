@@ -42,7 +42,7 @@ class Child:
         assert self._pipe is not None
         try:
             self._pipe.send((function, arguments))
-            done, result = self._pipe.recv()
+            done, answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             pytest.fail(f"{self.name} {self._end()} in {function.__name__}{arguments!r:.200}")
         except BaseException:
@@ -50,7 +50,8 @@ class Child:
             self.close()
             raise
         if not done:
-            pytest.fail(f"{self.name} failed in {function.__name__}:\n{result}")
+            pytest.fail(f"{self.name} failed in {function.__name__}:\n{answer}")
+        result: T = answer
         return result
 
     def close(self) -> None:

@@ -20,7 +20,8 @@ from tests.peer.child import Child
 NAME = "llama.cpp"
 GGML_TYPE_F32 = 0
 GGML_TYPE_F16 = 1
-THREADS = 2
+THREADS = 1
+"""Several wait for one another by spinning: 100 times as long where other work runs beside them."""
 
 
 class Peer:
