@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from contract.errors import CatalogError
 from harness.catalog import DEFAULT_ID, resolve_model
@@ -17,6 +18,10 @@ from reference.model.open import Model, open_model
 from tests.needs import missing
 
 SyntheticModel = Callable[..., Path]
+
+# A busy machine makes no property false.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,7 @@ def _session_findings(path: Path, settings: Settings, verified: str) -> Iterator
         with ExitStack() as owned:
             prepared = prepare_session(path, session_options(settings, chat=True), owned)
             _encode(prepared, settings)
-            graph = prepared.model.graph(prepared.demand.limits)
+            graph = prepared.model.graph(prepared.limits)
             for decl in graph.of_kind(BufferKind.WEIGHT):
                 weight_bytes(prepared.model.file, decl)
     except DoesNotFit as error:

@@ -26,9 +26,9 @@ from harness.settings import SETTINGS
 from harness.synth import SynthSpec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
+from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
 from reference.model.families import FAMILIES
-from reference.model.families.tensors import Limits
 from reference.model.gguf import TensorSource
 from reference.model.open import open_model
 from tests.cli.conftest import Change, Result, environment, zinc_process
