@@ -56,11 +56,12 @@ class CorruptTier(CpuTier):
         self.traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
         return super().lower(graph, buffers, form, inputs)
 
-    def call_of(self, node, operands):
-        call = super().call_of(node, operands)
-        if node.name != self.corruption.node or (self.corruption.only_untraced and self.traced):
+    def call_of(self, node, bound):
+        call = super().call_of(node, bound)
+        sound = self.corruption.only_untraced and self.traced
+        if sound or node.name != self.corruption.node:
             return call
-        return self._wrong(call, operands[self.corruption.result])
+        return self._wrong(call, bound[self.corruption.result])
 
     def submit(self, batch, inputs, wanted=()):
         fence = super().submit(batch, inputs, wanted)
