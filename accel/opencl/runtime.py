@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.opencl.cpu_flags import has_cpu_flag
+from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
@@ -170,7 +170,7 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
         yield_syscall=_yield_syscall(device),
         attention_queries=16 if device.is_cpu else 1,
-        dot_vnni=device.is_cpu and device.is_pocl and has_cpu_flag("avx512_vnni"),
+        dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
     )
     test = SelfTest(context, queue, device, options, choices.cache)
     check_layout(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from harness.tiers import TierOptions
 from reference.engine import Engine
 
 PEER = "llama.cpp"
+PEER_PACKAGE = "llama-cpp-python"
+INSTALL_PEER = "pip install 'zinc-rt[peer]'"
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step, for every engine."""
 GREEDY = SamplingParams(repeat_last_n=0)
@@ -57,10 +60,18 @@ def open_engine(name: str, setup: Setup) -> BenchEngine:
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
 
 
+def peer_version() -> str:
+    """The installed package and its version. Raises ConfigError when there is none."""
+    try:
+        return f"{PEER_PACKAGE} {importlib.metadata.version(PEER_PACKAGE)}"
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}") from None
+
+
 def check_peer() -> None:
     """Raise ConfigError when the peer cannot be imported."""
     if importlib.util.find_spec("llama_cpp") is None:
-        raise ConfigError(f"{PEER} is not installed; pip install 'zinc-rt[peer]'")
+        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}")
 
 
 class TierEngine:

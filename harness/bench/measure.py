@@ -17,7 +17,7 @@ from contract.dtypes import BY_NAME
 from contract.errors import RequestError
 from contract.ir.cost import graph_cost
 from contract.shape_key import ShapeKey
-from harness.bench.engines import PEER, Setup
+from harness.bench.engines import PEER, Setup, peer_version
 from harness.bench.machine import machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
 from reference.limits import Limits, pages_for
@@ -99,6 +99,7 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
     say("opening a large vocabulary")
     report = {
         "machine": machine_facts(),
+        "peer": peer_version() if PEER in plan.engines else None,
         "model": {"file": plan.model.name, "bytes": file_bytes, "vocab": vocab},
         "settings": {
             "threads": plan.threads,

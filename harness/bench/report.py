@@ -63,6 +63,7 @@ def _subject(report: Report) -> list[str]:
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
         f"{settings['threads']} threads, prompt {settings['prompt_tokens']}, "
         f"decode {settings['decode_tokens']}, {settings['repeat']} repetitions",
+        *filter(None, [report["peer"]]),
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,6 +22,7 @@ from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
 from harness.bench.worker import CACHE_VARIABLES, Worker
+from tests.needs import need_installed
 
 RATES = ("decode_short", "decode_long", "prefill")
 METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
@@ -181,8 +184,10 @@ def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_pat
 
 @pytest.mark.peer
 def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
-    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
-    report = run_json(tiny_model_path, "--peer", PEER)
+    need_installed("llama_cpp", "peer")
+    report = run_json(tiny_model_path, "--peer", PEER, "--repeat", "1")
+    assert report["peer"] == f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
+    assert report["peer"] in render(report)
     assert set(report["engines"]) == {"cpu", PEER}
     assert set(report["ratios"]["cpu"]) == METRICS
     ours, peer = (report["engines"][name]["prefill"]["samples"] for name in ("cpu", PEER))
@@ -211,6 +216,15 @@ def test_an_engine_computes_the_number_of_tokens_it_is_asked_for(tiny_model_path
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     with pytest.raises(ExecutionError, match=r"cpu: .*absent\.gguf"):
         Worker("cpu", Setup(str(tmp_path / "absent.gguf"), 1, 64, "f16"), "x")
+
+
+def test_a_worker_that_dies_says_of_what(tiny_model_path):
+    """As an engine does whose native code was built for another processor."""
+    with Worker("cpu", Setup(str(tiny_model_path), 1, 64, "f16"), "x") as worker:
+        worker._process.send_signal(signal.SIGILL)
+        worker._process.wait()
+        with pytest.raises(ExecutionError, match="the cpu worker was ended by SIGILL"):
+            worker.peak_resident_bytes()
 
 
 def test_small_helpers():

@@ -20,8 +20,6 @@ from contract.tier import Fence, Heap, Tier
 from reference.cpu.tier import CpuTier
 from tests.opencl.conftest import OpenTier
 
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
 LARGEST = ShapeKey(64, 64)
 WIDTH = 1200
 """Floats of a row: outputs of the largest step are above what is always brought to the host."""

@@ -25,10 +25,11 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.needs import machine_lacks, need_module
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.quant.samples import random_blocks
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 KEY = ShapeKey(3, 0)
 WIDTH = 40
@@ -290,7 +291,7 @@ def _engine(device: Device, choices: Choices) -> Engine:
 def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
     """More groups than the device runs at once: they stop, say so, and the next step is sound."""
     if not device.is_cpu:
-        pytest.skip("how many groups an accelerator runs at once is not known")
+        machine_lacks("device whose number of groups at once is known")
     engine = _engine(device, Choices(cache=kernel_cache))
     packets = np.zeros(2, PACKET)
     packets["op"] = NUMBERS["verify_k"]
