@@ -21,7 +21,7 @@ from typing import Any
 from contract.errors import ConfigError, ZincError
 from harness.bench.machine import machine_facts
 from harness.bench.ratios import MEASUREMENTS, Measured, measure_ratios
-from harness.cli.console import note, table
+from harness.console import note, table
 from harness.goldens import FOLDER
 from harness.synth import sized_spec, write_synthetic
 from harness.tiers import probe
