@@ -290,7 +290,7 @@ class OpenClTier:
         try:
             if not resume:
                 self._memory.to_device()
-            event = batch.recording.enqueue()
+            event = batch.recording.enqueue(batch.key.tokens)
             event = self._memory.to_host() or event
             self._runtime.engine.queue.flush()
         except cl.Error as error:
