@@ -54,15 +54,17 @@ def _open_cpu(options: TierOptions) -> Tier:
 
 
 def _open_opencl(options: TierOptions) -> Tier:
+    from accel.opencl.crew import Crews, FixedCrew
     from accel.opencl.launcher import Mode
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
 
+    fixed = options.opencl_workers
     cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
     choices = Choices(
         mode=Mode(options.opencl_mode),
         threads=options.threads,
-        workers=options.opencl_workers,
+        crew=Crews if fixed is None else lambda most: FixedCrew(min(fixed, most)),
         cache=cache,
     )
     return OpenClTier(options.opencl_device, choices, options.note)

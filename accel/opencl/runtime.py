@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accel.opencl.cpu_flags import has_cpu_flag
-from accel.opencl.crew import Choice, Crews, FixedCrew
+from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
@@ -44,15 +44,15 @@ ROW_PARTS = 64
 class Choices:
     """What a caller may decide about a device; None leaves it to the probes.
 
-    ``threads`` is the most cores of a CPU device to use; ``workers`` how many of them every step
-    gets, None for as many as are found to be fastest. ``memory_bytes`` is the most memory,
+    ``threads`` is the most cores of a CPU device to use; ``crew`` makes, of that number, what
+    says how many of them each step gets. ``memory_bytes`` is the most memory,
     ``cache`` the folder of built programs, None for no cache on disk. ``native_arithmetic`` False
     uses the integer remedies for division and square root whatever the self-test says.
     """
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
-    workers: int | None = None
+    crew: Callable[[int], Choice] = Crews
     memory_bytes: int | None = None
     cache: Path | None = None
     shared_addresses: bool | None = None
@@ -120,19 +120,13 @@ def _launcher(
         persistent = engine(True)
         wanted = choices.mode is Mode.PERSISTENT
         if wanted or _runs_together(persistent, groups, group_size):
-            choice = _choice(choices, groups) if device.is_cpu else None
+            choice = choices.crew(groups) if device.is_cpu else None
             launcher = PersistentLauncher(persistent, groups, group_size, choice=choice)
             return Mode.PERSISTENT, persistent, launcher
     single = engine(False)
     if not device.is_cpu:
         groups *= LAUNCH_GROUPS_PER_UNIT
     return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
-
-
-def _choice(choices: Choices, groups: int) -> Choice:
-    if choices.workers is None:
-        return Crews(groups)
-    return FixedCrew(max(1, min(choices.workers, groups)))
 
 
 def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
