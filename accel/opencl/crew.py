@@ -12,6 +12,8 @@ Nothing here asks a clock or a device: step times in, numbers of workers out.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,14 +21,18 @@ TRIAL_STEPS = 8
 FIRST_GAP = 3
 MIN_GAP, MAX_GAP = 8, 256
 """Ordinary steps between two trials."""
+MAX_GAP_DOWN = 1024
+"""The same before one with fewer workers: more than are good show by themselves."""
 TRIAL_SHARE = 0.03
 """Of the time of ordinary steps, what trials may cost beyond it."""
+TOO_MUCH = 0.75
+"""Of an ordinary step, what a trial costs before it is given up."""
 WORTH_CHANGING = 0.97
 """A trial must take less than this share of the usual time to win."""
-RECENT, USUAL = 1 / 8, 1 / 32
-"""Weights of a new step time in the two running means."""
+LONG_MEAN = 1 / 32
+"""Weight of a new step time in the long running mean."""
 CHANGED = 1.25
-"""Ratio of the two means that says the machine is no longer the same."""
+"""Ratio of the last TRIAL_STEPS to the long mean that says the machine is no longer the same."""
 SINGLE_SIZES = 8
 """Steps of up to so many tokens are told apart, larger ones by powers of two."""
 
@@ -38,29 +44,33 @@ class Trial:
     workers: int
     usual: float
     submitted: int = 0
-    done: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def saved(self) -> float:
         """Seconds less than usual so far; negative when it is slower."""
-        return self.done * self.usual - self.seconds
+        return len(self.seconds) * self.usual - sum(self.seconds)
+
+    @property
+    def finished(self) -> bool:
+        """There are steps enough to tell."""
+        return len(self.seconds) >= TRIAL_STEPS
 
     @property
     def wants_another(self) -> bool:
         """One step goes ahead alone: the queue is not filled with what may be slow."""
-        return self.submitted < min(TRIAL_STEPS, 1 + 2 * self.done)
+        return self.submitted < min(TRIAL_STEPS, 1 + 2 * len(self.seconds))
 
     @property
     def won(self) -> bool:
         """It has saved a whole step, or a little on each."""
-        in_all = self.done * self.usual * WORTH_CHANGING
-        return self.saved > self.usual or (self.done >= TRIAL_STEPS and self.seconds < in_all)
+        faster = typical(self.seconds) < WORTH_CHANGING * self.usual
+        return self.saved > self.usual or (self.finished and faster)
 
     @property
     def lost(self) -> bool:
-        """It has cost a whole step, or ended without winning."""
-        return self.saved < -self.usual or (self.done >= TRIAL_STEPS and not self.won)
+        """It has cost too much, or ended without winning."""
+        return self.saved < -TOO_MUCH * self.usual or (self.finished and not self.won)
 
 
 @dataclass(slots=True)
@@ -74,9 +84,8 @@ class Crew:
     workers: int
     stride: int = 0
     downward: bool = True
-    recent: float = 0.0
-    usual: float = 0.0
-    noted: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=TRIAL_STEPS))
+    long_mean: float = 0.0
     gap: int = FIRST_GAP
     waited: int = 0
     debt: float = 0.0
@@ -84,11 +93,12 @@ class Crew:
 
     def __post_init__(self) -> None:
         self.stride = self.stride or max(1, self.most // 2)
+        self.downward = self.workers > 1
 
     def choose(self) -> int:
         """Workers of the next step."""
         if self.trial is None and self.most > 1 and self.waited >= self.gap and self.debt <= 0:
-            self.trial = Trial(self._candidate(), self.recent)
+            self.trial = Trial(self._candidate(), typical(self.recent))
         if self.trial is not None and self.trial.wants_another:
             self.trial.submitted += 1
             return self.trial.workers
@@ -98,8 +108,7 @@ class Crew:
         """A step with ``workers`` took ``seconds``. Steps may be chosen before earlier ones end."""
         trial = self.trial
         if trial is not None and workers == trial.workers:
-            trial.done += 1
-            trial.seconds += seconds
+            trial.seconds.append(seconds)
             if trial.won:
                 self._adopt(trial)
             elif trial.lost:
@@ -108,19 +117,18 @@ class Crew:
             self._note_usual(seconds)
 
     def _note_usual(self, seconds: float) -> None:
-        self.noted += 1
-        if self.noted <= 2:
-            # The first step of all finds cold caches.
-            self.recent = self.usual = seconds
-        self.recent += RECENT * (seconds - self.recent)
-        self.usual += USUAL * (seconds - self.usual)
+        # The first step of all finds cold caches, so that the long mean begins with the second.
+        known = len(self.recent) > 1
+        self.recent.append(seconds)
+        self.long_mean += (LONG_MEAN if known else 1.0) * (seconds - self.long_mean)
         if self.trial is not None:
             return
         self.waited += 1
         self.debt = max(0.0, self.debt - TRIAL_SHARE * seconds)
-        slower, faster = self.recent > CHANGED * self.usual, self.usual > CHANGED * self.recent
+        now = typical(self.recent)
+        slower, faster = now > CHANGED * self.long_mean, self.long_mean > CHANGED * now
         if slower or faster:
-            self.usual = self.recent
+            self.long_mean = now
             self._look_again(downward=slower)
 
     def _look_again(self, downward: bool) -> None:
@@ -134,20 +142,21 @@ class Crew:
             self.debt = 0.0
 
     def _adopt(self, trial: Trial) -> None:
-        self.downward = trial.workers < self.workers
+        went_down = trial.workers < self.workers
         self.workers = trial.workers
-        self.stride = max(1, self.workers // 2 if self.downward else self.workers)
-        self.recent = self.usual = trial.seconds / trial.done
+        self.stride = max(1, self.workers // 2 if went_down else self.workers)
+        self.downward = self.workers == self.most or (went_down and self.workers > 1)
+        self.recent = deque(trial.seconds, maxlen=TRIAL_STEPS)
+        self.long_mean = typical(trial.seconds)
         self._rest(MIN_GAP)
 
     def _reject(self, trial: Trial) -> None:
         self.debt += max(0.0, -trial.saved)
-        if self.downward and self.workers < self.most:
-            self.downward = False
-        else:
-            self.downward = True
+        if self.workers == self.most or not self.downward:
             self.stride = self.stride // 2 or max(1, self.most // 2)
-        self._rest(min(MAX_GAP, max(MIN_GAP, 2 * self.gap)))
+        self.downward = self.workers > 1 and (self.workers == self.most or not self.downward)
+        limit = MAX_GAP_DOWN if self.downward else MAX_GAP
+        self._rest(min(limit, max(MIN_GAP, 2 * self.gap)))
 
     def _rest(self, gap: int) -> None:
         self.trial = None
@@ -155,9 +164,7 @@ class Crew:
         self.gap = gap
 
     def _candidate(self) -> int:
-        """The number to try: ``stride`` away, on the side where there is room."""
-        if self.workers in (1, self.most):
-            self.downward = self.workers > 1
+        """The number to try: ``stride`` away."""
         wanted = self.workers - self.stride if self.downward else self.workers + self.stride
         return min(self.most, max(1, wanted))
 
@@ -207,6 +214,12 @@ class Crews:
     def note(self, tokens: int, workers: int, seconds: float) -> None:
         """See Choice."""
         self.by_size[size_class(tokens)].note(workers, seconds / max(1, tokens))
+
+
+def typical(seconds: Collection[float]) -> float:
+    """The mean of step times but for the slowest quarter of them: hiccups say nothing."""
+    kept = sorted(seconds)[: max(1, len(seconds) - (len(seconds) + 2) // 4)]
+    return sum(kept) / len(kept)
 
 
 def size_class(tokens: int) -> int:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel.opencl.crew import MAX_GAP, SINGLE_SIZES, Crew, Crews, size_class
@@ -52,7 +52,18 @@ def best(machine: Machine, most: int, steps: int) -> float:
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8, 64])
 def test_alone_next_to_nothing_is_lost(most: int, ahead: int) -> None:
     steps = 4000
-    assert run(Crews(most), alone, steps, ahead) <= 1.02 * best(alone, most, steps)
+    assert run(Crews(most), alone, steps, ahead) <= 1.01 * best(alone, most, steps)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.sampled_from([1.5, 3.0, 10.0]))
+def test_a_hiccup_now_and_then_changes_nothing(seed: int, length: float) -> None:
+    """One step in fifty takes longer, on an otherwise idle machine."""
+    chance = random.Random(seed)
+    hiccups = [alone(2) * (length - 1) * (chance.random() < 0.02) for _ in range(3000)]
+    pending = iter(hiccups)
+    seconds = run(Crews(2), lambda workers: alone(workers) + next(pending), len(hiccups))
+    assert seconds <= 1.03 * (alone(2) * len(hiccups) + sum(hiccups))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -80,6 +91,7 @@ def test_all_workers_return_when_the_load_ends(most: int) -> None:
     assert crews.workers == most
 
 
+@settings(deadline=None)
 @given(
     most=st.integers(1, 65),
     free=st.integers(1, 65),
@@ -104,6 +116,7 @@ def test_some_free_cores_are_found(
     assert run(crews, machine, steps, ahead) <= ideal / 0.8
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=300), st.integers(1, 65), st.integers(-9, 9)
 )
@@ -137,14 +150,14 @@ def test_a_new_size_begins_as_the_last_one_stands() -> None:
 
 
 def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:
-    crew = Crew(most=2, workers=1, downward=False)
+    crew = Crew(most=2, workers=1)
     tried = []
     for _ in range(8):
         workers = crew.choose()
         tried.append(workers == 2)
         crew.note(workers, beside_two(workers))
     assert tried.count(True) == 1
-    crew = Crew(most=2, workers=1, downward=False)
+    crew = Crew(most=2, workers=1)
     for _ in range(4):
         crew.note(1, 20.0)
     assert [crew.choose() for _ in range(4)] == [2, 1, 1, 1]
