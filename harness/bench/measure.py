@@ -124,7 +124,7 @@ def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
 
 def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> list[float]:
     """How long opening a file with a vocabulary of ``tokens`` takes, ``repeat`` times."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.tokens": [b"token%d" % i for i in range(tokens)],
         "tokenizer.ggml.scores": np.zeros(tokens, np.float32),
         "tokenizer.ggml.token_type": np.ones(tokens, np.int32),
