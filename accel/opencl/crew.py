@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 TRIAL_STEPS = 8
@@ -68,22 +69,26 @@ class Trial:
         return self.saved > self.usual or (self.finished and faster)
 
     @property
+    def costly(self) -> bool:
+        """It has cost too much."""
+        return self.saved < -TOO_MUCH * self.usual
+
+    @property
     def lost(self) -> bool:
-        """It has cost too much, or ended without winning."""
-        return self.saved < -TOO_MUCH * self.usual or (self.finished and not self.won)
+        """It was costly, or ended without winning."""
+        return self.costly or (self.finished and not self.won)
 
 
 @dataclass(slots=True)
 class Crew:
     """The number of workers, 1 to ``most``, for steps of one size, and what is known of them.
 
-    ``workers`` is in use; trials go ``stride`` below or above it.
+    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again.
     """
 
     most: int
     workers: int
-    stride: int = 0
-    downward: bool = True
+    pending: list[int] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=TRIAL_STEPS))
     long_mean: float = 0.0
     gap: int = FIRST_GAP
@@ -91,14 +96,10 @@ class Crew:
     debt: float = 0.0
     trial: Trial | None = None
 
-    def __post_init__(self) -> None:
-        self.stride = self.stride or max(1, self.most // 2)
-        self.downward = self.workers > 1
-
     def choose(self) -> int:
         """Workers of the next step."""
         if self.trial is None and self.most > 1 and self.waited >= self.gap and self.debt <= 0:
-            self.trial = Trial(self._candidate(), typical(self.recent))
+            self.trial = Trial(self._next(), typical(self.recent))
         if self.trial is not None and self.trial.wants_another:
             self.trial.submitted += 1
             return self.trial.workers
@@ -136,26 +137,25 @@ class Crew:
         if self.workers == (1 if downward else self.most):
             return
         self.gap = MIN_GAP
-        self.downward = downward
-        self.stride = max(1, self.workers // 2)
+        self.pending = candidates(self.workers, self.most, downward)
         if downward:
             self.debt = 0.0
 
     def _adopt(self, trial: Trial) -> None:
-        went_down = trial.workers < self.workers
+        downward = trial.workers < self.workers
         self.workers = trial.workers
-        self.stride = max(1, self.workers // 2 if went_down else self.workers)
-        self.downward = self.workers == self.most or (went_down and self.workers > 1)
+        self.pending = candidates(self.workers, self.most, downward)
         self.recent = deque(trial.seconds, maxlen=TRIAL_STEPS)
         self.long_mean = typical(trial.seconds)
         self._rest(MIN_GAP)
 
     def _reject(self, trial: Trial) -> None:
         self.debt += max(0.0, -trial.saved)
-        if self.workers == self.most or not self.downward:
-            self.stride = self.stride // 2 or max(1, self.most // 2)
-        self.downward = self.workers > 1 and (self.workers == self.most or not self.downward)
-        limit = MAX_GAP_DOWN if self.downward else MAX_GAP
+        self.pending.remove(trial.workers)
+        if trial.costly:
+            # What is farther off on that side is no better.
+            self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
+        limit = MAX_GAP_DOWN if self._next() < self.workers else MAX_GAP
         self._rest(min(limit, max(MIN_GAP, 2 * self.gap)))
 
     def _rest(self, gap: int) -> None:
@@ -163,10 +163,11 @@ class Crew:
         self.waited = 0
         self.gap = gap
 
-    def _candidate(self) -> int:
-        """The number to try: ``stride`` away."""
-        wanted = self.workers - self.stride if self.downward else self.workers + self.stride
-        return min(self.most, max(1, wanted))
+    def _next(self) -> int:
+        """The number to try next."""
+        if not self.pending:
+            self.pending = candidates(self.workers, self.most, downward=True)
+        return self.pending[0]
 
 
 class Choice(Protocol):
@@ -214,6 +215,27 @@ class Crews:
     def note(self, tokens: int, workers: int, seconds: float) -> None:
         """See Choice."""
         self.by_size[size_class(tokens)].note(workers, seconds / max(1, tokens))
+
+
+def candidates(workers: int, most: int, downward: bool) -> list[int]:
+    """Other numbers worth a trial, far ones first, smaller and larger in turn.
+
+    Halves down to one, and doubles up to ``most``; then what refines the number in use. The first
+    is smaller if ``downward``, as far as there is one.
+    """
+    bits = range(1, most.bit_length() + 1)
+    fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
+    more = [min(most, workers << bit) for bit in bits] + [
+        workers + (workers >> bit) for bit in bits
+    ]
+    sides = ([*fewer, workers - 1], [*more, workers + 1])
+    in_turn = chain.from_iterable(zip(*(sides if downward else sides[::-1]), strict=True))
+    return [n for n in dict.fromkeys(in_turn) if 1 <= n <= most and n != workers]
+
+
+def between(first: int, middle: int, last: int) -> bool:
+    """Whether ``middle`` lies on the way from ``first`` to ``last``."""
+    return first < middle < last or first > middle > last
 
 
 def typical(seconds: Collection[float]) -> float:

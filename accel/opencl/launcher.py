@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
-from accel.packets.grid import launch_groups
-from accel.packets.packet import OPS
+from accel.packets.ops import OPS
+from accel.packets.step import Op
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -63,7 +64,7 @@ class Engine:
         return self.memory.version, self.scratch.version
 
     def leading_arguments(self) -> tuple[Any, ...]:
-        """The arguments every kernel begins with."""
+        """The arguments every kernel begins with; the address of the step's inputs follows."""
         place = self.scratch
         numbers = (place.shared, place.own, place.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
@@ -72,8 +73,11 @@ class Engine:
 class Recording(Protocol):
     """Packets ready to be enqueued any number of times."""
 
-    def enqueue(self, tokens: int) -> Any:
-        """Start them for a step of ``tokens``; the event of the last one."""
+    def enqueue(self, inputs: int, tokens: int) -> Any:
+        """Start them with the inputs at address ``inputs``, those of a step of ``tokens``.
+
+        Returns the event of the last one.
+        """
 
 
 class Launcher(Protocol):
@@ -81,8 +85,8 @@ class Launcher(Protocol):
 
     workers: int
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
-        """Prepare ``packets``, which lie at ``address`` in device memory."""
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory."""
 
     def check(self) -> None:
         """Raise WorkersLost when the step that just ended was given up."""
@@ -127,7 +131,7 @@ class PersistentLauncher:
         self._address = np.uint64(meeting.address)
         self._words = engine.memory.map(meeting).view(np.uint32)
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
         """See Launcher."""
         trailing = (
             np.uint64(address),
@@ -177,13 +181,20 @@ class _PersistentRecording:
         self._trailing = trailing
         self._kernel = launcher.engine.cl.Kernel(launcher.engine.program, "run_packets")
         self._bound: tuple[int, int] | None = None
+        self._inputs = 0
+        self._place = 0
 
-    def enqueue(self, tokens: int) -> Any:
+    def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
         launcher, engine = self._launcher, self._launcher.engine
         if self._bound != engine.version():
-            self._kernel.set_args(*engine.leading_arguments(), *self._trailing)
+            leading = engine.leading_arguments()
+            self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
             self._bound = engine.version()
+            self._place = len(leading)
+        elif inputs != self._inputs:
+            self._kernel.set_arg(self._place, np.uint64(inputs))
+        self._inputs = inputs
         groups = launcher.groups_for(tokens)
         size = launcher.group_size
         event = engine.cl.enqueue_nd_range_kernel(
@@ -201,13 +212,13 @@ class PacketLauncher:
         self.workers = groups * group_size
         self._group_size = group_size
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
         if self._group_size == 1:
             workers = [self.workers] * len(packets)
             return _PacketRecording(self.engine, packets, address, workers, None)
         size, most = self._group_size, self.workers // self._group_size
-        workers = [size * launch_groups(packet, size, most) for packet in packets]
+        workers = [size * op.launch_groups(size, most) for op in ops]
         return _PacketRecording(self.engine, packets, address, workers, (size,))
 
     def check(self) -> None:
@@ -230,19 +241,20 @@ class _PacketRecording:
         self._address = np.uint64(address)
         # A kernel object for each packet: binding arguments costs as much as a launch.
         self._launches = [
-            (engine.cl.Kernel(engine.program, f"launch_{OPS[number]}"), (count,), local_size)
+            (engine.cl.Kernel(engine.program, f"launch_{OPS[number].name}"), (count,), local_size)
             for number, count in zip(packets["op"], workers, strict=True)
         ]
-        self._bound: tuple[int, int] | None = None
+        self._bound: tuple[tuple[int, int], int] | None = None
 
-    def enqueue(self, tokens: int) -> Any:
+    def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
         engine = self._engine
-        if self._bound != engine.version():
-            leading = engine.leading_arguments()
+        bound = engine.version(), inputs
+        if self._bound != bound:
+            leading = (*engine.leading_arguments(), np.uint64(inputs), self._address)
             for index, (kernel, *_) in enumerate(self._launches):
-                kernel.set_args(*leading, self._address, np.uint32(index))
-            self._bound = engine.version()
+                kernel.set_args(*leading, np.uint32(index))
+            self._bound = bound
         event = None
         for launch in self._launches:
             event = engine.cl.enqueue_nd_range_kernel(engine.queue, *launch)

@@ -27,7 +27,8 @@ from accel.opencl.launcher import (
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
 from accel.opencl.program import BuildOptions, Progress, build_program, step_files
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
-from accel.packets.packet import OPS, PACKET
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
 ACCELERATOR_GROUP_SIZE = 128
@@ -145,7 +146,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
         for data in (start.copy(), np.zeros_like(start), next_row)
     ]
     packets = np.zeros(PROBE_ROUNDS, PACKET)
-    packets["op"] = OPS.index("select_rows")
+    packets["op"] = NUMBERS["select_rows"]
     packets["wait"] = 1
     packets["size"][:, :2] = rows, PROBE_WIDTH
     packets["stride"][:, :3] = PROBE_WIDTH, 1, PROBE_WIDTH
@@ -153,7 +154,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
     packets["operand"][0::2, :3] = here, wander, there
     packets["operand"][1::2, :3] = there, wander, here
     places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
-    launcher.record(packets, places[-1].address).enqueue(tokens=1)
+    launcher.record(packets, places[-1].address).enqueue(0, tokens=1)
     memory.to_host()
     engine.queue.finish()
     try:

@@ -21,8 +21,7 @@ from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
 from harness.bench.machine import machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from reference.limits import Limits, pages_for
 from reference.model.gguf import open_gguf, write_gguf
 from reference.model.open import open_model
 

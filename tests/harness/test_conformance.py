@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import tarfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,13 +101,9 @@ def changed_run(path: Path, **changes: Any) -> Path:
 class WrongAdd(CpuTier):
     """A tier that flips the lowest bit of the first element of every sum."""
 
-    def lower(self, graph, buffers, key):
-        batch = super().lower(graph, buffers, key)
-        calls = [
-            self._wrong(call, operands["y"]) if node.opcode is Opcode.ADD else call
-            for call, node, operands in zip(batch.calls, batch.nodes, batch.operands, strict=True)
-        ]
-        return replace(batch, calls=tuple(calls))
+    def call_of(self, node, bound):
+        call = super().call_of(node, bound)
+        return self._wrong(call, bound["y"]) if node.opcode is Opcode.ADD else call
 
     def _wrong(self, call, y):
         def wrong() -> None:
@@ -130,11 +125,11 @@ class Unlucky(CpuTier):
         self.lost_at, self.error = lost_at, error
         Unlucky.opened += 1
 
-    def submit(self, batch, *, resume=False):
+    def submit(self, batch, inputs, wanted=()):
         Unlucky.submissions += 1
         if Unlucky.submissions == self.lost_at:
             raise self.error
-        return super().submit(batch)
+        return super().submit(batch, inputs, wanted)
 
 
 def test_stored_list_is_what_this_source_generates():

@@ -23,7 +23,7 @@ from harness.validate.trace import (
     with_outputs,
 )
 from reference.cpu.tier import CpuTier
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
 
 TOKENS = tuple(range(3, 24))
@@ -51,20 +51,19 @@ class CorruptTier(CpuTier):
         self.corruption = corruption
         self.submissions = 0
 
-    def lower(self, graph, buffers, key):
-        batch = super().lower(graph, buffers, key)
-        traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
-        if self.corruption.only_untraced and traced:
-            return batch
-        names = [node.name for node in batch.nodes]
-        number = names.index(self.corruption.node)
-        array = batch.operands[number][self.corruption.result]
-        calls = list(batch.calls)
-        calls[number] = self._wrong(calls[number], array)
-        return replace(batch, calls=tuple(calls))
+    def lower(self, graph, buffers, form, inputs):
+        self.traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
+        return super().lower(graph, buffers, form, inputs)
 
-    def submit(self, batch, *, resume=False):
-        fence = super().submit(batch)
+    def call_of(self, node, bound):
+        call = super().call_of(node, bound)
+        sound = self.corruption.only_untraced and self.traced
+        if sound or node.name != self.corruption.node:
+            return call
+        return self._wrong(call, bound[self.corruption.result])
+
+    def submit(self, batch, inputs, wanted=()):
+        fence = super().submit(batch, inputs, wanted)
         self.submissions += 1
         return fence
 

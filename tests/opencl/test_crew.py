@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accel.opencl.crew import MAX_GAP, SINGLE_SIZES, Crew, Crews, size_class
+from accel.opencl.crew import MAX_GAP, SINGLE_SIZES, Crew, Crews, candidates, size_class
 
 Machine = Callable[[int], float]
 """Seconds of a step by its number of workers."""
@@ -91,6 +91,8 @@ def test_all_workers_return_when_the_load_ends(most: int) -> None:
     assert crews.workers == most
 
 
+@example(most=3, free=1, ahead=0, noise=0.0, seed=0)
+@example(most=64, free=1, ahead=3, noise=0.1, seed=0)
 @settings(deadline=None)
 @given(
     most=st.integers(1, 65),
@@ -130,6 +132,19 @@ def test_the_choice_is_in_range_and_knows_no_unit_of_time(
         assert other.choose(DECODE) == workers
         one.note(DECODE, workers, value)
         other.note(DECODE, workers, value * 2.0**power)
+
+
+@given(most=st.integers(2, 300), workers=st.integers(1, 300), downward=st.booleans())
+def test_trials_reach_one_all_and_the_neighbours(most: int, workers: int, downward: bool) -> None:
+    workers = min(workers, most)
+    found = candidates(workers, most, downward)
+    assert set(found) | {workers} >= {1, most}
+    assert set(found) >= {n for n in (workers - 1, workers + 1) if 1 <= n <= most}
+    assert len(found) == len(set(found)) <= 4 * most.bit_length() + 2
+    assert all(1 <= number <= most for number in found)
+    assert workers not in found
+    room = workers > 1 if downward else workers < most
+    assert not room or (found[0] < workers) == downward
 
 
 def test_a_prompt_is_no_slow_decode_step() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
@@ -19,9 +19,8 @@ from tests.quant.samples import random_blocks
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 from accel.opencl.device import Device
-from accel.packets.grid import SLOTS, launch_groups
 from accel.packets.layouts import LANES, Layout, repack
-from accel.packets.packet import OPS, PACKET
+from accel.packets.ops import SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from tests.opencl.conftest import WAYS, OpenTier
@@ -143,13 +142,11 @@ def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: i
     """As many units as any routing can cut chunks, and not a multiple of it."""
     graph = expert_layers(1, experts=experts, used=used)
     step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")
-    product = next(op for op in step.ops if op.name == "matmul" and op.sizes[3:])
-    packet = np.zeros(1, PACKET)[0]
-    packet["op"], packet["dtype"] = OPS.index("matmul"), Q4_K.ggml_id
-    packet["size"][: len(product.sizes)] = product.sizes
+    product = next(op for op in step.ops if op.name == "matmul" and op.most_sizes()["places"])
+    product = replace(product, dtype=Q4_K)
     pairs, row_groups = tokens * used, 256 // LANES
     # The worst routing: as many experts as possible hold one pair, one holds the rest.
     lonely = min(experts - 1, pairs)
     worst = lonely + -(-(pairs - lonely) // SLOTS)
-    assert row_groups * worst <= launch_groups(packet, 128, 1 << 30)
-    assert launch_groups(packet, 128, 1 << 30) <= row_groups * (worst + experts)
+    assert row_groups * worst <= product.launch_groups(128, 1 << 30)
+    assert product.launch_groups(128, 1 << 30) <= row_groups * (worst + experts)

@@ -19,9 +19,10 @@ pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import find_devices
-from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.program import build_program, op_files
 from accel.packets.layouts import LANES, Layout, RepackedWeight, header_bytes, repack
-from accel.packets.packet import ABSENT, OPS, PACKET
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import ABSENT, PACKET
 from contract.errors import TierUnavailable
 from tests.opencl.work_groups import products_of
 
@@ -30,7 +31,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
 void one_packet(ulong packet, uint op) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
-    map.scratch = map.own = 0;
+    map.scratch = map.own = map.input = 0;
     MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
@@ -89,7 +90,7 @@ class Products:
         self._queue = cl.CommandQueue(context)
         self._files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
+            **op_files(KERNEL_OPS),
             "one_packet.cl": ENTRY,
         }
         self._options = (
@@ -154,7 +155,7 @@ class Products:
 
 def _packet(name, operands, sizes, dtype=None, layout=Layout.STORED) -> np.ndarray:
     packet = np.zeros(1, PACKET)
-    packet["op"] = OPS.index(name)
+    packet["op"] = NUMBERS[name]
     packet["operand"] = ABSENT
     for index, array in enumerate(operands):
         if array is not None:

@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
     yield from generate(Opcode.SAMPLE, repeats=2)
     yield from generate(Opcode.ARGMAX)
     for vocab in VOCABULARIES:
-        shape = Shape(f"7x{vocab}", {"rows": 7, "vocab": vocab, "recent_tokens": 8})
+        shape = Shape(f"7x{vocab}", {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3})
         for kind in ("normal", "zeros", "nan"):
             for repeat in range(4):
                 yield Case(Opcode.SAMPLE, None, shape, kind, repeat)

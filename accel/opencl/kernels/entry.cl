@@ -5,23 +5,25 @@ static MEMORY_MAP map_memory(
 #if !SHARED_ADDRESSES
     GLOBAL uchar **banks,
 #endif
-    ulong scratch, ulong own, ulong own_bytes, uint worker) {
+    ulong scratch, ulong own, ulong own_bytes, ulong input, uint worker) {
     MEMORY_MAP map;
 #if SHARED_ADDRESSES
     map.scratch = scratch;
     map.own = own + worker * own_bytes;
+    map.input = input;
 #else
     UNROLL for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
     map.scratch = bank_at(banks, scratch >> BANK_SHIFT) + (scratch & OFFSET_MASK);
     map.own = bank_at(banks, own >> BANK_SHIFT) + (own & OFFSET_MASK) + worker * own_bytes;
+    map.input = bank_at(banks, input >> BANK_SHIFT) + (input & OFFSET_MASK);
 #endif
     return map;
 }
 
 #if SHARED_ADDRESSES
-#define MAP_MEMORY(worker) map_memory(scratch, own, own_bytes, worker)
+#define MAP_MEMORY(worker) map_memory(scratch, own, own_bytes, input, worker)
 #else
-#define MAP_MEMORY(worker) map_memory(banks, scratch, own, own_bytes, worker)
+#define MAP_MEMORY(worker) map_memory(banks, scratch, own, own_bytes, input, worker)
 #endif
 
 #if SHARED_ADDRESSES
@@ -163,8 +165,8 @@ static bool meet_all_workers(volatile GLOBAL uint *meeting, uint target, uint sp
 // The whole step in one launch: every worker walks the packets, meeting where one says so. Needs
 // all groups co-resident; a worker that waits longer than spin_limit makes all of them give up.
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packets(
-    BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong packets, uint count,
-    ulong meeting_address, uint spin_limit) {
+    BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong input, ulong packets,
+    uint count, ulong meeting_address, uint spin_limit) {
     __local uint verdict;
     DECLARE_GROUP_MEMORY
     DECLARE_BANKS
@@ -205,7 +207,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
 // One packet per launch; every work-item is a worker.
 #define LAUNCH(number, name)                                                                 \
     __kernel GROUP_ATTRIBUTE void launch_##name(BANK_PARAMETERS ulong scratch, ulong own,    \
-                                                ulong own_bytes, ulong packets, uint index) { \
+                                                ulong own_bytes, ulong input, ulong packets, \
+                                                uint index) {                                \
         DECLARE_GROUP_MEMORY                                                                 \
         DECLARE_BANKS                                                                        \
         MEMORY_MAP map = MAP_MEMORY(0);                                                      \
@@ -214,5 +217,15 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
                   get_global_size(0));                                                       \
     }
 FOR_EACH_OP(LAUNCH)
+
+#endif
+
+#if SHARED_ADDRESSES
+
+// What a step left at `source`, before the next one overwrites it.
+__kernel void copy_output(ulong source, ulong target, ulong words) {
+    for (ulong i = get_global_id(0); i < words; i += get_global_size(0))
+        ((GLOBAL uint *)target)[i] = ((const GLOBAL uint *)source)[i];
+}
 
 #endif
