@@ -156,7 +156,7 @@ class Crew:
             # What is farther off on that side is no better.
             self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
         limit = MAX_GAP_DOWN if self._next() < self.workers else MAX_GAP
-        self._rest(min(limit, max(MIN_GAP, 2 * self.gap)))
+        self._rest(min(limit, max(MIN_GAP, (4 if trial.costly else 2) * self.gap)))
 
     def _rest(self, gap: int) -> None:
         self.trial = None
