@@ -22,8 +22,8 @@ from contract.dtypes import BY_NAME
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.cli.progress import NullProgress, Progress
 from harness.memory import budget_of, longest_context, plan_context
+from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.limits import Limits, whole_contexts

@@ -32,6 +32,7 @@ HEADERS = (
     "sample.h",
     "sample_item.h",
     "sample_group.h",
+    "lanes_layout.h",
     "matmul_operands.h",
     "matmul_experts.h",
     "matmul_lanes.h",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.launcher import Engine, Recording
-from accel.opencl.memory import Allocation, BankedMemory, Bytes, aligned_zeros
+from accel.opencl.memory import Allocation, BankedMemory, Bytes, aligned_bytes
 from contract.ir.inputs import step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
@@ -147,7 +147,7 @@ class Submissions:
         if free:
             snapshot = free.pop()
         else:
-            data = aligned_zeros(nbytes)
+            data = aligned_bytes(nbytes)
             snapshot = _Snapshot(data, data.ctypes.data)
         snapshot.data[: len(inputs)] = inputs
         return snapshot

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.opencl.arrange import Arranger, Matrix
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
@@ -26,7 +27,7 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.layouts import Layout, repack
+from accel.packets.layouts import Layout
 from accel.packets.rules import RULES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
@@ -44,15 +45,6 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 POLL_SECONDS = 20e-6
 SLEPT_SHARE = 0.9
 """Of the usual duration of a step: asking earlier takes a core from the device's workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A weight arranged for the products. ``row_bytes`` is the kernel's stride."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: Layout
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +90,7 @@ class OpenClTier:
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._memory = self._runtime.memory
+        self._arranger = Arranger(self._runtime, self._choices.cache, progress)
         self._buffers: set[OpenClBuffer] = set()
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
@@ -182,12 +175,9 @@ class OpenClTier:
         buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
         if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
             matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-            repacked = repack(decl.dtype, data, matrices)
-            stored = repacked.layout is Layout.STORED
-            allocation = self._memory.adopt(decl.name, repacked.bytes, borrowed=stored)
-            buffer.matrix = Matrix(allocation, repacked.bytes.shape[-1], repacked.layout)
-            if stored:
-                buffer.allocation = allocation
+            buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
+            if buffer.matrix.layout is Layout.STORED:
+                buffer.allocation = buffer.matrix.allocation
         else:
             buffer.allocation = self._memory.adopt(decl.name, data, borrowed=True)
         return self._keep(buffer)

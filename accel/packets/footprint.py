@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from accel.packets.binding import stored_operands
 from accel.packets.forms import step_forms
-from accel.packets.layouts import repacked_bytes
+from accel.packets.layouts import arranged_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step import Schedule, Step
 from contract.footprint import Footprint, owns_upload
@@ -88,4 +88,4 @@ def _arranged_bytes(decl: BufferDecl) -> int:
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)
-    return math.prod(matrices) * repacked_bytes(decl.dtype, rows, columns)
+    return math.prod(matrices) * arranged_bytes(decl.dtype, rows, columns)

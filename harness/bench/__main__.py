@@ -10,12 +10,12 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
 from harness.bench.engines import PEER, check_peer, fixed_workers
-from harness.bench.measure import Plan, run_benchmark
+from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
 from harness.catalog import resolve_model
-from harness.cli.console import note
-from harness.cli.progress import progress_on
+from harness.console import note
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from reference.cpu.threads import thread_count
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> BenchmarkPlan:
     settings = resolve(args, SETTINGS)
     tiers = tuple(name for name in args.tiers.split(",") if name)
     if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
@@ -82,7 +82,7 @@ def _plan(args: argparse.Namespace) -> Plan:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be at least 1")
     if args.peer:
         check_peer()
-    return Plan(
+    return BenchmarkPlan(
         model=resolve_model(settings["model"], settings["cache_dir"], progress_on()),
         engines=(*tiers, args.peer) if args.peer else tiers,
         threads=settings["threads"] or thread_count(),

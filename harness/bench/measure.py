@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchmarkPlan:
     """What is measured. ``engines`` are names for ``open_engine``, the peer last if it takes part.
 
     ``beside`` is how many busy processes keep the machine company.
@@ -78,7 +78,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
+def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` is told what is going on.
 
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
@@ -140,7 +140,7 @@ def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> lis
     return seconds
 
 
-def _model_facts(plan: Plan) -> tuple[int, Mapping[str, int], int]:
+def _model_facts(plan: BenchmarkPlan) -> tuple[int, Mapping[str, int], int]:
     """Vocabulary, bytes a decode step moves by label, size of the file."""
     model = open_model(plan.model)
     try:
@@ -160,13 +160,13 @@ def _model_facts(plan: Plan) -> tuple[int, Mapping[str, int], int]:
         model.file.close()
 
 
-def _contexts(plan: Plan) -> dict[str, int]:
+def _contexts(plan: BenchmarkPlan) -> dict[str, int]:
     """Mean context of the two decode measurements."""
     half = plan.decode_tokens // 2
     return {"decode_short": SHORT_TOKENS + half, "decode_long": plan.prompt_tokens + half}
 
 
-def _setup(plan: Plan) -> Setup:
+def _setup(plan: BenchmarkPlan) -> Setup:
     return Setup(str(plan.model.resolve()), plan.threads, plan.context, plan.kv_dtype)
 
 
@@ -175,7 +175,7 @@ def _in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
     return engines if repetition % 2 == 0 else engines[::-1]
 
 
-def _best_of_peer(plan: Plan, prompt: Sequence[int]) -> tuple[Setup, dict[str, Any]]:
+def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, dict[str, Any]]:
     """The peer's faster configuration for this model here and now, and what is to be said of it."""
     setups = [
         replace(_setup(plan), flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)
@@ -205,7 +205,7 @@ def flash_name(flash_attention: bool) -> str:
 
 
 def _measure_start(
-    plan: Plan, setups: Mapping[str, Setup], samples: Mapping[str, Samples], say: Say
+    plan: BenchmarkPlan, setups: Mapping[str, Setup], samples: Mapping[str, Samples], say: Say
 ) -> None:
     for name in plan.engines:
         say(f"first-ever start of {name}")
@@ -224,7 +224,7 @@ def _measure_start(
 
 
 def _measure_rates(
-    plan: Plan,
+    plan: BenchmarkPlan,
     setups: Mapping[str, Setup],
     prompt: Sequence[int],
     samples: Mapping[str, Samples],
@@ -249,7 +249,9 @@ def _measure_rates(
     return bandwidth
 
 
-def _measure_once(plan: Plan, worker: Worker, prompt: Sequence[int], found: Samples) -> None:
+def _measure_once(
+    plan: BenchmarkPlan, worker: Worker, prompt: Sequence[int], found: Samples
+) -> None:
     short = worker.generate(prompt[:SHORT_TOKENS], plan.decode_tokens)
     found.add("decode_short", plan.decode_tokens / short.decode_seconds)
     long = worker.generate(prompt[: plan.prompt_tokens], plan.decode_tokens)

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.bench.engines import PEER
 from harness.bench.measure import SHORT_TOKENS, VOCABULARY_TOKENS, flash_name
-from harness.cli.console import table
+from harness.console import table
 
 Report = Mapping[str, Any]
 

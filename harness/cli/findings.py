@@ -17,10 +17,10 @@ import threadpoolctl
 from contract.errors import CatalogError, ZincError
 from harness import catalog
 from harness.catalog import CatalogEntry, WheelMember
-from harness.cli.answer import file_digest
 from harness.cli.exactness import broken_rules
-from harness.cli.progress import format_bytes
 from harness.cli.serving import model_file
+from harness.digest import file_digest
+from harness.progress import format_bytes
 from harness.settings import Settings
 from harness.tiers import AUTO, probe
 
@@ -108,26 +108,28 @@ def model_findings(settings: Settings) -> Iterator[Finding]:
     except CatalogError as error:
         yield _absent(settings, str(error))
         return
-    if entry is not None and file_digest(path) != entry.sha256:
+    if entry is not None and file_digest(path) != entry.file.sha256:
         remedy = f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}"
-        yield Finding("model", False, f"{path}: its SHA-256 is not {entry.sha256}", remedy)
+        yield Finding("model", False, f"{path}: its SHA-256 is not {entry.file.sha256}", remedy)
         return
     try:
         need = _memory_need(path, settings)
     except ZincError as error:
         yield Finding("model", False, str(error), "choose another file with --model")
         return
-    verified = f", sha256 {entry.sha256[:16]}... verified" if entry is not None else ""
+    verified = f", sha256 {entry.file.sha256[:16]}... verified" if entry is not None else ""
     yield Finding("model", True, f"{path}{verified}")
     yield _memory_finding(need)
 
 
 def _entry(settings: Settings) -> CatalogEntry | None:
-    """The catalog entry the settings name, None for a file."""
+    """The catalog entry the settings name, None for a file or a name of the hub."""
     spec = settings["model"]
     if spec is None:
-        return catalog.find(catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID)
-    return None if Path(spec).expanduser().is_file() else catalog.find(spec)
+        spec = catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID
+    if catalog.is_hub_name(spec) or Path(spec).expanduser().is_file():
+        return None
+    return catalog.find(spec)
 
 
 def _absent(settings: Settings, problem: str) -> Finding:
@@ -137,11 +139,11 @@ def _absent(settings: Settings, problem: str) -> Finding:
         entry = None
     if entry is None:
         return Finding("model", False, problem, "name another model with --model")
-    need = entry.size * (2 if isinstance(entry.source, WheelMember) else 1)
+    need = entry.file.size * (2 if isinstance(entry.file.source, WheelMember) else 1)
     folder = settings["cache_dir"]
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    detail = f"{entry.id} ({format_bytes(entry.size)}) is not pulled yet"
+    detail = f"{entry.id} ({format_bytes(entry.file.size)}) is not pulled yet"
     if free < need:
         remedy = f"free {format_bytes(need - free)} of disk, then zinc-rt model pull {entry.id}"
     else:

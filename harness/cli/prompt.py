@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from contract.errors import RequestError
-from harness.cli.console import note
+from harness.console import note
 
 if TYPE_CHECKING:
     from harness.generate import Session

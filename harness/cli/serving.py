@@ -29,7 +29,7 @@ SAMPLING_SETTINGS = (
 def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
     """The file of the model the settings name, pulled if need be. Raises CatalogError."""
     from harness import catalog
-    from harness.cli.progress import progress_on
+    from harness.progress import progress_on
 
     return catalog.resolve_model(
         settings["model"], settings["cache_dir"], progress_on(), pull_missing=pull_missing
@@ -38,7 +38,7 @@ def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
 
 def tier_options(settings: Settings) -> TierOptions:
     """What the settings choose about a tier; its notes go to standard error."""
-    from harness.cli.console import note
+    from harness.console import note
     from harness.tiers import TierOptions
 
     return TierOptions(
@@ -54,8 +54,8 @@ def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = F
 
     Settings that are not among ``settings`` do not matter to the command.
     """
-    from harness.cli.progress import progress_on
     from harness.generate import Session, SessionOptions
+    from harness.progress import progress_on
 
     options = SessionOptions(
         tier=settings["tier"],

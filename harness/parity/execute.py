@@ -24,7 +24,11 @@ from harness.parity.values import NONFINITE
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
 
-ELEMENT = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), I32: np.dtype("<i4")}
+ELEMENT: Mapping[DType, np.dtype[Any]] = {
+    F32: np.dtype("<f4"),
+    F16: np.dtype("<f2"),
+    I32: np.dtype("<i4"),
+}
 MARGIN = 3
 """Columns of garbage on both sides of an activation that is handed over as a slice."""
 ROUND = 256
@@ -97,7 +101,7 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
         for operand in TABLE[case.opcode].operands:
             if operand.name in graph.buffers:
                 decl = graph.buffers[operand.name]
-                content = operands.get(operand.name)
+                content: Any = operands.get(operand.name)
                 if is_sliced(case, operand):
                     margins = [(0, 0)] * (content.ndim - 1) + [(MARGIN, MARGIN)]
                     content = np.pad(content, margins, constant_values=np.float32(np.nan))
@@ -121,7 +125,7 @@ def _shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
 
 
-def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Buffer:
+def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Any:
     if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
         return tier.upload(decl, _rows(content))
     buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)), Heap.HOST_VISIBLE)
@@ -143,7 +147,8 @@ def _read(tier: Tier, buffer: Buffer, dtype: DType, shape: tuple[int, ...]) -> N
     if dtype not in ELEMENT:
         shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
     count = int(np.prod(shape))
-    return tier.read(buffer, 0, count * element.itemsize).view(element).reshape(shape)
+    content = tier.read(buffer, 0, count * element.itemsize)
+    return content.view(element).reshape(shape)
 
 
 def run_barrier(tier: Tier) -> None:

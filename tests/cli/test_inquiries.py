@@ -266,10 +266,10 @@ def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path)
     path = model_path(entry, tmp_path)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
-        file.truncate(entry.size)
+        file.truncate(entry.file.size)
     result = zinc("check", "--cache-dir", tmp_path)
     assert result.code == 1
-    assert entry.sha256 in result.out
+    assert entry.file.sha256 in result.out
     assert f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}" in result.out
 
 

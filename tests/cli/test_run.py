@@ -302,6 +302,6 @@ def test_a_missing_model_is_pulled_first(
     words = ("hello", "--max-tokens", 4, "--model")
     first = zinc("run", *words, "tiny")
     assert first.code == 0, first.err
-    assert "downloading tiny-model==1.0" in first.err
+    assert "downloading tiny ..." in first.err
     assert first.out == zinc("run", *words, tiny_model).out
     assert "downloading" not in zinc("run", *words, "tiny").err

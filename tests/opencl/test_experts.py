@@ -19,11 +19,12 @@ from tests.quant.samples import random_blocks
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 from accel.opencl.device import Device
-from accel.packets.layouts import LANES, Layout, repack
+from accel.packets.layouts import LANES, Layout
 from accel.packets.ops import SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
 from tests.opencl.work_groups import open_work_groups
 
@@ -90,7 +91,7 @@ def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
     """Each expert is arranged as if it were alone, padded on its own."""
     experts = 3
     blocks = random_blocks(dtype, experts * rows, 256, 1)
-    weight = repack(dtype, blocks, experts)
+    weight = arranged(dtype, blocks, experts)
     assert weight.rows == experts * rows
     if dtype.storage is StorageClass.FLOAT:
         assert weight.layout is Layout.STORED
@@ -99,14 +100,14 @@ def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
     groups = -(-rows // LANES)
     assert len(weight.bytes) == experts * groups
     for expert in range(experts):
-        alone = repack(dtype, blocks[expert * rows : (expert + 1) * rows])
+        alone = arranged(dtype, blocks[expert * rows : (expert + 1) * rows])
         assert (weight.bytes[expert * groups : (expert + 1) * groups] == alone.bytes).all()
 
 
 def test_straddling_groups_would_be_noticed() -> None:
     """The negative control: without the number of experts the rows of two share a group."""
     blocks = random_blocks(Q8_0, 3 * 19, 256, 2)
-    assert repack(Q8_0, blocks).bytes.shape != repack(Q8_0, blocks, 3).bytes.shape
+    assert arranged(Q8_0, blocks).bytes.shape != arranged(Q8_0, blocks, 3).bytes.shape
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)

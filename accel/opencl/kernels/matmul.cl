@@ -8,7 +8,7 @@
 // says which a row of y wants, and places rows of y share a row of x: see matmul_experts.h. chunks
 // and order are what expert_group wrote; without them every row of y is computed by itself.
 // Float weights are stored as in the model file, weight_stride bytes a row; quantized ones in the
-// layout of matmul_formats.h. Rows are split among workers by COLUMN_GRANULE, for every number
+// layout of lanes_layout.h. Rows are split among workers by COLUMN_GRANULE, for every number
 // of tokens; or work-groups share them in any way.
 
 #if GROUP_SIZE == 1
