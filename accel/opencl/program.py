@@ -71,7 +71,7 @@ class BuildOptions:
     native_divide: bool
     native_sqrt: bool
     group_size: int
-    yield_syscall: int
+    futex_syscall: int
     attention_queries: int
     dot_vnni: bool
 
@@ -83,7 +83,7 @@ class BuildOptions:
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
             "GROUP_SIZE": self.group_size,
-            "YIELD_SYSCALL": self.yield_syscall,
+            "FUTEX_SYSCALL": self.futex_syscall,
             "ATTENTION_QUERIES": self.attention_queries,
             "DOT_VNNI": int(self.dot_vnni),
         }
