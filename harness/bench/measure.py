@@ -98,7 +98,6 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
     say("opening a large vocabulary")
     report = {
         "machine": machine_facts(),
-        "peer": peer_version() if PEER in plan.engines else None,
         "model": {"file": plan.model.name, "bytes": file_bytes, "vocab": vocab},
         "settings": {
             "threads": plan.threads,
