@@ -22,8 +22,8 @@ from harness.digest import logits_digest
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, write_synthetic
 from reference.exact import elementary
+from reference.limits import Limits
 from reference.model.families import FAMILIES
-from reference.model.families.tensors import Limits
 from reference.model.open import open_model
 from tests.cli.conftest import Change, Result, environment, zinc_process
 
