@@ -51,6 +51,14 @@ def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) ->
     assert truth.std() > 0.1
 
 
+@pytest.mark.parametrize("name", ["qwen3-wide-heads", "gemma4-shared-kv", "qwen35"])
+def test_i12_keeps_every_bit_of_f32(path_of: Callable[[str], Path], name: str) -> None:
+    """A cache three eighths as large, the same logits; binary16 is not lossless."""
+    f32, i12, f16 = (our_logits(path_of(name), TOKENS, kv) for kv in ("f32", "i12", "f16"))
+    assert (f32 == i12).all()
+    assert (f32 != f16).any()
+
+
 def spoil_pairs(oracle: Any) -> None:
     oracle.architecture = "qwen2"
 
