@@ -225,8 +225,8 @@ def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: D
         by_type[tensor.dtype.name] = by_type.get(tensor.dtype.name, 0) + tensor.nbytes
     assert plan.weights == by_type
     config = model.config
-    widths = [kv * dim for kv, dim in zip(config.kv_heads, config.head_dims, strict=True)]
-    assert plan.kv_per_token == sum(2 * kv_dtype.row_bytes(width) for width in widths)
+    heads = zip(config.kv_heads, config.head_dims, strict=True)
+    assert plan.kv_per_token == sum(2 * kv * kv_dtype.row_bytes(size) for kv, size in heads)
 
 
 def test_scratch_of_a_graph_without_any_is_none() -> None:
