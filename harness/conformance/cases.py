@@ -20,6 +20,7 @@ from contract.errors import ConfigError
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
+from harness.golden_specs import SYNTHETIC_SPECS
 from harness.parity import Case, all_cases, compare, run_barrier
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import open_tier
@@ -80,9 +81,7 @@ def known_cases(default_model: Path | None = None) -> dict[str, Check]:
     cases |= {
         name: partial(check_model, spec, kv_dtype) for name, (spec, kv_dtype) in VALIDATED.items()
     }
-    cases |= {
-        synthetic_id(spec): partial(check_synthetic, spec) for spec in goldens.SYNTHETIC_SPECS
-    }
+    cases |= {synthetic_id(spec): partial(check_synthetic, spec) for spec in SYNTHETIC_SPECS}
     if default_model is not None:
         cases[DEFAULT_MODEL_CASE] = partial(check_default_model, default_model)
     return cases

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import pytest
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from contract.dtypes import F16, F32, I12, Q8_0, DType
-from contract.errors import TierUnavailable
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
@@ -26,6 +24,7 @@ from reference.memory.planner import MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput
 from tests.families_table import FAMILIES
+from tests.needs import need_device
 
 TOLERANCE = 0.01
 CONTEXT = 1000
@@ -41,13 +40,8 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
             yield tier
         return
     shared = {"opencl": None, "opencl-banked": False}[way]
-    try:
-        tier = OpenClTier(choices=Choices(shared_addresses=shared, cache=cache))
-    except TierUnavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    with tier:
+    choices = Choices(shared_addresses=shared, cache=cache)
+    with need_device(lambda: OpenClTier(choices=choices)) as tier:
         yield tier
 
 

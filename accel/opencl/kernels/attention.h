@@ -275,18 +275,10 @@ static void store_attention(const float *output, float total, GLOBAL float *y, u
                       (int)(head_dim - d));
 }
 
-// The KV heads an attention packet reads, without slot and column. Its sizes begin with tokens,
-// heads, kv_heads, head_dim, window; its reals are scale and soft_cap.
-static KV_HEAD kv_head_of(const GLOBAL PACKET *packet, const GLOBAL uchar *kv) {
-    KV_HEAD head;
-    head.kv = kv;
-    head.pages = 0;
-    head.dtype = packet->dtype;
-    head.width = packet->size[2] * packet->size[3];
-    head.column = 0;
-    head.head_dim = packet->size[3];
-    head.scale = packet->real[0];
-    head.soft_cap = packet->real[1];
+// The KV heads an attention op reads, without slot and column.
+static KV_HEAD kv_head_of(const GLOBAL uchar *kv, uint dtype, uint kv_heads, uint head_dim,
+                          float scale, float soft_cap) {
+    KV_HEAD head = {kv, 0, dtype, kv_heads * head_dim, 0, head_dim, scale, soft_cap};
     return head;
 }
 

@@ -20,27 +20,29 @@ static inline uint first_tile(int position, uint window) {
 
 // Units are one tile and one head.
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4], tiles = packet->size[5];
+    OPEN(flash_attn_part);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, window = op.window, tiles = op.tiles;
     const uint part = PART_HEADER + padded_dim(head_dim);
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head =
+        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
     FOR_GROUP_UNITS(unit, tokens * tiles * heads) {
         const uint h = unit % heads, tile = unit / heads % tiles, token = unit / heads / tiles;
-        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         const int position = query[2];
         if (tile < first_tile(position, window) || tile > position / KV_TILE) continue;
         const uint first = window && position + 1 > (int)window ? position + 1 - window : 0;
         const uint start = tile * KV_TILE;
         float output[ITEM_COLUMNS];
-        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
         head.column = h / (heads / kv_heads) * head_dim;
         load_group_query(memory,
-                         OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                         op.q + (ulong)token * op.q_stride + h * head_dim,
                          head_dim);
         const SOFTMAX softmax = group_tile(&head, memory, tile, max(first, start) - start,
                                            min(position + 1 - start, (uint)KV_TILE), output);
         GLOBAL float *place =
-            OPERAND(float, 4) + (((ulong)token * heads + h) * tiles + tile) * part;
+            op.parts + (((ulong)token * heads + h) * tiles + tile) * part;
         if (get_local_id(0) == 0) {
             place[0] = softmax.maximum;
             place[1] = softmax.total;
@@ -54,16 +56,17 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
 
 // Units are one column of one head.
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const uint window = packet->size[3], tiles = packet->size[4];
+    OPEN(flash_attn);
+    const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
+    const uint window = op.window, tiles = op.tiles;
     const uint part = PART_HEADER + padded_dim(head_dim);
     FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
         const uint d = unit % head_dim, h = unit / head_dim % heads;
         const uint token = unit / head_dim / heads;
-        const int position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const int position = op.query[token * op.query_stride + 2];
         const uint first = first_tile(position, window);
         const GLOBAL float *parts =
-            OPERAND(float, 0) + (((ulong)token * heads + h) * tiles + first) * part;
+            op.parts + (((ulong)token * heads + h) * tiles + first) * part;
         SOFTMAX so_far = {parts[0], parts[1]};
         float output = parts[PART_HEADER + d];
         for (uint tile = first + 1; tile <= position / KV_TILE; tile++) {
@@ -74,7 +77,7 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
             so_far.maximum = maximum;
             output = output * a + parts[PART_HEADER + d] * b;
         }
-        OPERAND(float, 2)[(ulong)token * packet->stride[2] + h * head_dim + d] =
+        op.y[(ulong)token * op.y_stride + h * head_dim + d] =
             divide1(output, so_far.total);
     }
 }
@@ -100,16 +103,18 @@ static void attend_tile(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile
 }
 
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4], tiles = packet->size[5];
+    OPEN(flash_attn_part);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, window = op.window, tiles = op.tiles;
     const uint group = heads / kv_heads, part = PART_HEADER + padded_dim(head_dim);
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head =
+        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
     QUERY_BLOCK block;
     uint unit = 0;
     for (uint token = 0; token < tokens; token++) {
-        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
-        const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        const GLOBAL int *query = op.query + token * op.query_stride;
+        const GLOBAL float *q = op.q + (ulong)token * op.q_stride;
+        head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
         for (uint tile = first_tile(query[2], window); tile <= query[2] / KV_TILE; tile++) {
             for (uint h = 0; h < heads; unit++) {
                 const uint kv_head = h / group;
@@ -120,7 +125,7 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                     block.count = 0;
                     for (uint n = h; n < stop; n++)
                         load_query(&block, q + n * head_dim, head_dim, query[2], window);
-                    attend_tile(&head, &block, tile, OPERAND(float, 4) + place,
+                    attend_tile(&head, &block, tile, op.parts + place,
                                 (ulong)tiles * part);
                 }
                 h = stop;
@@ -130,17 +135,18 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
 }
 
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const uint window = packet->size[3], tiles = packet->size[4];
+    OPEN(flash_attn);
+    const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
+    const uint window = op.window, tiles = op.tiles;
     const uint part = PART_HEADER + padded_dim(head_dim);
     const SHARE mine = share(tokens, 1, worker, workers);
     float output[HEAD_DIM_MAX], tile_output[HEAD_DIM_MAX];
     for (uint token = mine.begin; token < mine.end; token++) {
-        const int position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const int position = op.query[token * op.query_stride + 2];
         const uint first = first_tile(position, window);
         for (uint h = 0; h < heads; h++) {
             const GLOBAL float *parts =
-                OPERAND(float, 0) + (((ulong)token * heads + h) * tiles + first) * part;
+                op.parts + (((ulong)token * heads + h) * tiles + first) * part;
             SOFTMAX so_far = {parts[0], parts[1]};
             for (uint d = 0; d < head_dim; d += 16)
                 vstore16(vload16(0, parts + PART_HEADER + d), 0, output + d);
@@ -152,7 +158,7 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
                 merge_tile(&so_far, output, softmax, tile_output, head_dim);
             }
             store_attention(output, so_far.total,
-                            OPERAND(float, 2) + (ulong)token * packet->stride[2] + h * head_dim,
+                            op.y + (ulong)token * op.y_stride + h * head_dim,
                             head_dim);
         }
     }

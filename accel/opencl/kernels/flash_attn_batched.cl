@@ -11,19 +11,21 @@
 // Units are one token and one head.
 void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4];
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    OPEN(flash_attn_batched);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, window = op.window;
+    KV_HEAD head =
+        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
     FOR_GROUP_UNITS(unit, tokens * heads) {
         const uint h = unit % heads, token = unit / heads;
-        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         const uint end = query[2] + 1, from = window && end > window ? end - window : 0;
         float output[ITEM_COLUMNS], tile_output[ITEM_COLUMNS];
         SOFTMAX so_far = {0.0f, 0.0f};
-        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
         head.column = h / (heads / kv_heads) * head_dim;
         load_group_query(memory,
-                         OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                         op.q + (ulong)token * op.q_stride + h * head_dim,
                          head_dim);
         for (uint tile = from / KV_TILE; tile * KV_TILE < end; tile++) {
             const uint start = tile * KV_TILE;
@@ -39,7 +41,7 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) {
             const uint d = get_local_id(0) + GROUP_SIZE * i;
             if (d < head_dim)
-                OPERAND(float, 4)[(ulong)token * packet->stride[4] + h * head_dim + d] =
+                op.y[(ulong)token * op.y_stride + h * head_dim + d] =
                     divide1(output[i], so_far.total);
         }
     }
@@ -98,14 +100,16 @@ static void attend_block(const KV_HEAD *head, const QUERY_BLOCK *block, ATTENTIO
 
 void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4];
+    OPEN(flash_attn_batched);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, window = op.window;
     const uint group = heads / kv_heads;
     const uint block_heads = min(group, (uint)ATTENTION_QUERIES);
     const uint head_blocks = (group + block_heads - 1) / block_heads;
     const uint block_tokens = max(ATTENTION_QUERIES / block_heads, 1u);
     const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head =
+        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
     QUERY_BLOCK block;
     ATTENTION_STATE state;
     for (uint unit = worker; unit < units; unit += workers) {
@@ -117,15 +121,15 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         head.column = kv_head * head_dim;
         while (token < end_token) {
             const uint first_token = token;
-            const int slot = OPERAND(int, 3)[token * packet->stride[3] + 1];
-            head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
+            const int slot = op.query[token * op.query_stride + 1];
+            head.pages = op.page_table + (ulong)slot * op.page_table_stride;
             block.count = 0;
             for (; token < end_token; token++) {
-                const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+                const GLOBAL int *query = op.query + token * op.query_stride;
                 if (query[1] != slot) break;
                 for (uint h = first_head; h < end_head; h++)
                     load_query(&block,
-                               OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
+                               op.q + (ulong)token * op.q_stride + h * head_dim,
                                head_dim, query[2], window);
             }
             attend_block(&head, &block, &state);
@@ -133,7 +137,7 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
                 uint t = first_token + n / (end_head - first_head);
                 uint h = first_head + n % (end_head - first_head);
                 store_attention(state.output + n * padded_dim(head_dim), state.softmax[n].total,
-                                OPERAND(float, 4) + (ulong)t * packet->stride[4] + h * head_dim,
+                                op.y + (ulong)t * op.y_stride + h * head_dim,
                                 head_dim);
             }
         }

@@ -43,31 +43,35 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
 
 // Units are single elements or blocks.
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
+    OPEN(kv_write_batched);
+    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
     const uint step = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1, blocks = width / step;
     FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
         const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
-        const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         const uint slot = query[1], position = query[2];
-        const ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
+        const ulong page =
+            op.page_table[(ulong)slot * op.page_table_stride + position / page_tokens];
         const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
-        store_kv(packet->dtype, OPERAND(float, which) + (ulong)token * packet->stride[which] + k,
-                 OPERAND(uchar, 4), place);
+        const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
+        store_kv(packet->dtype, x + k, op.kv, place);
     }
 }
 
 #else
 
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
+    OPEN(kv_write_batched);
+    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
     const SHARE mine = share(tokens, 1, worker, workers);
-    GLOBAL uchar *kv = OPERAND(uchar, 4);
+    GLOBAL uchar *kv = op.kv;
     for (uint token = mine.begin; token < mine.end; token++) {
-        const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         uint slot = query[1], position = query[2];
-        ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
+        ulong page = op.page_table[(ulong)slot * op.page_table_stride + position / page_tokens];
         for (uint which = 0; which < 2; which++) {
-            const GLOBAL float *x = OPERAND(float, which) + (ulong)token * packet->stride[which];
+            const GLOBAL float *x =
+                which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
             ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
             if (packet->dtype == F32)
                 for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, place + k);
