@@ -16,14 +16,13 @@ from contract.errors import DeviceLost, ModelFileError
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
-from contract.ir.source import parse_source
 from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
 from reference.limits import Limits
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
-from reference.quant import find_nonfinite_scale
+from reference.model.weights import weight_bytes
 
 LOGITS = "output.logits"
 EVENT_NUMBERS = 1 << 32
@@ -173,18 +172,7 @@ class ModelRunner:
 
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
         if decl.kind is BufferKind.WEIGHT:
-            source = parse_source(decl.source)
-            data = self.model.file.tensor_bytes(source.tensor)
-            if source.rows is not None:
-                data = source.rows.take(data)
-            broken = find_nonfinite_scale(decl.dtype, data)
-            if broken is not None:
-                raise ModelFileError(
-                    self.model.file.path,
-                    f"tensor {source}",
-                    f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
-                    "fetch the file again or convert it again",
-                )
+            data = weight_bytes(self.model.file, decl)
             if progress is not None:
                 progress(data.nbytes)
             return self.tier.upload(decl, data)

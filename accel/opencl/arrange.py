@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.memory import Allocation
-from accel.opencl.program import Progress, build_program, kernel_text
+from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
 from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
+from accel.packets.accessors import packet_constants
 from accel.packets.layouts import LANES, Layout, group_bytes
 from accel.packets.packet import BANK_SHIFT
 from contract.dtypes import DType, StorageClass
@@ -131,7 +132,8 @@ class Arranger:
                 f"-cl-std=CL1.2 -DSHARED_ADDRESSES={runtime.memory.shared:d} "
                 f"-DGROUP_SIZE={self._group_size} -DDTYPE={dtype.ggml_id}"
             )
-            files = {name: kernel_text(name) for name in FILES}
+            texts = {name: kernel_text(name) for name in FILES}
+            files = {CONSTANTS_FILE: packet_constants(), **texts}
             program = build_program(
                 runtime.context, runtime.device, files, options, self.cache, self.progress
             )

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.ops import OPS, TABLE
@@ -70,7 +71,7 @@ class BuildOptions:
     native_divide: bool
     native_sqrt: bool
     group_size: int
-    yield_syscall: int
+    futex_syscall: int
     attention_queries: int
     dot_vnni: bool
 
@@ -82,7 +83,7 @@ class BuildOptions:
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
             "GROUP_SIZE": self.group_size,
-            "YIELD_SYSCALL": self.yield_syscall,
+            "FUTEX_SYSCALL": self.futex_syscall,
             "ATTENTION_QUERIES": self.attention_queries,
             "DOT_VNNI": int(self.dot_vnni),
         }
@@ -146,6 +147,10 @@ def build_program(
     Raises BuildError naming the kernel file and the compiler's log.
     """
     source = source_of(files)
+    if device.is_cpu:
+        # PoCL compiles for what this processor can do and caches by the processor's name and the
+        # options: two virtual machines of one name may differ in what they can do.
+        options = f"{options} -DPROCESSOR=x{processor_key()}"
     identity = (device.name, device.driver, device.platform, options, source)
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
     path = cache / f"{key}.bin" if cache is not None else None

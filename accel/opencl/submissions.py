@@ -119,7 +119,7 @@ class Submissions:
         # What the host wrote into mapped memory counts only if nothing was running.
         sent = [] if self._running else memory.to_device()
         snapshot = self._snapshot(inputs, batch.input_bytes)
-        done = [batch.recording.enqueue(self._provided(snapshot, sent))]
+        done = [batch.recording.enqueue(self._provided(snapshot, sent), step.tokens)]
         outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
         done += memory.to_host()
         self._engine.queue.flush()

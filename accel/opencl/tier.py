@@ -278,20 +278,9 @@ class OpenClTier:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
         if self._lost:
             raise DeviceLost(self._lost)
-        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        pace = fence.batch.pace
-        begun = max(fence.submitted, self._idle_since)
-        ahead = begun + SLEPT_SHARE * pace.seconds - time.monotonic()
         try:
-            if ahead > 0 and not fence.done:
-                time.sleep(min(ahead, seconds))
-            while not fence.done:
-                if time.monotonic() > deadline:
-                    raise self._fail(f"a step did not end within {seconds:g} s")
-                time.sleep(POLL_SECONDS)
-            self._idle_since = time.monotonic()
-            pace.note(self._idle_since - begun)
+            if not fence.done:
+                self._await(fence, DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout)
             status = fence.event.command_execution_status
         except self._cl.Error as error:
             raise self._fail(f"a step failed: {error}") from None
@@ -301,6 +290,22 @@ class OpenClTier:
             self._runtime.launcher.check()
         except WorkersLost:
             raise self._fail("workers of a step waited for one another in vain") from None
+
+    def _await(self, fence: OpenClFence, seconds: float) -> None:
+        """Sleep until the step can be done, which begins when the one before has ended, then ask
+        again and again."""
+        deadline = time.monotonic() + seconds
+        pace = fence.batch.pace
+        begun = max(fence.submitted, self._idle_since)
+        ahead = begun + SLEPT_SHARE * pace.seconds - time.monotonic()
+        if ahead > 0:
+            time.sleep(min(ahead, seconds))
+        while not fence.done:
+            if time.monotonic() > deadline:
+                raise self._fail(f"a step did not end within {seconds:g} s")
+            time.sleep(POLL_SECONDS)
+        self._idle_since = time.monotonic()
+        pace.note(self._idle_since - begun)
 
     def close(self) -> None:
         """Wait for the device, then free all buffers."""

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,22 @@ import pytest
 from contract.dtypes import WEIGHT_DTYPES
 from contract.ir.codec import graph_digest
 from contract.spec import KV
+from harness import generate
 from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness, graph_command
 from harness.digest import logits_digest
+from harness.memory import plan_context
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, write_synthetic
+from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
 from reference.limits import Limits
+from reference.memory.planner import MemoryPlan
 from reference.model.families import FAMILIES
+from reference.model.gguf import TensorSource
 from reference.model.open import open_model
 from tests.cli.conftest import Change, Result, environment, zinc_process
+from tests.needs import need_device
 
 Zinc = Callable[..., Result]
 
@@ -66,13 +73,14 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: 
         "f32": 2048,
         "f16": 1024,
         "q8_0": 544,
+        "i12": 776,
     }
     fits = [kinds[name]["longest_context"] for name in ("f32", "f16", "q8_0")]
-    assert 16 <= fits[0] < fits[1] < fits[2] < 1024
+    assert 16 <= fits[0] < fits[1] < kinds["i12"]["longest_context"] < fits[2] < 1024
     assert memory["context"] == fits[1]
     assert memory["fits"]
     assert memory["total"] <= memory["budget"] == 1700 << 10
-    for name, context in zip(kinds, fits, strict=True):
+    for name, context in zip(("f32", "f16", "q8_0"), fits, strict=True):
         words = ("inspect", tiny_model, "--json", *budget, "--kv-dtype", name)
         exact = json_of(zinc(*words, "--context", context))["run"]["memory"]
         longer = json_of(zinc(*words, "--context", context + 16))["run"]["memory"]
@@ -99,7 +107,9 @@ def test_inspect_says_which_storage_the_heads_do_not_allow(zinc: Zinc, tmp_path:
     path = tmp_path / "model.gguf"
     write_synthetic(path, SynthSpec("qwen3", "q8_0", seed=3, head_dim=48))
     kinds = json_of(zinc("inspect", path, "--json"))["run"]["memory"]["kinds"]
-    assert "head_dim is 48, not a multiple of the 32" in kinds["q8_0"]["problem"]
+    assert kinds["q8_0"]["problem"].startswith(
+        "stores 32 channels of a head at a time; head_dim is 48"
+    )
     assert kinds["f16"]["longest_context"] == 1024
     assert "head_dim is 48" in zinc("inspect", path).out
     refused = zinc("run", "hi", "--model", path, "--kv-dtype", "q8_0")
@@ -236,6 +246,76 @@ def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
     assert f"set    model = {tiny_model} (flag --model)" in result.out
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("words", [(), ("--context", 64), ("--chunk", 3, "--kv-dtype", "f32")])
+def test_check_plans_what_run_takes(
+    zinc: Zinc,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    words: tuple[object],
+) -> None:
+    """The very plan: all of a budget of so many bytes, and a byte less is too little for both."""
+    need_device(partial(open_tier, tier)).close()
+    plans: list[MemoryPlan] = []
+
+    def noted(*arguments: Any) -> MemoryPlan:
+        plans.append(plan_context(*arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(generate, "plan_context", noted)
+    common = ("--model", tiny_model, "--tier", tier, *words)
+    assert zinc("check", *common).code == 0
+    assert zinc("run", "hi", *common, "--max-tokens", 2).code == 0
+    checked, ran = plans
+    assert checked == ran
+    exact = ("--context", ran.context, "--memory-budget", ran.budgeted)
+    assert zinc("check", *common, *exact).out.splitlines()[-1] == "READY"
+    assert zinc("run", "hi", *common, *exact, "--max-tokens", 2).code == 0
+    less = (*exact[:3], ran.budgeted - 1)
+    refused = zinc("run", "hi", *common, *less)
+    assert refused.code == 2
+    found = zinc("check", *common, *less)
+    assert (found.code, found.out.splitlines()[-1]) == (1, "NOT READY")
+    assert "WRONG  memory: " in found.out
+    assert "--context" in found.out
+    assert "--context" in refused.err
+
+
+def _nan_scale(metadata: dict[str, Any], tensors: dict[str, TensorSource]) -> None:
+    _, _, data = tensors["blk.1.ffn_down.weight"]
+    data[3, 1] = 0x7E
+
+
+def _bad_template(metadata: dict[str, Any], tensors: dict[str, TensorSource]) -> None:
+    metadata["tokenizer.chat_template"] = "{% for"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "problem"),
+    [
+        (_nan_scale, (), "NaN or infinite scale"),
+        (_bad_template, (), "template"),
+        (lambda metadata, tensors: None, ("--context", 4096), "context: is 4096"),
+        (lambda metadata, tensors: None, ("--thinking", "on"), "thinking: "),
+    ],
+)
+def test_what_run_refuses_check_says(
+    zinc: Zinc,
+    variant: Callable[[Change], Path],
+    change: Change,
+    words: tuple[object],
+    problem: str,
+) -> None:
+    path = variant(change)
+    refused = zinc("run", "hi", "--model", path, *words)
+    assert refused.code == 2
+    assert problem in refused.err
+    found = zinc("check", "--model", path, *words)
+    assert (found.code, found.out.splitlines()[-1]) == (1, "NOT READY")
+    assert refused.err.strip().removeprefix("error: ") in found.out
+
+
 def test_check_says_what_is_wrong_and_the_remedy(
     zinc: Zinc, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +418,7 @@ def test_version(zinc: Zinc) -> None:
     result = zinc("--version")
     assert result.code == 0
     assert result.out.startswith("zinc-rt ")
-    assert "exact-1" in result.out
+    assert "exact-2" in result.out
 
 
 def test_help_names_what_this_build_runs(zinc: Zinc) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from contract.dtypes import F16, Q8_0
+from contract.dtypes import F16, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
 from harness.validate import Histogram, Workload, validate
 from harness.validate.__main__ import main
-from harness.validate.compare import UNOBSERVED, differs
+from harness.validate.compare import NOT_FINITE, UNOBSERVED, differs
 from harness.validate.trace import (
     layer_groups,
     residual_sites,
@@ -50,6 +50,7 @@ class CorruptTier(CpuTier):
         super().__init__(definitions_only=True)
         self.corruption = corruption
         self.submissions = 0
+        self.traced = False
 
     def lower(self, graph, buffers, form, inputs):
         self.traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
@@ -93,7 +94,7 @@ def test_steps_cover_every_token_once():
     assert Workload((1,)).steps() == [(0, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0])
+@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0, I12])
 def test_the_cpu_tier_agrees_with_the_definitions(model, kv_dtype):
     with CpuTier(definitions_only=True) as oracle, CpuTier() as tier:
         report = validate(model, oracle, {"cpu": tier}, replace(WORKLOAD, kv_dtype=kv_dtype))
@@ -134,9 +135,9 @@ def test_one_wrong_bit_is_named_with_its_op_and_index(model, corruption):
 
 def test_a_wrong_element_of_the_cache_is_found_where_it_is_written(model):
     """The KV pool outlives the step: the write is at fault, not the attention that reads it."""
-    corruption = Corruption("kv_write[1]", (1, 1, 9, 127), result="kv", from_step=1)
+    corruption = Corruption("kv_write[1]", (1, 1, 9, 1, 63), result="kv", from_step=1)
     found = report_of(model, corruption).divergences["cpu"]
-    assert (found.node, found.index, found.step) == ("kv_write[1]", (1, 1, 9, 127), 1)
+    assert (found.node, found.index, found.step) == ("kv_write[1]", (1, 1, 9, 1, 63), 1)
 
 
 @pytest.mark.parametrize("node", ["ssm_conv1d[0]", "ssm_delta[0]"])
@@ -198,10 +199,34 @@ def test_the_hidden_state_of_a_layer_is_its_last_result(model):
     assert found == {0: "ffn_residual[0]", 1: "ffn_residual[1]"}
 
 
-def test_floats_are_compared_by_value_and_nan_as_equal():
-    a = np.array([0.0, np.nan, 1.0, np.inf, np.nan], np.float32)
-    b = np.array([-0.0, np.nan, 1.0, -np.inf, 1.0], np.float32)
-    assert differs(a, b).tolist() == [False, False, False, True, True]
+def test_floats_are_compared_by_value_and_must_be_finite():
+    a = np.array([0.0, np.nan, 1.0, np.inf, np.inf, 1.0, 2.0], np.float32)
+    b = np.array([-0.0, np.nan, 1.0, np.inf, -np.inf, np.nan, 3.0], np.float32)
+    assert differs(a, b).tolist() == [False, True, False, True, True, True, True]
+
+
+def test_integers_and_bytes_are_compared_as_they_are():
+    a = np.array([0, 1, -1], np.int32)
+    assert differs(a, np.array([0, 2, -1], np.int32)).tolist() == [False, True, False]
+    assert not differs(a.view(np.uint8), a.view(np.uint8)).any()
+
+
+@pytest.mark.parametrize("amount", [np.nan, np.inf])
+def test_what_is_not_finite_on_both_sides_is_reported(model, amount):
+    """Weights and tokens are finite, so no rule gives NaN: equal bits would prove nothing."""
+    corruption = Corruption("ffn_down[1]", (2, 7), from_step=1, amount=amount)
+    with CorruptTier(corruption) as oracle, CorruptTier(corruption) as tier:
+        report = validate(model, oracle, {"cpu": tier}, WORKLOAD)
+    found = report.divergences["cpu"]
+    assert (found.node, found.index, found.step) == ("ffn_down[1]", (2, 7), 1)
+    assert found.note == NOT_FINITE
+    assert not report.agrees
+    assert "FAIL" in report.verdict
+
+
+def test_a_tier_alone_that_is_not_finite_is_an_ordinary_divergence(model):
+    found = report_of(model, Corruption("swiglu[1]", (2, 7), amount=np.nan)).divergences["cpu"]
+    assert (found.node, found.note) == ("swiglu[1]", "")
 
 
 def test_histogram_bins_by_sign_and_exponent():

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
-from contract.ir.nodes import BufferDecl, BufferKind
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
 from accel.opencl import arrange
 from accel.opencl.device import Device
 from accel.opencl.tier import OpenClTier
 from accel.packets.layouts import Layout
+from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import OutOfMemory
+from contract.ir.nodes import BufferDecl, BufferKind
 from tests.opencl.conftest import OpenTier
 from tests.opencl.lanes import arranged
 from tests.opencl.work_groups import open_work_groups

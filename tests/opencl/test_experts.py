@@ -7,26 +7,23 @@ from dataclasses import replace
 
 import pytest
 
+from accel.opencl.device import Device
+from accel.packets.layouts import LANES, Layout
+from accel.packets.ops import SLOTS
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_workers
 from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from harness.parity import compare, generate
 from harness.parity.operands import operand_dtype
-from tests.opencl.expert_graphs import expert_layers
-from tests.quant.samples import random_blocks
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.device import Device
-from accel.packets.layouts import LANES, Layout
-from accel.packets.ops import SLOTS
-from accel.packets.rules import lower_graph
-from accel.packets.schedule import schedule_workers
 from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.expert_graphs import expert_layers
 from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
 from tests.opencl.work_groups import open_work_groups
+from tests.quant.samples import random_blocks
 
 EXPERT_OPCODES = (
     Opcode.MOE_GATE_TOPK,

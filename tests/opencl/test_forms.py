@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from accel.opencl.launcher import Mode
+from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
 from contract.dtypes import F16
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -19,11 +21,6 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
 from tests.families_table import FAMILIES
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.launcher import Mode
-from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
 from tests.opencl.conftest import OpenTier
 
 LIMITS = Limits(2, 96, 12, F16, step_tokens=24, step_rows=20)

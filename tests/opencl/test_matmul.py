@@ -10,19 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
-from reference.quant.dot import matmul
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.cpu_flags import has_cpu_flag
-from accel.opencl.device import find_devices
+from accel.opencl.cpu_flags import cpu_flags
+from accel.opencl.device import ICD_HINT, find_devices
 from accel.opencl.program import build_program, op_files
 from accel.packets.layouts import LANES, Layout, header_bytes
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import ABSENT, PACKET
-from contract.errors import TierUnavailable
+from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
+from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
+from reference.quant.dot import matmul
+from tests.needs import machine_lacks, missing, need_device
 from tests.opencl.lanes import ArrangedWeight, arranged
 from tests.opencl.work_groups import products_of
 
@@ -64,13 +61,8 @@ VARIANTS = {
 
 
 def _cpu_device():
-    try:
-        devices = [device for device in find_devices() if device.is_cpu]
-    except TierUnavailable as error:
-        pytest.skip(str(error))
-    if not devices:
-        pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
-    return devices[0]
+    devices = [device for device in need_device(find_devices) if device.is_cpu]
+    return devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
 
 
 class Products:
@@ -84,8 +76,8 @@ class Products:
         import pyopencl as cl
 
         device = _cpu_device()
-        if variant.vnni and not (device.is_pocl and has_cpu_flag("avx512_vnni")):
-            pytest.skip("this processor has no AVX-512 VNNI")
+        if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
+            machine_lacks("AVX-512 VNNI")
         context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(context)
         self._files = {

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel.opencl import program as program_module
+from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device
 from accel.opencl.program import (
     OP_NAMES,
@@ -24,8 +25,9 @@ from accel.opencl.program import (
 )
 from accel.packets.accessors import packet_accessors
 from accel.packets.ops import TABLE
+from tests.needs import machine_lacks, need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 FILES = {"one.cl": "__kernel void one(__global int *x) { x[0] = 1; }\n"}
 OPTIONS = "-cl-std=CL1.2"
@@ -59,6 +61,35 @@ def test_source_and_options_are_part_of_the_key(build: Build, tmp_path: Path) ->
     assert len(build({"one.cl": FILES["one.cl"] + "\n"})) == 1
     assert len(build(options=OPTIONS + " -DX=1")) == 1
     assert len(list(tmp_path.glob("*.bin"))) == 3
+
+
+def test_another_processor_is_another_entry(
+    device: Device, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of built programs may be shared by machines whose devices have one name."""
+    if not device.is_cpu:
+        machine_lacks("OpenCL CPU device in the first place")
+    build()
+    monkeypatch.setattr("accel.opencl.program.processor_key", lambda: "0123")
+    assert len(build()) == 1
+    monkeypatch.undo()
+    assert build() == []
+    assert len(list(tmp_path.glob("*.bin"))) == 2
+
+
+def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path: Path) -> None:
+    """Speeds, numbers and the order of flags do not matter."""
+
+    def key(*cores: str) -> str:
+        path = tmp_path / f"cpuinfo{len(list(tmp_path.iterdir()))}"
+        path.write_text("".join(f"processor : {n}\n{core}\n" for n, core in enumerate(cores)))
+        return processor_key(path)
+
+    assert key("flags : fpu avx2") == key("flags : avx2 fpu", "flags\t: fpu avx2")
+    assert key("flags : fpu avx2") == key("flags : fpu avx2", "flags : fpu avx2 avx512f")
+    keys = {key("flags : fpu"), key("flags : fpu avx2"), key("Features : fp asimd"), key("")}
+    assert len(keys) == 4
+    assert processor_key(tmp_path / "none") == key("")
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "foreign"])

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.opencl.device import find_devices
+from accel.opencl.device import ICD_HINT, find_devices
 from accel.opencl.program import build_program, op_files
 from accel.packets.binding import bind_step
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
-from contract.errors import TierUnavailable
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.opcodes import Opcode
@@ -24,8 +23,9 @@ from harness.parity.execute import ELEMENT, build_graph
 from harness.parity.values import NONFINITE
 from reference.exact.elementary import log, softplus
 from reference.matrix import Matrix
+from tests.needs import missing, need_device, need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 KERNEL_OPS = (
     "scale_columns",
@@ -73,10 +73,8 @@ class WorkGroups:
     """The kernels built for work-groups, run on arrays of this process."""
 
     def __init__(self) -> None:
-        try:
-            device = next(device for device in find_devices() if device.is_cpu)
-        except (TierUnavailable, StopIteration):
-            pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
+        devices = [device for device in need_device(find_devices) if device.is_cpu]
+        device = devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
         self._context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(self._context)
         files = {

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from accel.opencl.device import Device
+from accel.opencl.tier import OpenClTier
 from contract.opcodes import Opcode
 from harness.parity import Case, compare, generate
 from harness.parity.shape import Shape
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.device import Device
-from accel.opencl.tier import OpenClTier
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups
 

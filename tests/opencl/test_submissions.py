@@ -20,8 +20,6 @@ from contract.tier import Fence, Heap, Tier
 from reference.cpu.tier import CpuTier
 from tests.opencl.conftest import OpenTier
 
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
 LARGEST = ShapeKey(64, 64)
 WIDTH = 1200
 """Floats of a row: outputs of the largest step are above what is always brought to the host."""
@@ -172,3 +170,13 @@ def test_snapshots_are_used_again(open_opencl: OpenTier) -> None:
     for _ in range(5):
         tier.wait(lowered.submit(step_block(2, seed=1)))
     assert tier.allocated_bytes == before + LAYOUT.nbytes * tier.shares_memory
+
+
+def test_waiting_again_teaches_nothing_of_a_steps_time(open_opencl: OpenTier) -> None:
+    """Else the host would think steps take no time, and ask all the while whether one is done."""
+    lowered = Lowered(open_opencl())
+    fence = lowered.submit(step_block(LARGEST.tokens, seed=1))
+    lowered.tier.wait(fence)
+    fence.batch.pace.seconds = 1.0
+    lowered.tier.wait(fence)
+    assert fence.batch.pace.seconds == 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,9 @@ from contract.errors import VerifyError
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import TIERS, open_tier
 from reference.ops.barrier import barrier
+from tests.needs import need_device
 from tests.run_graph import run_graph
 
 ROWS, WIDTH = 3, 8
@@ -36,7 +39,7 @@ def store_then_load(guarded: bool) -> Graph:
     return builder.build()
 
 
-@pytest.mark.parametrize("name", available_tiers())
+@pytest.mark.parametrize("name", TIERS)
 def test_read_after_the_barrier_sees_the_write(name: str) -> None:
     """The rows come back."""
     values = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
@@ -45,7 +48,7 @@ def test_read_after_the_barrier_sees_the_write(name: str) -> None:
         "pairs": np.array([[2, 0], [0, 1]], np.int32),
         "wanted": np.array([1, 0], np.int32),
     }
-    with open_tier(name) as tier:
+    with need_device(partial(open_tier, name)) as tier:
         loaded = run_graph(tier, store_then_load(guarded=True), STEP, contents)["loaded"]
     assert (loaded.view(np.float32).reshape(2, WIDTH) == values[[0, 2]]).all()
 
