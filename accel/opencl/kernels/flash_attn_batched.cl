@@ -3,112 +3,32 @@
 // operands: q, kv, page_table, query, y
 // sizes:    tokens, heads, kv_heads, head_dim, window
 // reals:    scale, soft_cap
-// kv is float, half or Q8_0 as dtype says. The work is divided into units of one KV head and a block of
-// tokens, which workers take in turn.
+// kv is float, half or Q8_0 as dtype says. The work is divided into units of one KV head and a
+// block of tokens, which workers take in turn.
 
-#if GROUP_SIZE > 1
+#if GROUP_SIZE == 1
 
-// Units are one token and one head.
-void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                           uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4];
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
-    FOR_GROUP_UNITS(unit, tokens * heads) {
-        const uint h = unit % heads, token = unit / heads;
-        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
-        const uint end = query[2] + 1, from = window && end > window ? end - window : 0;
-        float output[ITEM_COLUMNS], tile_output[ITEM_COLUMNS];
-        SOFTMAX so_far = {0.0f, 0.0f};
-        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
-        head.column = h / (heads / kv_heads) * head_dim;
-        load_group_query(memory,
-                         OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
-                         head_dim);
-        for (uint tile = from / KV_TILE; tile * KV_TILE < end; tile++) {
-            const uint start = tile * KV_TILE;
-            const SOFTMAX softmax = group_tile(&head, memory, tile, max(from, start) - start,
-                                               min(end - start, (uint)KV_TILE), tile_output);
-            if (tile == from / KV_TILE) {
-                so_far = softmax;
-                UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) output[i] = tile_output[i];
-            } else {
-                merge_group_tile(&so_far, output, softmax, tile_output);
-            }
-        }
-        UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) {
-            const uint d = get_local_id(0) + GROUP_SIZE * i;
-            if (d < head_dim)
-                OPERAND(float, 4)[(ulong)token * packet->stride[4] + h * head_dim + d] =
-                    divide1(output[i], so_far.total);
-        }
-    }
-}
-
-#else
-
-typedef struct {
-    float output[ATTENTION_QUERIES * HEAD_DIM_MAX];  // rows of padded_dim
-    float scores[ATTENTION_QUERIES][KV_TILE];
-    float tile_output[QUERY_STEP * HEAD_DIM_MAX];
-    SOFTMAX softmax[ATTENTION_QUERIES];
-    bool started[ATTENTION_QUERIES];
-} ATTENTION_STATE;
-
-// One tile for queries [first, first + queries) of the block, whose scores are there.
-static void attend_step(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile, uint first,
-                        uint queries, ATTENTION_STATE *state) {
-    const uint padded = padded_dim(head->head_dim), start = tile * KV_TILE;
-    uint begin[QUERY_STEP], end[QUERY_STEP];
-    SOFTMAX softmax[QUERY_STEP];
-    for (uint i = 0; i < queries; i++) {
-        const uint n = first + i;
-        begin[i] = max(block->first[n], start) - start;
-        end[i] = block->end[n] > start ? min(block->end[n] - start, (uint)KV_TILE) : 0;
-        if (begin[i] < end[i]) softmax[i] = tile_weights(state->scores[n], begin[i], end[i]);
-    }
-    tile_values(head, tile, state->scores + first, begin, end, queries, state->tile_output);
-    for (uint i = 0; i < queries; i++) {
-        const uint n = first + i;
-        float *output = state->output + n * padded, *tile_output = state->tile_output + i * padded;
-        if (begin[i] >= end[i]) continue;
-        if (state->started[n]) {
-            merge_tile(&state->softmax[n], output, softmax[i], tile_output, head->head_dim);
-            continue;
-        }
-        for (uint d = 0; d < padded; d += 16) vstore16(vload16(0, tile_output + d), 0, output + d);
-        state->softmax[n] = softmax[i];
-        state->started[n] = true;
-    }
-}
-
-static void attend_block(const KV_HEAD *head, const QUERY_BLOCK *block, ATTENTION_STATE *state) {
-    uint from = block->first[0], to = block->end[0];
-    for (uint n = 0; n < block->count; n++) {
-        from = min(from, block->first[n]);
-        to = max(to, block->end[n]);
-        state->started[n] = false;
-    }
-    for (uint tile = from / KV_TILE; tile * KV_TILE < to; tile++) {
-        tile_scores(head, block, tile, from, to, state->scores);
-        for (uint n = 0; n < block->count; n += QUERY_STEP)
-            attend_step(head, block, tile, n, min(block->count - n, (uint)QUERY_STEP), state);
-    }
-}
+// Fewest rows that are worth turning keys and values into integers for.
+#define LEAST_ROWS 32
+// Blocks for each worker, so that all are busy to the end.
+#define WORKER_UNITS 4
 
 void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
     const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], window = packet->size[4];
-    const uint group = heads / kv_heads;
-    const uint block_heads = min(group, (uint)ATTENTION_QUERIES);
+    const uint head_dim = packet->size[3], group = heads / kv_heads;
+    const uint block_heads = min(group, block_capacity(head_dim));
     const uint head_blocks = (group + block_heads - 1) / block_heads;
-    const uint block_tokens = max(ATTENTION_QUERIES / block_heads, 1u);
+    const uint fair = tokens * kv_heads * head_blocks / (WORKER_UNITS * workers);
+    const uint least = (LEAST_ROWS + block_heads - 1) / block_heads;
+    const uint block_tokens = min(max(fair, least), block_capacity(head_dim) / block_heads);
     const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
     KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
     QUERY_BLOCK block;
-    ATTENTION_STATE state;
-    for (uint unit = worker; unit < units; unit += workers) {
+    // Later blocks see more positions: who got the smaller one of a round gets the larger one next.
+    for (uint round = 0; round * workers < units; round++) {
+        const uint unit = round * workers + (round % 2 ? workers - 1 - worker : worker);
+        if (unit >= units) continue;
         const uint kv_head = unit % kv_heads;
         const uint first_head = kv_head * group + unit / kv_heads % head_blocks * block_heads;
         const uint end_head = min(first_head + block_heads, (kv_head + 1) * group);
@@ -116,26 +36,19 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         const uint end_token = min(token + block_tokens, tokens);
         head.column = kv_head * head_dim;
         while (token < end_token) {
-            const uint first_token = token;
             const int slot = OPERAND(int, 3)[token * packet->stride[3] + 1];
             head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
-            block.count = 0;
+            clear_block(&block, head_dim);
             for (; token < end_token; token++) {
                 const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
+                const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
+                GLOBAL float *y = OPERAND(float, 4) + (ulong)token * packet->stride[4];
                 if (query[1] != slot) break;
                 for (uint h = first_head; h < end_head; h++)
-                    load_query(&block,
-                               OPERAND(float, 0) + (ulong)token * packet->stride[0] + h * head_dim,
-                               head_dim, query[2], window);
+                    add_query(&block, &head, q + h * head_dim, query[2], y + h * head_dim);
             }
-            attend_block(&head, &block, &state);
-            for (uint n = 0; n < block.count; n++) {
-                uint t = first_token + n / (end_head - first_head);
-                uint h = first_head + n % (end_head - first_head);
-                store_attention(state.output + n * padded_dim(head_dim), state.softmax[n].total,
-                                OPERAND(float, 4) + (ulong)t * packet->stride[4] + h * head_dim,
-                                head_dim);
-            }
+            attend_tiles(&head, &block, 0, UINT_MAX);
+            store_attention(&block, head_dim);
         }
     }
 }

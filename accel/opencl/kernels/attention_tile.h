@@ -1,0 +1,243 @@
+// A tile of 64 keys and values as pairs of 16-bit integers, in the orders the products want.
+
+#ifndef ATTENTION_TILE_H
+#define ATTENTION_TILE_H
+
+#if GROUP_SIZE == 1
+
+// Sums of a block product that are kept in registers: rows by vectors of sixteen.
+#define STEP_ROWS 4
+#if defined(__AVX512F__)
+#define STEP_VECTORS 4
+#else
+#define STEP_VECTORS 1
+#endif
+#define TILE_VECTORS (KV_TILE / 16)
+#define TILE_PAIRS (KV_TILE / 2)
+// With fewer queries than this, keys are not turned into lanes.
+#define MANY_ROWS 6
+
+// Rows of head_dim are padded with zeros to whole vectors of pairs.
+#define MAX_PAIR_VECTORS (HEAD_DIM_MAX / 32)
+static inline uint pair_vectors(uint head_dim) {
+    return (head_dim + 31) / 32;
+}
+
+typedef struct {
+    uint16 page[PAGE_TOKENS][MAX_PAIR_VECTORS];     // keys of one page, pairs of channels
+    uint16 keys[HEAD_DIM_MAX / 2][TILE_VECTORS];    // pairs of channels, lanes are positions
+    uint16 values[TILE_PAIRS * HEAD_DIM_MAX / 16];  // pairs of positions, lanes are channels
+    float16 key_scale[TILE_VECTORS];
+    float16 exponent[TILE_VECTORS];                 // of the value; infinite: a broken row
+    float16 value_scale[TILE_VECTORS];
+} KV_INTEGERS;
+
+MATMUL_TARGET_BEGIN
+
+// Sixteen elements, of which `count` exist; `whole` promises that all do, as in Q8_0 always, where
+// they begin at a multiple of 16.
+INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong element, int count) {
+    const GLOBAL float *x = (const GLOBAL float *)head->kv + element;
+    const GLOBAL half *y = (const GLOBAL half *)head->kv + element;
+    if (dtype == Q8_0) {
+        const GLOBAL uchar *block = head->kv + element / Q8_0_ELEMENTS * Q8_0_BYTES;
+        const GLOBAL char *q = (const GLOBAL char *)block + 2 + element % Q8_0_ELEMENTS;
+        return convert_float16(vload16(0, q)) * half_at(block);
+    }
+    if (dtype == F32) return whole ? vload16(0, x) : load_padded(x, count);
+    if (whole || count >= 16) return load_halves((const GLOBAL uchar *)y);
+    float lane[16];
+    for (int i = 0; i < 16; i++) lane[i] = i < count ? vload_half(i, y) : 0.0f;
+    return vload16(0, lane);
+}
+
+INLINE int16 magnitude_bits(float16 x) {
+    return as_int16(x) & 0x7FFFFFFF;
+}
+
+INLINE int most_of_16(int16 v) {
+    int8 a = max(v.lo, v.hi);
+    int4 b = max(a.lo, a.hi);
+    int2 c = max(b.lo, b.hi);
+    return max(c.x, c.y);
+}
+
+// The bits of the largest magnitude of a row of KV pages.
+INLINE int kv_most(const KV_HEAD *head, uint dtype, bool whole, ulong row) {
+    int16 most = (int16)(0);
+    for (uint d = 0; d < head->head_dim; d += 16)
+        most = max(most, magnitude_bits(load_kv(head, dtype, whole, row + d,
+                                                (int)(head->head_dim - d))));
+    return most_of_16(most);
+}
+
+// In the low half of each lane: the nearest integer of x * factor, below 2^15.
+INLINE uint16 row_integers(float16 x, float factor) {
+    return as_uint16(x * factor + ROUNDER);
+}
+
+// Pairs of integers to within +-limit.
+INLINE uint16 clamp_pairs(uint16 pairs, short limit) {
+    const short16 most = (short16)(limit);
+    return (uint16)(as_uint8(min(max(as_short16(pairs.lo), -most), most)),
+                    as_uint8(min(max(as_short16(pairs.hi), -most), most)));
+}
+
+// Thirty-two channels as pairs of neighbours, of two times sixteen integers.
+INLINE uint16 channel_pairs(uint16 low, uint16 high, short limit) {
+    const short16 a = convert_short16(as_int16(low)), b = convert_short16(as_int16(high));
+    return clamp_pairs((uint16)(as_uint8(a), as_uint8(b)), limit);
+}
+
+// Keys of one page as pairs of channels, and their exponents. Of positions [begin, end) of the
+// page; the others are zero.
+INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
+                      uint end, KV_INTEGERS *tile, int *exponent) {
+    const uint vectors = pair_vectors(head->head_dim);
+    for (uint i = 0; i < PAGE_TOKENS; i++) {
+        exponent[i] = LEAST_EXPONENT;
+        if (i < begin || i >= end) {
+            for (uint n = 0; n < vectors; n++) tile->page[i][n] = (uint16)(0);
+            continue;
+        }
+        const ulong row = kv_row(head, position + i, 0);
+        const int most = kv_most(head, dtype, whole, row);
+        const float factor = row_factor(most, KV_BITS);
+        exponent[i] = row_exponent(most);
+        for (uint n = 0; n < vectors; n++) {
+            const int left = (int)head->head_dim - 32 * (int)n;
+            const ulong place = row + 32 * n;
+            const uint16 low = row_integers(load_kv(head, dtype, whole, place, left), factor);
+            uint16 high = (uint16)(0);
+            if (left > 16)
+                high = row_integers(load_kv(head, dtype, whole, place + 16, left - 16), factor);
+            tile->page[i][n] = channel_pairs(low, high, KV_MOST);
+        }
+    }
+}
+
+// Values of one page as pairs of positions, and their exponents.
+INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
+                        uint end, uint16 *values, int *exponent) {
+    const uint vectors = 2 * pair_vectors(head->head_dim);
+    for (uint i = 0; i < PAGE_TOKENS; i += 2, values += vectors) {
+        ulong row[2];
+        float factor[2];
+        bool exists[2];
+        UNROLL for (uint k = 0; k < 2; k++) {
+            exists[k] = i + k >= begin && i + k < end;
+            exponent[i + k] = LEAST_EXPONENT;
+            row[k] = 0;
+            factor[k] = 0.0f;
+            if (!exists[k]) continue;
+            row[k] = kv_row(head, position + i + k, 1);
+            const int most = kv_most(head, dtype, whole, row[k]);
+            factor[k] = row_factor(most, KV_BITS);
+            exponent[i + k] = row_exponent(most);
+        }
+        for (uint n = 0; n < vectors; n++) {
+            const int left = (int)head->head_dim - 16 * (int)n;
+            uint16 pair[2];
+            UNROLL for (uint k = 0; k < 2; k++) {
+                pair[k] = (uint16)(0);
+                if (exists[k] && left > 0)
+                    pair[k] = row_integers(load_kv(head, dtype, whole, row[k] + 16 * n, left),
+                                           factor[k]);
+            }
+            values[n] = clamp_pairs((pair[0] & 0xFFFFu) | (pair[1] << 16), KV_MOST);
+        }
+    }
+}
+
+// CALL(dtype, whole) with the storage type and wholeness of this head as constants.
+#define FOR_KV_TYPE(head, CALL)                                    \
+    {                                                              \
+        if ((head)->head_dim % 16) CALL((head)->dtype, false);     \
+        else if ((head)->dtype == F32) CALL(F32, true);            \
+        else if ((head)->dtype == Q8_0) CALL(Q8_0, true);          \
+        else CALL(F16, true);                                      \
+    }
+
+// Rows become columns: four rounds of interleaving row i with row i + 8.
+INLINE void transpose16(uint16 *v) {
+    uint16 t[16];
+#define INTERLEAVE(to, from)                                                                     \
+    UNROLL for (int i = 0; i < 8; i++) {                                                         \
+        uint16 a = from[i], b = from[i + 8];                                                     \
+        to[2 * i] = (uint16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5,   \
+                             b.s5, a.s6, b.s6, a.s7, b.s7);                                      \
+        to[2 * i + 1] = (uint16)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,     \
+                                 a.sd, b.sd, a.se, b.se, a.sf, b.sf);                            \
+    }
+    INTERLEAVE(t, v)
+    INTERLEAVE(v, t)
+    INTERLEAVE(t, v)
+    INTERLEAVE(v, t)
+#undef INTERLEAVE
+}
+
+// The keys of a page become vector `lanes` of every pair of channels.
+INLINE void keys_to_lanes(KV_INTEGERS *tile, uint vectors, uint lanes) {
+    for (uint n = 0; n < vectors; n++) {
+        uint16 v[16];
+        UNROLL for (int i = 0; i < 16; i++) v[i] = tile->page[i][n];
+        transpose16(v);
+        UNROLL for (int i = 0; i < 16; i++) tile->keys[16 * n + i][lanes] = v[i];
+    }
+}
+
+// Sums of 16 rows: lane i is that of row i.
+INLINE int16 add_lanes(const int16 *row) {
+    int16 a[8], b[4], c[2];
+    UNROLL for (int i = 0; i < 8; i++)
+        a[i] = (int16)(row[2 * i].lo, row[2 * i + 1].lo) +
+               (int16)(row[2 * i].hi, row[2 * i + 1].hi);
+    UNROLL for (int i = 0; i < 4; i++) {
+        int16 p = a[2 * i], q = a[2 * i + 1];
+        b[i] = (int16)(p.s0123, p.s89ab, q.s0123, q.s89ab) +
+               (int16)(p.s4567, p.scdef, q.s4567, q.scdef);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+        int16 p = b[2 * i], q = b[2 * i + 1];
+        c[i] = (int16)(p.s01, p.s45, p.s89, p.scd, q.s01, q.s45, q.s89, q.scd) +
+               (int16)(p.s23, p.s67, p.sab, p.sef, q.s23, q.s67, q.sab, q.sef);
+    }
+    return (int16)(c[0].even, c[1].even) + (int16)(c[0].odd, c[1].odd);
+}
+
+// q . k of the 16 keys of a page.
+INLINE int16 page_dots(const KV_INTEGERS *tile, const uint16 *q, uint vectors) {
+    int16 sum[16];
+    UNROLL for (int i = 0; i < 16; i += 4 * STEP_VECTORS) {
+        int16 some[4 * STEP_VECTORS];
+        UNROLL for (int k = 0; k < 4 * STEP_VECTORS; k++) some[k] = (int16)(0);
+        for (uint n = 0; n < vectors; n++)
+            UNROLL for (int k = 0; k < 4 * STEP_VECTORS; k++)
+                some[k] = dot_pairs(some[k], q[n], tile->page[i + k][n]);
+        UNROLL for (int k = 0; k < 4 * STEP_VECTORS; k++) sum[i + k] = some[k];
+    }
+    return add_lanes(sum);
+}
+
+// sum[r][i] = products of pairs [0, pairs) of row r of a with those of vector i of b, whose
+// vectors of one pair are `stride` apart.
+INLINE void multiply_pairs(const uint *a, uint a_stride, const uint16 *b, uint stride, uint pairs,
+                           uint rows, uint vectors, int16 (*sum)[STEP_VECTORS]) {
+    UNROLL for (uint r = 0; r < rows; r++)
+        UNROLL for (uint i = 0; i < vectors; i++) sum[r][i] = (int16)(0);
+    for (uint p = 0; p < pairs; p++, b += stride) {
+        uint16 column[STEP_VECTORS];
+        UNROLL for (uint i = 0; i < vectors; i++) column[i] = b[i];
+        UNROLL for (uint r = 0; r < rows; r++) {
+            const uint16 pair = (uint16)(a[r * a_stride + p]);
+            UNROLL for (uint i = 0; i < vectors; i++)
+                sum[r][i] = dot_pairs(sum[r][i], pair, column[i]);
+        }
+    }
+}
+
+MATMUL_TARGET_END
+
+#endif
+
+#endif
