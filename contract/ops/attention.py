@@ -156,6 +156,7 @@ ATTENTION = (
                 kv(READ),
                 PAGE_TABLE,
                 QUERY,
+                activation("sinks", "heads", optional=True),
                 activation("y", "tokens", "heads*head_dim", access=WRITE),
             ),
             ATTENTION_PARAMS,

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import DOT_CHUNK, KV_TILE, PAGE_TOKENS
+from contract.arithmetic import KV_TILE, PAGE_TOKENS
 from reference.cpu.threads import for_each
 from reference.exact.elementary import exp, tanh
 from reference.exact.kv_storage import loaded
@@ -22,6 +22,7 @@ from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]
 
+DOT_CHUNK = 16
 BLOCK_QUERIES = 128
 """Query tokens of one block: a block reads its keys and values once for all of them."""
 CACHED_ELEMENTS = 1 << 16
