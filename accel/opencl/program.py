@@ -69,7 +69,6 @@ class BuildOptions:
     native_sqrt: bool
     group_size: int
     yield_syscall: int
-    attention_queries: int
     dot_vnni: bool
 
     def text(self, device: Device) -> str:
@@ -81,7 +80,6 @@ class BuildOptions:
             "NATIVE_SQRT": int(self.native_sqrt),
             "GROUP_SIZE": self.group_size,
             "YIELD_SYSCALL": self.yield_syscall,
-            "ATTENTION_QUERIES": self.attention_queries,
             "DOT_VNNI": int(self.dot_vnni),
         }
         options = ["-cl-std=CL1.2"]

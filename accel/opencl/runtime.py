@@ -168,7 +168,6 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         native_sqrt=choices.native_arithmetic is not False,
         group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
         yield_syscall=_yield_syscall(device),
-        attention_queries=16 if device.is_cpu else 1,
         dot_vnni=device.is_cpu and device.is_pocl and has_cpu_flag("avx512_vnni"),
     )
     test = SelfTest(context, queue, device, options, choices.cache)

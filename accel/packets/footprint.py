@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from accel.packets.binding import stored_operands
 from accel.packets.layouts import repacked_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.rules import SPLIT_TOKENS
+from accel.packets.rules_attention import SPLIT_TOKENS
 from accel.packets.step import Schedule, Step
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph

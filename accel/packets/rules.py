@@ -6,22 +6,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
 from accel.packets.step import Op, Step, Tensor
-from contract.arithmetic import KV_TILE, PAGE_TOKENS
 from contract.errors import UnsupportedOp
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 
-SPLIT_TOKENS = 4
-"""Attention of at most this many tokens divides the tiles of the context among workers."""
-HEAD_DIM_MAX = 512
-"""Channels of a head ``kernels/attention.h`` has room for."""
-PART_HEADER = 2
-"""Floats before the values of one tile, see ``kernels/flash_attn.cl``."""
 BEST_WORDS = 3
 """int32 words of the arg-max record of ``kernels/argmax.h``."""
 
@@ -169,68 +163,6 @@ def _norm_rope_kv_write(low: Lowering, node: Node) -> None:
     low.store_kv(parts["k"], parts["v"], node, tokens)
 
 
-def _attention(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    if 0 < dims["tokens"] <= SPLIT_TOKENS and low.parts > 1:
-        _split_attention(low, node, dims)
-        return
-    low.add(
-        Op(
-            "flash_attn_batched",
-            _attention_tensors(low, node),
-            (ANY,) * 5,
-            (4,),
-            tuple(dims[name] for name in ("tokens", "heads", "kv_heads", "head_dim", "window")),
-            (node.params["scale"], node.params["soft_cap"]),
-            dtype=low.dtype(node.operands["kv"]),
-        )
-    )
-
-
-def _attention_tensors(low: Lowering, node: Node) -> tuple[Tensor, ...]:
-    """Operands in the order of the opcode table. Raises UnsupportedOp for heads too wide."""
-    head_dim = int(node.params["head_dim"])
-    if head_dim > HEAD_DIM_MAX:
-        name = TABLE[node.opcode].name
-        raise UnsupportedOp(low.tier, [f"{name} of head_dim {head_dim}, above {HEAD_DIM_MAX}"])
-    q, page_table, query, y = (
-        low.tensor(node.operands[name]) for name in ("q", "page_table", "query", "y")
-    )
-    return q, low.pages(node.operands["kv"]), page_table, query, y
-
-
-def _split_attention(low: Lowering, node: Node, dims: Mapping[str, int]) -> None:
-    """Tiles in parallel, then their merge: what keeps all workers busy with few tokens."""
-    q, kv, page_table, query, y = _attention_tensors(low, node)
-    tokens, heads, head_dim, window = (
-        dims[name] for name in ("tokens", "heads", "head_dim", "window")
-    )
-    tiles = -(-page_table.columns * PAGE_TOKENS // KV_TILE)
-    part = PART_HEADER + -(-head_dim // 16) * 16
-    parts = low.new(f"{node.name}.parts", tokens, heads * tiles * part)
-    low.add(
-        Op(
-            "flash_attn_part",
-            (q, kv, page_table, query, parts),
-            (ANY,) * 5,
-            (4,),
-            (tokens, heads, dims["kv_heads"], head_dim, window, tiles),
-            (node.params["scale"], node.params["soft_cap"]),
-            dtype=low.dtype(node.operands["kv"]),
-        )
-    )
-    low.add(
-        Op(
-            "flash_attn",
-            (parts, query, y),
-            (ANY, ANY, ROWS),
-            (2,),
-            (tokens, heads, head_dim, window, tiles),
-            private=cheap(tokens, y.columns),
-        )
-    )
-
-
 def _argmax(low: Lowering, node: Node) -> None:
     logits, token = _tensors(low, node)
     rows, vocab = low.dims(node)["rows"], logits.columns
@@ -303,8 +235,8 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
         Opcode.ROPE: _rope,
         Opcode.KV_WRITE_BATCHED: _kv_write,
-        Opcode.FLASH_ATTN: _attention,
-        Opcode.FLASH_ATTN_BATCHED: _attention,
+        Opcode.FLASH_ATTN: lower_attention,
+        Opcode.FLASH_ATTN_BATCHED: lower_attention,
         Opcode.MATMUL: _product("x", "weight", "y"),
         Opcode.MATMUL_WMMA_F16: _product("a", "b", "c"),
         Opcode.MATMUL_WMMA_Q4K: _product("b", "a", "c"),

@@ -7,7 +7,7 @@
 
 #define BLOCK_ROWS 256
 // Pair vectors of all rows of a block: 256 rows of 128 channels or fewer longer ones.
-#define BLOCK_VECTORS (BLOCK_ROWS * 4)
+#define QUERY_VECTORS (BLOCK_ROWS * 4)
 
 // (token, head) pairs. A pair attends positions [first, end).
 typedef struct {
@@ -20,14 +20,15 @@ typedef struct {
     SOFTMAX span[BLOCK_ROWS];              // of the span so far
     SOFTMAX all[BLOCK_ROWS];               // of the spans before
     FACTORS factors[BLOCK_ROWS];           // of the latest tile
+    float sink[BLOCK_ROWS];
     GLOBAL float *y[BLOCK_ROWS];           // o of the spans before, in the end the result
-    uint16 q[BLOCK_VECTORS];               // pairs of channels
-    float16 output[2 * BLOCK_VECTORS];     // o of the span so far
+    uint16 q[QUERY_VECTORS];               // pairs of channels
+    float16 output[2 * QUERY_VECTORS];     // o of the span so far
 } QUERY_BLOCK;
 
 // Rows a block holds.
 static inline uint block_capacity(uint head_dim) {
-    return min((uint)BLOCK_ROWS, BLOCK_VECTORS / pair_vectors(head_dim));
+    return min((uint)BLOCK_ROWS, QUERY_VECTORS / pair_vectors(head_dim));
 }
 
 static void clear_block(QUERY_BLOCK *block, uint head_dim) {
@@ -119,7 +120,7 @@ INLINE void add_values(const KV_INTEGERS *tile, const uint *weights, uint from, 
     int16 sum[STEP_ROWS][STEP_VECTORS];
     uint i = 0;
 #define ADD_VECTORS(count)                                                                     \
-    multiply_pairs(weights + from, TILE_PAIRS, values + i, vectors, to - from, rows, count, sum); \
+    tile_products(weights + from, TILE_PAIRS, values + i, vectors, to - from, rows, count, sum); \
     UNROLL for (uint r = 0; r < rows; r++)                                                     \
         UNROLL for (uint k = 0; k < count; k++)                                                \
             output[r * vectors + i + k] = output[r * vectors + i + k] * block->factors[n + r].keep + \
@@ -147,7 +148,7 @@ INLINE void attend_step(const KV_HEAD *head, const KV_INTEGERS *tile, uint start
     if (!dots) {
         const uint *q = (const uint *)(block->q + n * block->vectors);
         UNROLL for (uint i = 0; i < TILE_VECTORS; i += STEP_VECTORS) {
-            multiply_pairs(q, 16 * block->vectors, tile->keys[0] + i, TILE_VECTORS,
+            tile_products(q, 16 * block->vectors, tile->keys[0] + i, TILE_VECTORS,
                            (head->head_dim + 1) / 2, rows, STEP_VECTORS, sum);
             UNROLL for (uint r = 0; r < rows; r++)
                 UNROLL for (uint k = 0; k < STEP_VECTORS; k++) found[r][i + k] = sum[r][k];
@@ -184,9 +185,11 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
     uint16 *values = tile->values + page * PAGE_TOKENS * pair_vectors(head->head_dim);
     int key[PAGE_TOKENS], value[PAGE_TOKENS];
     float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
-#define CALL(dtype, whole)                                                  \
-    load_keys(head, dtype, whole, position, begin, end, tile, key);         \
-    load_values(head, dtype, whole, position, begin, end, values, value);
+#define CALL(dtype, whole)                                                    \
+    {                                                                         \
+        load_keys(head, dtype, whole, position, begin, end, tile, key);       \
+        load_values(head, dtype, whole, position, begin, end, values, value); \
+    }
     FOR_KV_TYPE(head, CALL)
 #undef CALL
     for (uint i = 0; i < PAGE_TOKENS; i++) {
@@ -248,14 +251,16 @@ OUTLINED void attend_tiles(const KV_HEAD *head, QUERY_BLOCK *block, uint start, 
     }
 }
 
-// y of every row of the block.
-static void store_attention(QUERY_BLOCK *block, uint head_dim) {
+// y of every row of the block, of which some may have `sinks`.
+static void store_attention(QUERY_BLOCK *block, uint head_dim, bool sinks) {
     if (block->spans) fold_span(block, head_dim);
     for (uint n = 0; n < block->count; n++) {
         const float *output = (const float *)(block->output + n * 2 * block->vectors);
-        const float total = block->spans ? block->all[n].total : block->span[n].total;
+        SOFTMAX all = block->spans ? block->all[n] : block->span[n];
+        const float keep = sinks ? merge_sink(&all, block->sink[n]) : 1.0f;
         for (uint d = 0; d < head_dim; d++)
-            block->y[n][d] = attention_output(block->spans ? block->y[n][d] : output[d], total);
+            block->y[n][d] =
+                attention_output((block->spans ? block->y[n][d] : output[d]) * keep, all.total);
     }
 }
 

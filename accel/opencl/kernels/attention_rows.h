@@ -134,6 +134,17 @@ static inline float score_factor(const KV_HEAD *head, int query_exponent) {
     return scale * two_to(query_exponent - query_bits(head->head_dim) - KV_BITS);
 }
 
+// An attention sink: a last part that has a weight and no value. Multiplies o.
+INLINE float merge_sink(SOFTMAX *all, float sink) {
+    const float x = sink * LOG2E, top = rint_small1(x);
+    if (!(fabs(top) < 0x1p20f)) {
+        all->total = as_float(QUIET_NAN);
+        return 0.0f;
+    }
+    const SOFTMAX part = {top, exp2_1(x - top)};
+    return merge_later(all, part).keep;
+}
+
 // y of one channel of a head whose positions weigh `total`.
 INLINE float attention_output(float output, float total) {
     if (total != total) return as_float(QUIET_NAN);

@@ -152,10 +152,10 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
 // CALL(dtype, whole) with the storage type and wholeness of this head as constants.
 #define FOR_KV_TYPE(head, CALL)                                    \
     {                                                              \
-        if ((head)->head_dim % 16) CALL((head)->dtype, false);     \
-        else if ((head)->dtype == F32) CALL(F32, true);            \
-        else if ((head)->dtype == Q8_0) CALL(Q8_0, true);          \
-        else CALL(F16, true);                                      \
+        if ((head)->head_dim % 16) CALL((head)->dtype, false)      \
+        else if ((head)->dtype == F32) CALL(F32, true)             \
+        else if ((head)->dtype == Q8_0) CALL(Q8_0, true)           \
+        else CALL(F16, true)                                       \
     }
 
 // Rows become columns: four rounds of interleaving row i with row i + 8.
@@ -221,7 +221,7 @@ INLINE int16 page_dots(const KV_INTEGERS *tile, const uint16 *q, uint vectors) {
 
 // sum[r][i] = products of pairs [0, pairs) of row r of a with those of vector i of b, whose
 // vectors of one pair are `stride` apart.
-INLINE void multiply_pairs(const uint *a, uint a_stride, const uint16 *b, uint stride, uint pairs,
+INLINE void tile_products(const uint *a, uint a_stride, const uint16 *b, uint stride, uint pairs,
                            uint rows, uint vectors, int16 (*sum)[STEP_VECTORS]) {
     UNROLL for (uint r = 0; r < rows; r++)
         UNROLL for (uint i = 0; i < vectors; i++) sum[r][i] = (int16)(0);

@@ -7,7 +7,7 @@
 //                   parts is float [tokens, heads, slots, 2 + head_dim up to whole sixteens]: U, l
 //                   and o of each part of parts_of(). Units of one part and one KV head are taken
 //                   in turn.
-// flash_attn        operands: parts, query, y
+// flash_attn        operands: parts, query, y, sinks
 //                   sizes:    tokens, heads, head_dim, window, slots
 //                   Tokens are split among workers.
 
@@ -43,8 +43,8 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                 for (uint n = 0; n < block.count; n++) {
                     const ulong row = ((ulong)token * heads + first + n) * slots + part;
                     GLOBAL float *place = OPERAND(float, 4) + row * part_floats(head_dim);
-                    place[0] = block.top[n];
-                    place[1] = block.total[n];
+                    place[0] = block.span[n].top;
+                    place[1] = block.span[n].total;
                     for (uint d = 0; d < head_dim; d += 16)
                         STORE16(block.output[n * 2 * block.vectors + d / 16],
                                 place + PART_HEADER + d);
@@ -86,8 +86,10 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
             for (uint i = 0; i < vectors; i++) span_output[i] = (float16)(0.0f);
         }
         GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2] + h * head_dim;
+        const float keep =
+            packet->operand[3] != ABSENT ? merge_sink(&all, OPERAND(float, 3)[h]) : 1.0f;
         for (uint d = 0; d < head_dim; d++)
-            y[d] = attention_output(((const float *)output)[d], all.total);
+            y[d] = attention_output(((const float *)output)[d] * keep, all.total);
     }
 }
 

@@ -1,6 +1,6 @@
 // FLASH_ATTN_BATCHED: causal attention over the paged KV cache (rule R6).
 //
-// operands: q, kv, page_table, query, y
+// operands: q, kv, page_table, query, y, sinks
 // sizes:    tokens, heads, kv_heads, head_dim, window
 // reals:    scale, soft_cap
 // kv is float, half or Q8_0 as dtype says. The work is divided into units of one KV head and a
@@ -23,6 +23,7 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
     const uint least = (LEAST_ROWS + block_heads - 1) / block_heads;
     const uint block_tokens = min(max(fair, least), block_capacity(head_dim) / block_heads);
     const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
+    const bool sinks = packet->operand[5] != ABSENT;
     KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
     QUERY_BLOCK block;
     // Later blocks see more positions: who got the smaller one of a round gets the larger one next.
@@ -44,11 +45,13 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
                 const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
                 GLOBAL float *y = OPERAND(float, 4) + (ulong)token * packet->stride[4];
                 if (query[1] != slot) break;
-                for (uint h = first_head; h < end_head; h++)
+                for (uint h = first_head; h < end_head; h++) {
+                    if (sinks) block.sink[block.count] = OPERAND(float, 5)[h];
                     add_query(&block, &head, q + h * head_dim, query[2], y + h * head_dim);
+                }
             }
             attend_tiles(&head, &block, 0, UINT_MAX);
-            store_attention(&block, head_dim);
+            store_attention(&block, head_dim, sinks);
         }
     }
 }
