@@ -185,7 +185,7 @@ class Lowering:
                 ),
                 (ROWS, ROWS, ANY, ANY, ANY),
                 (4,),
-                (tokens, k.columns, PAGE_TOKENS),
+                (tokens, k.columns, PAGE_TOKENS, int(node.params["head_dim"])),
                 dtype=self.dtype(kv),
                 private=cheap(tokens, k.columns),
             )

@@ -179,18 +179,30 @@ OUTLINED void attend_some(const KV_HEAD *head, const KV_INTEGERS *tile, uint sta
     attend_step(head, tile, start, dots, STEP_ROWS, block, n);
 }
 
-OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end,
+// The positions [begin, end) of a page; `next` is that of the page to come, or 0.
+OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end, uint next,
                         KV_INTEGERS *tile) {
     const uint page = position % KV_TILE / PAGE_TOKENS;
     uint16 *values = tile->values + page * PAGE_TOKENS * pair_vectors(head->head_dim);
     int key[PAGE_TOKENS], value[PAGE_TOKENS];
+    if (begin >= end) {  // nobody sees the page, and there may be none
+        tile->key_scale[page] = tile->exponent[page] = tile->value_scale[page] = (float16)(0.0f);
+        return;
+    }
+    for (uint i = 0; next && i < PAGE_TOKENS; i++) prefetch_rows(head, next, i);
     float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
 #define CALL(dtype, whole)                                                    \
     {                                                                         \
         load_keys(head, dtype, whole, position, begin, end, tile, key);       \
         load_values(head, dtype, whole, position, begin, end, values, value); \
     }
-    FOR_KV_TYPE(head, CALL)
+    if (head->dtype == I12) {
+        const bool whole = head->head_dim % 32 == 0;
+        load_keys_i12(head, whole, position, begin, end, tile, key);
+        load_values_i12(head, whole, position, begin, end, values, value);
+    } else {
+        FOR_KV_TYPE(head, CALL)
+    }
 #undef CALL
     for (uint i = 0; i < PAGE_TOKENS; i++) {
         scale[i] = key_scale(key[i]);
@@ -238,7 +250,8 @@ OUTLINED void attend_tiles(const KV_HEAD *head, QUERY_BLOCK *block, uint start, 
             const uint position = number * KV_TILE + page * PAGE_TOKENS;
             const uint begin = from > position ? min(from - position, (uint)PAGE_TOKENS) : 0;
             const uint end = to > position ? min(to - position, (uint)PAGE_TOKENS) : 0;
-            load_page(head, position, begin, end, &tile);
+            const uint next = position + PAGE_TOKENS < to ? position + PAGE_TOKENS : 0;
+            load_page(head, position, begin, end, next, &tile);
             if (!few) keys_to_lanes(&tile, block->vectors, page);
             for (uint n = 0; few && n < block->count; n++)
                 dots[n][page] = page_dots(&tile, block->q + n * block->vectors, block->vectors);

@@ -19,8 +19,8 @@ typedef struct {
     const GLOBAL uchar *kv;       // [pages, 2, PAGE_TOKENS, width]
     const GLOBAL int *pages;      // the slot's row of the page table
     uint dtype;
-    uint width;                   // kv_heads * head_dim
-    uint column;                  // first column of the KV head
+    uint kv_heads;
+    uint kv_head;
     uint head_dim;
     uint window;                  // positions attended; 0: all
     float scale;
@@ -31,7 +31,24 @@ typedef struct {
 static inline ulong kv_row(const KV_HEAD *head, uint position, uint which) {
     ulong page = head->pages[position / PAGE_TOKENS];
     ulong row = (page * 2 + which) * PAGE_TOKENS + position % PAGE_TOKENS;
-    return row * head->width + head->column;
+    return (row * head->kv_heads + head->kv_head) * head->head_dim;
+}
+
+// I12: a page is [kv_heads] of records of 16 positions. An integer is 16 high + low; a byte of
+// low holds channel i and above it channel i + head_dim / 2.
+//   K high char[16][head_dim], low uchar[16][head_dim / 2], V high char[head_dim][16],
+//   low uchar[head_dim / 2][16], exponents of K and of V char[16]
+static inline ulong i12_record(uint head_dim, uint kv_heads, ulong page, uint kv_head) {
+    return (page * kv_heads + kv_head) * PAGE_TOKENS * (3 * head_dim + 2);
+}
+
+#define I12_LOW (PAGE_TOKENS * head_dim)
+#define I12_VALUES (PAGE_TOKENS * head_dim * 3 / 2)
+#define I12_EXPONENTS (PAGE_TOKENS * head_dim * 3)
+
+static inline const GLOBAL uchar *i12_page(const KV_HEAD *head, uint position) {
+    const ulong page = head->pages[position / PAGE_TOKENS];
+    return head->kv + i12_record(head->head_dim, head->kv_heads, page, head->kv_head);
 }
 
 static inline uint first_visible(uint position, uint window) {
@@ -158,8 +175,8 @@ static KV_HEAD kv_head_of(const GLOBAL PACKET *packet, const GLOBAL uchar *kv) {
     head.kv = kv;
     head.pages = 0;
     head.dtype = packet->dtype;
-    head.width = packet->size[2] * packet->size[3];
-    head.column = 0;
+    head.kv_heads = packet->size[2];
+    head.kv_head = 0;
     head.head_dim = packet->size[3];
     head.window = packet->size[4];
     head.scale = packet->real[0];

@@ -34,6 +34,11 @@ typedef struct {
 
 MATMUL_TARGET_BEGIN
 
+INLINE ulong kv_bytes(uint dtype, ulong elements) {
+    if (dtype == Q8_0) return elements / Q8_0_ELEMENTS * Q8_0_BYTES;
+    return elements * (dtype == F32 ? 4 : 2);
+}
+
 // Sixteen elements, of which `count` exist; `whole` promises that all do, as in Q8_0 always, where
 // they begin at a multiple of 16.
 INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong element, int count) {
@@ -49,6 +54,22 @@ INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong elemen
     float lane[16];
     for (int i = 0; i < 16; i++) lane[i] = i < count ? vload_half(i, y) : 0.0f;
     return vload16(0, lane);
+}
+
+// Hints that row i of the keys and values from `position` on is wanted soon.
+INLINE void prefetch_rows(const KV_HEAD *head, uint position, uint i) {
+    const uint head_dim = head->head_dim;
+    if (head->dtype == I12) {
+        const uint bytes = 3 * head_dim + 2;
+        const GLOBAL uchar *row = i12_page(head, position) + i * bytes;
+        for (uint d = 0; d < bytes; d += 64) prefetch_line(row + d);
+        return;
+    }
+    for (uint which = 0; which < 2; which++) {
+        const ulong row = kv_row(head, position + i, which);
+        const GLOBAL uchar *bytes = head->kv + kv_bytes(head->dtype, row);
+        for (uint d = 0; d < kv_bytes(head->dtype, head_dim); d += 64) prefetch_line(bytes + d);
+    }
 }
 
 INLINE int16 magnitude_bits(float16 x) {
@@ -149,6 +170,96 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
     }
 }
 
+// Rows of a matrix whose rows are spread over vectors: interleaves vector i with vector i + half.
+#define INTERLEAVE(to, from, half)                                                               \
+    UNROLL for (int i = 0; i < half; i++) {                                                      \
+        uint16 a = from[i], b = from[i + half];                                                  \
+        to[2 * i] = (uint16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5,   \
+                             b.s5, a.s6, b.s6, a.s7, b.s7);                                      \
+        to[2 * i + 1] = (uint16)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,     \
+                                 a.sd, b.sd, a.se, b.se, a.sf, b.sf);                            \
+    }
+
+// Rows become columns.
+INLINE void transpose16(uint16 *v) {
+    uint16 t[16];
+    INTERLEAVE(t, v, 8)
+    INTERLEAVE(v, t, 8)
+    INTERLEAVE(t, v, 8)
+    INTERLEAVE(v, t, 8)
+}
+
+// Sixteen integers of I12, of which the low halves are in bits `shift` to shift + 3.
+INLINE short16 i12_integers(const GLOBAL uchar *high, const GLOBAL uchar *low, short shift) {
+    const short16 above = convert_short16(vload16(0, (const GLOBAL char *)high));
+    const short16 below = convert_short16(vload16(0, low));
+    return (above << (short16)(4)) | ((below >> (short16)(shift)) & (short16)(15));
+}
+
+INLINE short i12_integer(const GLOBAL uchar *high, const GLOBAL uchar *low, uint shift) {
+    return (short)(*(const GLOBAL char *)high * 16 | (*low >> shift & 15));
+}
+
+// load_keys for I12; `whole`: halves of a row are whole sixteens.
+INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint begin, uint end,
+                          KV_INTEGERS *tile, int *exponent) {
+    const uint head_dim = head->head_dim, half_dim = head_dim / 2;
+    const GLOBAL uchar *record = i12_page(head, position);
+    const GLOBAL char *exponents = (const GLOBAL char *)record + I12_EXPONENTS;
+    for (uint i = 0; i < PAGE_TOKENS; i++) {
+        const GLOBAL uchar *high = record + i * head_dim, *low = record + I12_LOW + i * half_dim;
+        short16 *row = (short16 *)tile->page[i];
+        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+        if (whole) {
+            for (uint d = 0; d < half_dim; d += 16) {
+                row[d / 16] = i12_integers(high + d, low + d, 0);
+                row[(d + half_dim) / 16] = i12_integers(high + d + half_dim, low + d, 4);
+            }
+            continue;
+        }
+        for (uint n = 0; n < 2 * pair_vectors(head_dim); n++) row[n] = (short16)(0);
+        for (uint d = 0; d < half_dim; d++) {
+            ((short *)row)[d] = i12_integer(high + d, low + d, 0);
+            ((short *)row)[d + half_dim] = i12_integer(high + d + half_dim, low + d, 4);
+        }
+    }
+}
+
+// Sixteen channels, of sixteen positions each, become eight pairs of positions.
+INLINE void channels_to_lanes(const short16 *channel, uint16 *values, uint stride) {
+    uint16 v[8], t[8];
+    UNROLL for (int i = 0; i < 8; i++)
+        v[i] = (uint16)(as_uint8(channel[2 * i]), as_uint8(channel[2 * i + 1]));
+    INTERLEAVE(t, v, 4)
+    INTERLEAVE(v, t, 4)
+    INTERLEAVE(t, v, 4)
+    INTERLEAVE(v, t, 4)
+    UNROLL for (int i = 0; i < 8; i++) values[i * stride] = v[i];
+}
+
+// load_values for I12. Positions that are not written yet hold any integers.
+INLINE void load_values_i12(const KV_HEAD *head, bool whole, uint position, uint begin, uint end,
+                            uint16 *values, int *exponent) {
+    const uint head_dim = head->head_dim, half_dim = head_dim / 2;
+    const uint vectors = 2 * pair_vectors(head_dim);
+    const GLOBAL uchar *record = i12_page(head, position);
+    const GLOBAL char *exponents = (const GLOBAL char *)record + I12_EXPONENTS + PAGE_TOKENS;
+    const GLOBAL uchar *high = record + I12_VALUES, *low = high + I12_LOW;
+    for (uint i = 0; i < PAGE_TOKENS; i++)
+        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+    for (uint n = 0; n < vectors; n++) {
+        short16 channel[16];
+        UNROLL for (uint k = 0; k < 16; k++) {
+            const uint d = 16 * n + k, shift = d < half_dim ? 0 : 4;
+            const uint pair = d < half_dim ? d : d - half_dim;
+            channel[k] = (short16)(0);
+            if (whole || d < head_dim)
+                channel[k] = i12_integers(high + d * PAGE_TOKENS, low + pair * PAGE_TOKENS, shift);
+        }
+        channels_to_lanes(channel, values + n, vectors);
+    }
+}
+
 // CALL(dtype, whole) with the storage type and wholeness of this head as constants.
 #define FOR_KV_TYPE(head, CALL)                                    \
     {                                                              \
@@ -157,24 +268,6 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
         else if ((head)->dtype == Q8_0) CALL(Q8_0, true)           \
         else CALL(F16, true)                                       \
     }
-
-// Rows become columns: four rounds of interleaving row i with row i + 8.
-INLINE void transpose16(uint16 *v) {
-    uint16 t[16];
-#define INTERLEAVE(to, from)                                                                     \
-    UNROLL for (int i = 0; i < 8; i++) {                                                         \
-        uint16 a = from[i], b = from[i + 8];                                                     \
-        to[2 * i] = (uint16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5,   \
-                             b.s5, a.s6, b.s6, a.s7, b.s7);                                      \
-        to[2 * i + 1] = (uint16)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,     \
-                                 a.sd, b.sd, a.se, b.se, a.sf, b.sf);                            \
-    }
-    INTERLEAVE(t, v)
-    INTERLEAVE(v, t)
-    INTERLEAVE(t, v)
-    INTERLEAVE(v, t)
-#undef INTERLEAVE
-}
 
 // The keys of a page become vector `lanes` of every pair of channels.
 INLINE void keys_to_lanes(KV_INTEGERS *tile, uint vectors, uint lanes) {

@@ -35,7 +35,7 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                 const uint kv_head = h / group, first = h;
                 h = min(h + capacity, (kv_head + 1) * group);
                 if (unit % workers != worker) continue;
-                head.column = kv_head * head_dim;
+                head.kv_head = kv_head;
                 clear_block(&block, head_dim);
                 for (uint n = first; n < h; n++)
                     add_query(&block, &head, q + n * head_dim, query[2], 0);

@@ -3,7 +3,7 @@
 // operands: q, kv, page_table, query, y, sinks
 // sizes:    tokens, heads, kv_heads, head_dim, window
 // reals:    scale, soft_cap
-// kv is float, half or Q8_0 as dtype says. The work is divided into units of one KV head and a
+// kv is float, half, Q8_0 or I12 as dtype says. The work is divided into units of one KV head and a
 // block of tokens, which workers take in turn.
 
 #if GROUP_SIZE == 1
@@ -35,7 +35,7 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         const uint end_head = min(first_head + block_heads, (kv_head + 1) * group);
         uint token = unit / kv_heads / head_blocks * block_tokens;
         const uint end_token = min(token + block_tokens, tokens);
-        head.column = kv_head * head_dim;
+        head.kv_head = kv_head;
         while (token < end_token) {
             const int slot = OPERAND(int, 3)[token * packet->stride[3] + 1];
             head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
