@@ -75,7 +75,7 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
             soft_cap=float(params["soft_cap"]),
         )
         operands = [bound[name] for name in ("q", "kv", "page_table", "query")]
-        return partial(paged_attention, *operands, shape, bound["y"], threads)
+        return partial(paged_attention, *operands, shape, bound["y"], bound.get("sinks"), threads)
 
     def convolution(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
         operands = [bound[name] for name in ("x", "weight", "query", "state", "y")]

@@ -74,21 +74,21 @@ def query_bits(head_dim: int) -> int:
     return min(QUERY_BITS, QUERY_PRODUCT_BITS - (head_dim - 1).bit_length())
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def row_integers(x: Float32, bits: int) -> Rows:
     """Every row of f32[..., n]: 2^e <= max |x| < 2^(e+1), m = rint(x 2^(bits - e)), clamped."""
     most = np.abs(x).max(axis=-1)
-    broken = ~(most < ROW_LIMIT)
-    zero = most < 1 / ROW_LIMIT
-    ordinary = ~(broken | zero)
-    _, above = np.frexp(np.where(ordinary, most, np.float32(1.0)))
-    exponent = above.astype(np.int32) - 1
-    limit = np.float32((1 << (bits + 1)) - 1)
-    scaled = (
-        np.where(ordinary[..., None], x, np.float32(0.0)) * power_of_two(bits - exponent)[..., None]
-    )
-    m = np.clip(np.rint(scaled), -limit, limit).astype(np.int32)
+    broken, zero = ~(most < ROW_LIMIT), most < 1 / ROW_LIMIT
+    exponent = np.frexp(most)[1] - 1
     exponent = np.where(zero, -ROW_EXPONENT_LIMIT, np.where(broken, BROKEN_ROW, exponent))
-    return Rows(m, exponent.astype(np.int32))
+    unit = np.where(broken | zero, np.float32(0.0), power_of_two(bits - exponent))
+    limit = np.float32((1 << (bits + 1)) - 1)
+    m = x * unit[..., None]
+    np.rint(m, out=m)
+    np.clip(m, -limit, limit, out=m)
+    if broken.any():
+        m[broken] = 0
+    return Rows(m.astype(np.int32), exponent.astype(np.int32))
 
 
 def power_of_two(n: Int32 | int) -> Float32:
@@ -101,8 +101,13 @@ def exp2(d: Float32) -> Float32:
     n = np.rint(d)
     f = d - n
     c3, c2, c1, c0 = EXP2_POLYNOMIAL
-    y = ((c3 * f + c2) * f + c1) * f + c0
-    return y * power_of_two(n.astype(np.int32))
+    y = c3 * f
+    y += c2
+    y *= f
+    y += c1
+    y *= f
+    y += c0
+    return y * ((n.astype(np.int32) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 def merge(left: Partial, right: Partial) -> Partial:

@@ -66,7 +66,7 @@ def flash_attn_batched(
     y = np.empty((len(q), heads, head_dim), np.float32)
     for token, (_, slot, position, _) in enumerate(query):
         first = max(0, position + 1 - window) if window else 0
-        keys, values = _gather(kv, page_table[slot], position + 1, kv_heads, head_dim)
+        keys, values = _gather(kv, page_table[slot], position + 1)
         for head in range(heads):
             row, kv_head = queries[token, head], head // (heads // kv_heads)
             sums = _attend(row, keys[:, kv_head], values[:, kv_head], first, score)
@@ -76,14 +76,11 @@ def flash_attn_batched(
     return y.reshape(q.shape)
 
 
-def _gather(
-    kv: NDArray[Any], pages: NDArray[np.int32], length: int, kv_heads: int, head_dim: int
-) -> tuple[Rows, Rows]:
+def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
     """The keys and values of ``length`` positions as integers: m is [length, kv_heads, n]."""
-    count = -(-length // PAGE_TOKENS)
-    rows = loaded(kv[pages[:count]]).transpose(1, 0, 2, 3)
-    flat = rows.reshape(2, count * PAGE_TOKENS, kv_heads, head_dim)[:, :length]
-    integers = row_integers(flat, KV_ROW_BITS)
+    values = loaded(kv[pages[: -(-length // PAGE_TOKENS)]])
+    keys_values = np.moveaxis(values, 1, 0).reshape(2, -1, *values.shape[3:])[:, :length]
+    integers = row_integers(keys_values, KV_ROW_BITS)
     return integers[0], integers[1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ def rms_norm_fused_rope_kv_write(
     rope_table: NDArray[np.float32],
     query: NDArray[np.int32],
     page_table: NDArray[np.int32],
-    kv: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint8],
+    kv: NDArray[Any],
     heads: int,
     kv_heads: int,
     head_dim: int,

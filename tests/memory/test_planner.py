@@ -51,7 +51,7 @@ def hybrid(limits: Limits) -> Graph:
     for layer, width in enumerate(WIDTHS):
         q = b.buffer(f"request.q[{layer}]", BufferKind.REQUEST, F32, ("tokens", width))
         kv = b.buffer(
-            f"state.kv[{layer}]", BufferKind.STATE, limits.kv_dtype, (limits.pages, 2, 16, width)
+            f"state.kv[{layer}]", BufferKind.STATE, limits.kv_dtype, (limits.pages, 2, 16, 1, width)
         )
         heads: dict[str, Any] = {"kv_heads": 1, "head_dim": width}
         paged = {"query": query, "page_table": page_table, "kv": kv}

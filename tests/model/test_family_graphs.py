@@ -143,7 +143,7 @@ def test_delta_net_states(tmp_path: Path) -> None:
     """One state of each kind in recurrent layers, keys and values in the others."""
     graph = graph_of(family_file("qwen35"), tmp_path)
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
-    kv = (LIMITS.pages, 2, 16, KV_HEADS * HEAD_DIM)
+    kv = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM)
     assert states == {
         "state.conv[0]": (LIMITS.slots, TAPS - 1, CHANNELS),
         "state.delta[0]": (LIMITS.slots, VALUE_HEADS, STATE, STATE),

@@ -47,12 +47,12 @@ def pool_of(sequences: list[Sequence], seed: int = 0) -> tuple[NDArray[Any], NDA
     order = np.random.default_rng(seed).permutation(count)
     table = order[: len(sequences) * slot_pages].reshape(len(sequences), slot_pages)
     _, kv_heads, head_dim = sequences[0].keys.shape
-    kv = np.full((count, 2, PAGE, kv_heads * head_dim), np.nan, sequences[0].keys.dtype)
+    kv = np.full((count, 2, PAGE, kv_heads, head_dim), np.nan, sequences[0].keys.dtype)
     for slot, sequence in enumerate(sequences):
         for position in range(len(sequence.keys)):
             page = kv[table[slot, position // PAGE]]
-            page[0, position % PAGE] = sequence.keys[position].ravel()
-            page[1, position % PAGE] = sequence.values[position].ravel()
+            page[0, position % PAGE] = sequence.keys[position]
+            page[1, position % PAGE] = sequence.values[position]
     return kv, table.astype(np.int32)
 
 

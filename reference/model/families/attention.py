@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.ir.graph import BufferKind, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
@@ -151,8 +152,7 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
 def kv_pages(e: Emitter, layer: int) -> View:
     """The pages of the keys and values that ``layer`` reads."""
     owner = e.config.kv_layers[layer]
-    _, kv_width = widths(e, owner)
-    shape = (e.limits.pages, 2, 16, kv_width)
+    shape = (e.limits.pages, 2, PAGE_TOKENS, e.config.kv_heads[owner], e.config.head_dims[owner])
     return e.builder.buffer(f"state.kv[{owner}]", BufferKind.STATE, e.limits.kv_dtype, shape)
 
 
