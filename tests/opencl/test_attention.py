@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from contract.dtypes import F16, F32, Q8_0, DType
-from reference.exact.kv_storage import stored
+from contract.dtypes import F16, F32, I12, Q8_0, DType
+from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
@@ -43,7 +44,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void one_packet
 RUN = "#define RUN(number, name) case number: op_##name(&map, p, worker, workers); break;\n"
 MARGIN = 3
 UNWRITTEN = np.float32(12345.0)
-ELEMENTS = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), Q8_0: np.dtype(np.uint8)}
+UNUSED = 0xFF
+"""Bytes of pages that nobody wrote: a NaN in most types, any integers in I12."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,7 @@ class Attention:
 
     def run(self, call: Call, workers: int, slots: int | None = None) -> Float32:
         """y of the op for many tokens; of the two ops for few where there are ``slots``."""
-        kv, page_table = pool_of(list(call.sequences))
-        kv = stored(kv, ELEMENTS[call.dtype])
+        kv, page_table = pages_of(call)
         query = np.array([(0, slot, position, 0) for slot, position in call.tokens], np.int32)
         y = np.full((len(query), call.q.shape[1] + MARGIN), UNWRITTEN)
         reals = call.scale, call.soft_cap
@@ -185,13 +186,25 @@ def packet(
     return made
 
 
+def pages_of(call: Call) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The sequences in pages of the call's storage type, and the page table."""
+    pool, page_table = pool_of(list(call.sequences))
+    nbytes = math.prod(pool.shape[:-1]) * call.dtype.row_bytes(pool.shape[-1])
+    kv = page_view(np.full(nbytes, UNUSED, np.uint8), call.dtype, pool.shape)
+    for slot, sequence in enumerate(call.sequences):
+        position = np.arange(len(sequence.keys))
+        page = page_table[slot, position // PAGE_TOKENS]
+        store(kv, page, position % PAGE_TOKENS, sequence.keys, sequence.values)
+    return kv, page_table
+
+
 def defined(call: Call) -> Float32:
     """What the definition gives."""
-    kv, page_table = pool_of(list(call.sequences))
+    kv, page_table = pages_of(call)
     _, heads, kv_heads, head_dim, window = call.sizes
     return flash_attn_batched(
         q=call.q,
-        kv=stored(kv, ELEMENTS[call.dtype]),
+        kv=kv,
         page_table=page_table,
         query=np.array([(0, slot, position, 0) for slot, position in call.tokens], np.int32),
         heads=heads,
@@ -237,11 +250,17 @@ def test_groups_of_heads(attention: Attention, heads: tuple[int, int]) -> None:
     check(attention, call_of(7, (90,), run_of(0, 50, 40), *heads, head_dim=32))
 
 
-@pytest.mark.parametrize("dtype", [F16, Q8_0], ids=str)
-@pytest.mark.parametrize("tokens", [(90, 40), (129, 1)], ids=str)
-def test_storage(attention: Attention, dtype: DType, tokens: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [(F16, 64), (F16, 40), (Q8_0, 64), (I12, 64), (I12, 96), (I12, 80), (I12, 6), (I12, 512)],
+    ids=str,
+)
+@pytest.mark.parametrize("tokens", [(90, 40), (128, 2)], ids=str)
+def test_storage(
+    attention: Attention, dtype: DType, head_dim: int, tokens: tuple[int, int]
+) -> None:
     """Pages of every type, read by many queries and by few."""
-    check(attention, call_of(8, (130,), run_of(0, *tokens), 4, 2, 64, dtype=dtype))
+    check(attention, call_of(8, (130,), run_of(0, *tokens), 4, 2, head_dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 1030])
