@@ -73,6 +73,8 @@ WEIGHT_DTYPES = (
     *(Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4),
 )
 KV_DTYPES = (F32, F16, Q8_0, I12)
+DEFAULT_KV = F16
+"""How keys and values are stored unless one asks for another type."""
 BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}
 """What a model file may hold."""

@@ -80,7 +80,7 @@ def test_info_names_device_and_opcodes(tier: OpenClTier, device: Device) -> None
     assert (info.name, info.device) == ("opencl", device.name)
     assert device.driver in info.driver
     assert info.opcodes == frozenset(RULES)
-    assert info.arithmetic == "exact-1"
+    assert info.arithmetic == "exact-2"
 
 
 @pytest.mark.parametrize("shared", [True, False])
