@@ -19,6 +19,9 @@ SLOTS = 8
 """Tokens a group of ``kernels/matmul_group.h`` takes at a time."""
 QUANTIZED_SEGMENTS = 16
 """Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
+GROUP_QUERIES = 8
+GROUP_CHANNELS = 1024
+"""Queries a group of ``kernels/attention_group.h`` takes at a time, and channels of all of them."""
 STATE_ROWS = 16
 """Rows of a head's state a group of ``kernels/ssm_delta_net.cl`` takes."""
 
@@ -47,6 +50,12 @@ def _product_units(sizes: Sizes, dtype: int) -> int:
     return -(-rows // LANES) * chunks
 
 
+def _head_blocks(sizes: Sizes) -> int:
+    """Heads that read one KV head, as many at a time as a group takes."""
+    heads, kv_heads, head_dim = sizes[1:4]
+    return kv_heads * -(-(heads // kv_heads) // min(GROUP_QUERIES, GROUP_CHANNELS // head_dim))
+
+
 def _sixteens(sizes: Sizes) -> int:
     return sizes[0] * -(-sizes[1] // 16)
 
@@ -54,8 +63,8 @@ def _sixteens(sizes: Sizes) -> int:
 GROUP_UNITS: Mapping[str, Callable[[Sizes], int]] = {
     "rms_norm": lambda s: s[0] * s[1],
     "quantize_activation": lambda s: -(-s[0] * -(-s[1] // SEGMENT) // QUANTIZED_SEGMENTS),
-    "flash_attn_part": lambda s: s[0] * s[1] * s[5],
-    "flash_attn_batched": lambda s: s[0] * s[1],
+    "flash_attn_part": lambda s: s[0] * s[5] * _head_blocks(s),
+    "flash_attn_batched": lambda s: s[0] * _head_blocks(s),
     "argmax_part": lambda s: s[0] * s[2],
     "argmax": lambda s: s[0],
     "sample_part": lambda s: s[0] * s[2],

@@ -31,17 +31,14 @@ Float32 = NDArray[np.float32]
 
 KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched")
 ENTRY = """
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void one_packet(ulong packet) {
+__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_NAME(ulong packet) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
     map.scratch = map.own = 0;
     MAP_GROUP_MEMORY(map);
-    const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
-    const uint worker = get_global_id(0), workers = get_global_size(0);
-    switch (p->op) { FOR_EACH_OP(RUN) }
+    op_NAME(&map, (const GLOBAL PACKET *)packet, get_global_id(0), get_global_size(0));
 }
 """
-RUN = "#define RUN(number, name) case number: op_##name(&map, p, worker, workers); break;\n"
 MARGIN = 3
 UNWRITTEN = np.float32(12345.0)
 UNUSED = 0xFF
@@ -118,20 +115,18 @@ class Attention:
             pytest.skip("this processor has no AVX-512 VNNI")
         context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(context)
-        cases = " ".join(f"X({OPS.index(name)}, {name})" for name in KERNEL_OPS)
         files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
             **{name: kernel_text(name) for name in HEADERS},
             **{name: kernel_text(name) for name in ("flash_attn.cl", "flash_attn_batched.cl")},
-            "ops.h": f"{RUN}#define FOR_EACH_OP(X) {cases}\n",
-            "one_packet.cl": ENTRY,
+            "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
         }
         options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
             f"-DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
         )
         program = build_program(context, device, files, options, None)
-        self._kernel = cl.Kernel(program, "one_packet")
+        self._kernels = {name: cl.Kernel(program, f"run_{name}") for name in KERNEL_OPS}
         self._group_size = variant.group_size
 
     def run(self, call: Call, workers: int, slots: int | None = None) -> Float32:
@@ -161,7 +156,8 @@ class Attention:
             if self._group_size > 1:
                 groups = launch_groups(one[0], self._group_size, workers)
             size = groups * self._group_size
-            self._kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
+            kernel = self._kernels[OPS[one["op"][0]]]
+            kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
             self._queue.finish()
         assert (y[:, -MARGIN:] == UNWRITTEN).all()
         return y[:, :-MARGIN]

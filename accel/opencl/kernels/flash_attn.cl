@@ -15,7 +15,77 @@ static inline uint part_floats(uint head_dim) {
     return PART_HEADER + (head_dim + 15) / 16 * 16;
 }
 
-#if GROUP_SIZE == 1
+#if GROUP_SIZE > 1
+
+// Units are one part and one KV head, or some of the heads that read it.
+void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
+    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
+    const uint head_dim = packet->size[3], slots = packet->size[5], group = heads / kv_heads;
+    const uint block_heads = min(group, group_queries(head_dim));
+    const uint blocks = (group + block_heads - 1) / block_heads * kv_heads;
+    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    GROUP_ROWS rows;
+    rows.q_stride = rows.y_stride = rows.query_stride = 0;
+    rows.y = 0;
+    FOR_GROUP_UNITS(unit, tokens * slots * blocks) {
+        const uint kv_head = unit % kv_heads, part = unit / blocks % slots;
+        const uint token = unit / blocks / slots;
+        const uint first_head = kv_head * group + unit % blocks / kv_heads * block_heads;
+        rows.query = OPERAND(int, 3) + token * packet->stride[3];
+        const uint position = rows.query[2];
+        const PARTS parts = parts_of(first_visible(position, head.window), position, slots);
+        const uint start = (parts.first + part) * parts.tiles;
+        if (part >= parts.count) continue;
+        rows.count = rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
+        rows.q = OPERAND(float, 0) + (ulong)token * packet->stride[0] + first_head * head_dim;
+        head.kv_head = kv_head;
+        head.pages = OPERAND(int, 2) + (ulong)rows.query[1] * packet->stride[2];
+        begin_rows(tile, &head, &rows);
+        attend_group(tile, &head, &rows, start, start + parts.tiles);
+        FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
+        for (uint n = 0; n < rows.count; n++) {
+            const ulong row = ((ulong)token * heads + first_head + n) * slots + part;
+            GLOBAL float *place = OPERAND(float, 4) + row * part_floats(head_dim);
+            place[PART_HEADER + d] = tile->output[n * head_dim + d];
+            if (d) continue;
+            place[0] = tile->span[n].top;
+            place[1] = tile->span[n].total;
+        }
+    }
+}
+
+// Units are one column of one head.
+void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
+    const uint window = packet->size[3], slots = packet->size[4];
+    FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
+        const uint d = unit % head_dim, h = unit / head_dim % heads;
+        const uint token = unit / head_dim / heads;
+        const uint position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const PARTS parts = parts_of(first_visible(position, window), position, slots);
+        const GLOBAL float *place =
+            OPERAND(float, 0) + ((ulong)token * heads + h) * slots * part_floats(head_dim);
+        const SOFTMAX none = NO_SOFTMAX;
+        SOFTMAX all = none, span = none;
+        float output = 0.0f, span_output = 0.0f;
+        for (uint part = 0; part < parts.count; part++, place += part_floats(head_dim)) {
+            const SOFTMAX one = {place[0], place[1]};
+            FACTORS factors = merge_later(&span, one);
+            span_output = span_output * factors.keep + place[PART_HEADER + d] * factors.add;
+            if (part + 1 < parts.count && !ends_span(parts, part)) continue;
+            factors = merge_later(&all, span);
+            output = output * factors.keep + span_output * factors.add;
+            span = none;
+            span_output = 0.0f;
+        }
+        if (packet->operand[3] != ABSENT) output *= merge_sink(&all, OPERAND(float, 3)[h]);
+        OPERAND(float, 2)[(ulong)token * packet->stride[2] + h * head_dim + d] =
+            attention_output(output, all.total);
+    }
+}
+
+#else
 
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
