@@ -134,9 +134,5 @@ class ExecutionError(TierError):
     """Execution objects put together wrongly: an unbound port, a cycle, a range out of bounds."""
 
 
-class MissingVariant(TierError):
-    """A replay was asked for a ShapeKey that was never recorded."""
-
-
 class NonFiniteLogits(ZincError):
     """A sequence's logits contain NaN or infinity; other sequences are unaffected (rule R0)."""

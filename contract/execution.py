@@ -1,8 +1,8 @@
 """Execution objects over a Tier: recorded graphs, streams, events and plans. Mechanism only.
 
 A Buffer is the only state and graphs are wired by binding the same one. An ExecutableGraph holds
-one lowered batch per exact ShapeKey; what to record and when to replay it is the caller's. A Plan
-is a DAG of replays with data dependencies and nothing else.
+one lowered batch per form of a step; when to replay it is the caller's. A Plan is a DAG of replays
+with data dependencies and nothing else.
 
 A tier executes submissions in the order it gets them, so a stream is an ordered queue in front of
 it: an operation is submitted as soon as everything before it in its stream has been, and a wait
@@ -12,87 +12,65 @@ for an event holds the rest of the stream back until the event was recorded.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from contract.errors import ExecutionError, MissingVariant
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import ExecutionError
+from contract.ir.inputs import input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 
-
-class VariantTable:
-    """Batches by exact ShapeKey; beyond ``capacity`` the least recently used one is dropped."""
-
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}, below 1")
-        self.capacity = capacity
-        self._batches: OrderedDict[ShapeKey, PacketBatch] = OrderedDict()
-
-    def __contains__(self, key: ShapeKey) -> bool:
-        return key in self._batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    @property
-    def keys(self) -> tuple[ShapeKey, ...]:
-        """The recorded keys, least recently used first."""
-        return tuple(self._batches)
-
-    def get(self, key: ShapeKey) -> PacketBatch | None:
-        """The batch of exactly ``key``, now the most recently used."""
-        batch = self._batches.get(key)
-        if batch is not None:
-            self._batches.move_to_end(key)
-        return batch
-
-    def put(self, key: ShapeKey, batch: PacketBatch) -> None:
-        """Keep ``batch`` under ``key``, dropping the least recently used beyond the capacity."""
-        self._batches[key] = batch
-        self._batches.move_to_end(key)
-        if len(self._batches) > self.capacity:
-            self._batches.popitem(last=False)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._batches.clear()
+STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
+"""Buffers that no host hands over: a step's own memory and its inputs."""
 
 
 class ExecutableGraph:
-    """A graph on a tier: its buffers by port name, and a batch per recorded ShapeKey.
+    """A graph on a tier: its buffers by port name, and a batch per form of a step.
 
-    Ports are the graph's buffers that are not SCRATCH.
+    Ports are the graph's buffers that outlive a step: neither SCRATCH nor REQUEST. ``largest`` is
+    the largest step, ``inputs`` how the bytes of a step's inputs are arranged.
     """
 
     def __init__(
-        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], max_variants: int
+        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], largest: ShapeKey
     ) -> None:
         self.tier = tier
         self.graph = graph
-        self._variants = VariantTable(max_variants)
+        self.inputs = input_layout(graph, largest)
+        self.forms = tuple(tier.forms(largest))
+        self._largest = largest
+        self._batches: dict[ShapeKey, PacketBatch] = {}
         self._buffers: dict[str, Buffer] = {}
         for port, buffer in buffers.items():
             self.bind(port, buffer)
 
     @property
-    def keys(self) -> tuple[ShapeKey, ...]:
-        """The recorded keys, least recently used first."""
-        return self._variants.keys
+    def recorded(self) -> tuple[ShapeKey, ...]:
+        """The forms that were lowered."""
+        return tuple(self._batches)
 
     def bind(self, port: str, buffer: Buffer) -> None:
         """Use ``buffer`` for ``port``; what was recorded with another one is dropped.
 
-        Raises ExecutionError when the graph has no such port.
+        Raises ExecutionError when the graph has no such port, and when the buffer is too small.
         """
         decl = self.graph.buffers.get(port)
-        if decl is None or decl.kind is BufferKind.SCRATCH:
+        if decl is None or decl.kind in STEP_LOCAL:
             raise ExecutionError(f"graph {self.graph.name} has no port {port!r}")
+        needed = buffer_bytes(decl, self._largest)
+        if buffer.nbytes < needed:
+            raise ExecutionError(
+                f"graph {self.graph.name}: port {port!r} needs {needed:,} bytes for "
+                f"{self._largest}, its buffer has {buffer.nbytes:,}"
+            )
         if self._buffers.get(port) is not buffer:
-            self._variants.clear()
+            self._batches.clear()
         self._buffers[port] = buffer
 
     def buffer(self, port: str) -> Buffer:
@@ -102,43 +80,40 @@ class ExecutableGraph:
         except KeyError:
             raise ExecutionError(f"graph {self.graph.name}: port {port!r} is not bound") from None
 
-    def record(self, key: ShapeKey) -> None:
-        """Lower the graph for exactly ``key``.
+    def form_of(self, step: ShapeKey) -> ShapeKey:
+        """The smallest form that holds ``step``; ExecutionError when none does."""
+        for form in self.forms:
+            if step.tokens <= form.tokens and step.rows <= form.rows:
+                return form
+        raise ExecutionError(
+            f"graph {self.graph.name}: a step of {step} is larger than {self._largest}"
+        )
 
-        Raises ExecutionError when a port is unbound or its buffer too small for ``key``, and what
-        ``Tier.lower`` raises.
+    def record(self, form: ShapeKey) -> None:
+        """Lower the graph for ``form`` unless it was.
+
+        Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
         """
-        for decl in self.graph.buffers.values():
-            if decl.kind is BufferKind.SCRATCH:
-                continue
-            needed, given = buffer_bytes(decl, key), self.buffer(decl.name).nbytes
-            if given < needed:
-                raise ExecutionError(
-                    f"graph {self.graph.name}: port {decl.name!r} needs {needed:,} bytes for "
-                    f"{key}, its buffer has {given:,}"
-                )
-        self._variants.put(key, self.tier.lower(self.graph, self._buffers, key))
+        if form not in self._batches:
+            for decl in self.graph.buffers.values():
+                if decl.kind not in STEP_LOCAL:
+                    self.buffer(decl.name)
+            self._batches[form] = self.tier.lower(self.graph, self._buffers, form, self.inputs)
 
-    def has_variant(self, key: ShapeKey) -> bool:
-        """True when ``key`` was recorded and is still kept."""
-        return key in self._variants
+    def batch(self, inputs: NDArray[np.uint8]) -> PacketBatch:
+        """The batch for a step with these inputs, lowered if it is the first of its form."""
+        form = self.form_of(step_of(inputs))
+        self.record(form)
+        return self._batches[form]
 
-    def replay(self, key: ShapeKey, *, resume: bool = False) -> Fence:
-        """Submit the batch recorded for exactly ``key``; MissingVariant when there is none.
+    def replay(self, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> Fence:
+        """Submit a step; see ``Tier.submit``."""
+        fence: Fence = self.tier.submit(self.batch(inputs), inputs, wanted)
+        return fence
 
-        ``resume``: see ``Tier.submit``.
-        """
-        return self.tier.submit(self._batch(key), resume=resume)
-
-    def replay_on(self, key: ShapeKey, stream: Stream) -> None:
+    def replay_on(self, inputs: NDArray[np.uint8], stream: Stream) -> None:
         """As ``replay``, in the order of ``stream``."""
-        stream.submit(self._batch(key))
-
-    def _batch(self, key: ShapeKey) -> PacketBatch:
-        batch = self._variants.get(key)
-        if batch is None:
-            raise MissingVariant(f"graph {self.graph.name} has no variant for {key}; record it")
-        return batch
+        stream.submit(self.batch(inputs), inputs)
 
 
 class Stream:
@@ -159,11 +134,13 @@ class Stream:
         """True while the stream waits for an event that was not recorded yet."""
         return self._blocker is not None
 
-    def submit(self, batch: PacketBatch) -> None:
-        """Submit ``batch`` after everything before it in this stream."""
+    def submit(self, batch: PacketBatch, inputs: NDArray[np.uint8]) -> None:
+        """Submit ``batch`` after everything before it in this stream, with ``inputs`` as they are
+        now."""
+        held = inputs.copy() if self.blocked else inputs
 
         def start() -> None:
-            self._fence = self.tier.submit(batch)
+            self._fence = self.tier.submit(batch, held)
 
         self._enqueue(start)
 
@@ -225,7 +202,7 @@ class PlanNode:
     """One replay of a plan."""
 
     graph: ExecutableGraph
-    key: ShapeKey
+    inputs: NDArray[np.uint8]
     stream: Stream
 
 
@@ -236,9 +213,9 @@ class Plan:
         self._nodes: list[PlanNode] = []
         self._before: list[set[int]] = []
 
-    def add(self, graph: ExecutableGraph, key: ShapeKey, stream: Stream) -> int:
-        """Append a replay; returns its number."""
-        self._nodes.append(PlanNode(graph, key, stream))
+    def add(self, graph: ExecutableGraph, inputs: NDArray[np.uint8], stream: Stream) -> int:
+        """Append a replay with what ``inputs`` hold when it is executed; returns its number."""
+        self._nodes.append(PlanNode(graph, inputs, stream))
         self._before.append(set())
         return len(self._nodes) - 1
 
@@ -272,20 +249,17 @@ class Plan:
     def execute(self) -> None:
         """Submit every replay on its stream, with an event wherever a dependency crosses streams.
 
-        Raises MissingVariant before anything is submitted.
+        Raises what lowering raises before anything is submitted.
         """
         for node in self._nodes:
-            if not node.graph.has_variant(node.key):
-                raise MissingVariant(
-                    f"graph {node.graph.graph.name} has no variant for {node.key}; record it"
-                )
+            node.graph.batch(node.inputs)
         events: dict[int, Event] = {}
         for number in self.order():
             node = self._nodes[number]
             for dependency in sorted(self._before[number]):
                 if self._nodes[dependency].stream is not node.stream:
                     node.stream.wait(events[dependency])
-            node.graph.replay_on(node.key, node.stream)
+            node.graph.replay_on(node.inputs, node.stream)
             events[number] = Event()
             events[number].record(node.stream)
 

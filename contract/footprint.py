@@ -16,7 +16,7 @@ class Footprint:
     """Bytes of a graph whose largest step is one ShapeKey.
 
     ``buffers`` are allocated, by name of the buffer; ``mapped`` are read in place where the model
-    file is mapped. ``scratch`` is shared by all steps, ``variant`` is what each lowered step keeps.
+    file is mapped. ``scratch`` is shared by all steps, ``variants`` is what the lowered forms keep.
     ``workspace`` is what a step takes and gives back at most. ``mirrors`` is host memory beside
     the memory of a device that does not share the host's.
     """
@@ -24,7 +24,7 @@ class Footprint:
     buffers: Mapping[str, int]
     mapped: Mapping[str, int] = field(default_factory=dict)
     scratch: int = 0
-    variant: int = 0
+    variants: int = 0
     workspace: int = 0
     mirrors: int = 0
 

@@ -6,7 +6,10 @@ from enum import IntEnum
 
 
 class Opcode(IntEnum):
-    """1-28 are the transformer opcodes of the design; what else a model needs follows from 64."""
+    """1-28 are the transformer opcodes of the design; what else a model needs follows from 64.
+
+    73 was FEED_TOKENS and stays reserved.
+    """
 
     EMBED = 1
     RMS_NORM = 2
@@ -46,4 +49,4 @@ class Opcode(IntEnum):
     SWIGLU = 70
     SELECT_ROWS = 71
     SCALE_COLUMNS = 72
-    FEED_TOKENS = 73
+    COPY_ROWS = 74

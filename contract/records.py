@@ -13,8 +13,16 @@ import numpy as np
 NO_SLOT = 0xFFFFFFFF
 """Owner of a page that no slot owns."""
 
+STEP = np.dtype([("tokens", "<i4"), ("rows", "<i4"), ("first_event", "<u4"), ("reserved", "<u4")])
+"""First record of a step's inputs: how many query tokens and output rows it has, and the number of
+the first event it writes to the output ring."""
+
 QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
-"""One query token of a step: which token of which slot at which position."""
+"""One query token of a step: which token of which slot at which position. Token LAST_TOKEN is the
+one the slot's step before sampled. The tokens of a slot are in order of position."""
+
+LAST_TOKEN = -1
+"""A query token that the device knows and the host need not."""
 
 SAMPLING = np.dtype(
     [
@@ -29,12 +37,13 @@ SAMPLING = np.dtype(
         ("presence_penalty", "<f4"),
         ("frequency_penalty", "<f4"),
         ("repeat_last_n", "<i4"),
-        ("reserved", "<i4", (5,)),
+        ("slot", "<i4"),
+        ("reserved", "<i4", (4,)),
     ]
 )
-"""How one output row is sampled (rule R9). ``position`` is the position being sampled. Of the last
-``repeat_last_n`` tokens, the one at position p lies in entry p mod repeat_last_n of the row's
-recent tokens; 0 when no penalty looks at them."""
+"""How one output row is sampled (rule R9). ``position`` is the position being sampled. The
+penalties look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of
+``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot."""
 
 SLOT = np.dtype(
     [
@@ -48,7 +57,8 @@ SLOT = np.dtype(
         ("page_count", "<i4"),
     ]
 )
-"""One row of the slot table: the request-local state a device may load and store."""
+"""One row of the slot table: what the device keeps of a sequence. Steps use ``last_token``, the
+newest token sampled, and ``position``, where it goes."""
 
 PAGE_META = np.dtype(
     [("ref_count", "<u4"), ("owner_slot", "<u4"), ("tenant", "<u4"), ("token_count", "<u4")]
@@ -67,7 +77,7 @@ OUTPUT_EVENT = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-"""One event of the output ring. ``sequence`` counts events, so that a reader can see a gap."""
+"""One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size."""
 
 
 class EventFlags(IntFlag):

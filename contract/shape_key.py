@@ -1,4 +1,4 @@
-"""The key of a recorded graph variant: the sizes that a graph leaves open."""
+"""The sizes that a graph leaves open: those of one step, or the most of a form of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SIZE = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShapeKey:
-    """``tokens`` query tokens, of which ``rows`` want logits. Exact, never rounded up.
+    """``tokens`` query tokens, of which ``rows`` want logits.
 
     Raises ValueError for a size outside [0, 2^32).
     """

@@ -1,23 +1,28 @@
 """What a device tier must do. Nothing here knows of sequences, tenants or priorities.
 
-A tier allocates named memory, lowers a verified graph to its native form for one ShapeKey, and
-executes lowered batches. Whatever it fuses, repacks or reorders, the bits are those of the
-arithmetic rules.
+A tier allocates named memory, lowers a verified graph to native code once per form of a step, and
+executes lowered batches in the order they are submitted. Whatever it fuses, repacks or reorders,
+the bits are those of the arithmetic rules.
+
+What a step computes is data: the block of its inputs begins with the numbers of its tokens and
+rows, and ``submit`` takes a snapshot of it. So any number of steps can be under way, and the caller
+may write the next inputs at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
+from contract.ir.inputs import InputLayout
 from contract.kernel import KernelHeader
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -76,11 +81,11 @@ class Kernel(Protocol):
 
 
 class PacketBatch(Protocol):
-    """A graph lowered for one ShapeKey, ready to be submitted any number of times."""
+    """A graph lowered for one form, ready to be submitted any number of times."""
 
     @property
-    def key(self) -> ShapeKey:
-        """The sizes it was lowered for."""
+    def form(self) -> ShapeKey:
+        """The most tokens and rows of a step it can execute."""
 
     @property
     def packets(self) -> int:
@@ -94,9 +99,21 @@ class Fence(Protocol):
     def done(self) -> bool:
         """True once every write of the submission is visible to the host."""
 
+    @property
+    def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Bytes of the OUTPUT buffers that were wanted, as this submission left them: the rows its
+        step has. Theirs alone, filled once ``done``."""
 
-class Tier(Protocol):
-    """One device behind the contract. A context manager; ``close`` frees everything it made.
+
+B = TypeVar("B", bound=Buffer)
+P = TypeVar("P", bound=PacketBatch)
+F = TypeVar("F", bound=Fence)
+
+
+class DeviceTier(Protocol[B, P, F]):
+    """One device behind the contract, with its own kinds of buffer, batch and fence.
+
+    A context manager; ``close`` frees everything it made.
 
     Methods raise ``contract.errors`` types only: OutOfMemory from ``alloc`` and ``upload``,
     UnsupportedOp from ``lower``, DeviceLost from ``submit`` and ``wait``.
@@ -114,40 +131,45 @@ class Tier(Protocol):
     def available_bytes(self) -> int:
         """Memory it could still allocate, as far as the device can say."""
 
+    def forms(self, largest: ShapeKey) -> Sequence[ShapeKey]:
+        """What steps up to ``largest`` are lowered as, smallest first: each holds the steps of at
+        most its tokens and rows, the last one all."""
+
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """What ``graph`` will take here when no step is larger than ``largest``; allocates nothing.
 
         Raises UnsupportedOp.
         """
 
-    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
-        """Before the buffers are made, set aside what steps up to ``largest`` share, and prepare
-        for ``variants`` lowered steps at once. Raises OutOfMemory and UnsupportedOp."""
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """Before the buffers are made, set aside what steps up to ``largest`` share. Raises
+        OutOfMemory and UnsupportedOp."""
 
-    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
-        """Zeroed memory for ``decl``."""
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> B:
+        """Zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
 
-    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> Buffer:
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> B:
         """Memory for a read-only buffer, holding ``data`` (uint8 [rows, row_bytes]).
 
         A tier that can read host memory keeps a view; ``data`` stays mapped until ``close``.
         """
 
-    def free(self, buffer: Buffer) -> None:
+    def free(self, buffer: B) -> None:
         """Release memory. Freeing twice is an error of the caller."""
 
-    def map(self, buffer: Buffer) -> NDArray[np.uint8]:
-        """The buffer's bytes in host address space, valid until freed. Writes are seen by the
-        next submission, results are seen after ``wait``."""
+    def map(self, buffer: B) -> NDArray[np.uint8]:
+        """The buffer's bytes in host address space, valid until freed. Results are seen after
+        ``wait``. What the host writes while nothing submitted is running, the next submission
+        sees."""
 
-    def read(self, buffer: Buffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    def read(self, buffer: B, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """A copy of part of a buffer from ``alloc``, while nothing submitted is running.
 
         Unlike ``map`` it leaves the rest where it is: for small parts of device-local memory.
         Raises ValueError for bytes outside the buffer.
         """
 
-    def write(self, buffer: Buffer, offset: int, data: NDArray[np.uint8]) -> None:
+    def write(self, buffer: B, offset: int, data: NDArray[np.uint8]) -> None:
         """Put ``data`` in a buffer from ``alloc``, while nothing submitted is running.
 
         The next submission sees it. Raises ValueError for bytes outside the buffer.
@@ -156,17 +178,24 @@ class Tier(Protocol):
     def load_kernel(self, blob: bytes) -> Kernel:
         """A kernel from its ``.zrt`` file; CodecError when it is not for this tier."""
 
-    def lower(self, graph: Graph, buffers: Mapping[str, Buffer], key: ShapeKey) -> PacketBatch:
-        """The graph in native form. ``buffers`` holds every buffer that is not SCRATCH."""
+    def lower(
+        self, graph: Graph, buffers: Mapping[str, B], form: ShapeKey, inputs: InputLayout
+    ) -> P:
+        """The graph in native form, for every step that ``form`` holds.
 
-    def submit(self, batch: PacketBatch, *, resume: bool = False) -> Fence:
-        """Start executing a batch after everything submitted before it.
-
-        The request buffers hold what the host wrote; with ``resume``, what the batch before left
-        in them, and the host has written nothing since.
+        ``buffers`` holds every buffer that is not SCRATCH or REQUEST; these lie in a step's inputs
+        as ``inputs`` says.
         """
 
-    def wait(self, fence: Fence, timeout: float | None = None) -> None:
+    def submit(self, batch: P, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> F:
+        """Execute a step after everything submitted before it.
+
+        ``inputs`` is the step's block, of which a snapshot is taken: the caller may overwrite it.
+        ``wanted`` are the OUTPUT buffers that the fence shall hold. Raises ValueError for counts
+        beyond the batch's form.
+        """
+
+    def wait(self, fence: F, timeout: float | None = None) -> None:
         """Return when ``fence`` is done; DeviceLost after ``timeout`` seconds."""
 
     def close(self) -> None:
@@ -182,6 +211,16 @@ class Tier(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Close."""
+
+
+Tier: TypeAlias = DeviceTier[Any, Any, Any]
+"""A tier for who hands its buffers, batches and fences back to it unseen."""
+
+
+def check_form(form: ShapeKey, step: ShapeKey) -> None:
+    """Raise ValueError unless ``form`` holds ``step``."""
+    if step.tokens > form.tokens or step.rows > form.rows:
+        raise ValueError(f"a step of {step} was submitted to a batch for at most {form}")
 
 
 def check_range(buffer: Buffer, offset: int, nbytes: int) -> None:

@@ -21,17 +21,16 @@ from numpy.typing import NDArray
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
-from contract.types import FinishReason, Request, SamplingParams
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.cli.progress import NullProgress, Progress
 from harness.memory import budget_of, longest_context, plan_context
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
-from reference.memory.planner import Demand
+from reference.limits import Limits, whole_contexts
 from reference.model.chat_template import ChatTemplate, load_chat_template
-from reference.model.families.tensors import Limits
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
-from reference.runner import Capacity, ModelRunner
+from reference.runner import ModelRunner
 
 SILENT = NullProgress()
 
@@ -56,15 +55,15 @@ class SessionOptions:
     memory_budget: int | None = None
     chat: bool = False
 
-    def demand(self, context: int) -> Demand:
-        """What a session of so many positions is to hold."""
+    def limits(self, context: int) -> Limits:
+        """The sizes of a session of so many positions."""
         chunk = min(self.chunk, context)
-        return Demand(
+        return whole_contexts(
             slots=1,
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
-            tokens=chunk + 1,
-            rows=chunk if self.all_logits else 1,
+            step_tokens=chunk + 1,
+            step_rows=chunk if self.all_logits else 1,
             recent_tokens=max(1, min(self.repeat_last_n, context)),
         )
 
@@ -114,13 +113,12 @@ class Generation(Iterator[TextPiece]):
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._session = session
-        self._engine = session.engine
         self._request = request
         self._progress = progress
         self._text: list[str] = []
         self._stream = TextStream(request.stop)
         self._steps = 0
-        self._engine.submit(request)
+        session.engine.submit(request)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
 
@@ -154,14 +152,13 @@ class Generation(Iterator[TextPiece]):
         if self.finish_reason is None:
             self.finish_reason = FinishReason.CANCELLED
             self._progress.close()
-            if self._session.engine is self._engine:
-                self._session.renew_engine()
+            self._session.engine.cancel(self._request.id)
 
     def _run(self) -> Iterator[TextPiece]:
         self._prefill()
-        engine, tokenizer = self._engine, self._session.model.tokenizer
+        engine, tokenizer = self._session.engine, self._session.model.tokenizer
         while self.finish_reason is None:
-            for event in engine.step():
+            for event in self._session.step(self._request.id):
                 self._count_step()
                 if event.finish_reason is FinishReason.ERROR:
                     self.finish_reason = event.finish_reason
@@ -185,7 +182,7 @@ class Generation(Iterator[TextPiece]):
 
     def _prefill(self) -> None:
         """Compute all whole chunks of the prompt but the last, which gives the first token."""
-        engine, count = self._engine, len(self._request.prompt)
+        engine, count = self._session.engine, len(self._request.prompt)
         whole_chunks = (count - 1) // engine.chunk_tokens
         if whole_chunks == 0:
             return
@@ -215,7 +212,8 @@ class Session:
         self._chunk = chunk
         self._owned = ExitStack()
         self._requests = 0
-        self.renew_engine()
+        self._latest: Generation | None = None
+        self.engine = Engine(runner, end_of_generation=model.tokenizer.eog_ids, chunk_tokens=chunk)
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -234,10 +232,9 @@ class Session:
                 template.start()
             tier = owned.enter_context(open_tier(options.tier, options.tier_options))
             budget = budget_of(tier.available_bytes, options.memory_budget)
-            plan = plan_context(model, tier, options.demand, options.context, budget)
-            demand = options.demand(plan.context)
-            capacity = Capacity(demand.tokens, demand.rows)
-            runner = owned.enter_context(_load(model, tier, demand.limits, capacity, progress))
+            plan = plan_context(model, tier, options.limits, options.context, budget)
+            limits = options.limits(plan.context)
+            runner = owned.enter_context(_load(model, tier, limits, progress))
             session = cls(model, tier, runner, min(options.chunk, plan.context))
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
@@ -265,40 +262,41 @@ class Session:
     ) -> Generation:
         """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
 
-        One generation at a time: an earlier one that is not finished never will be. ``progress``
+        One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps. Raises RequestError.
         """
-        if not self.engine.idle:
-            self.renew_engine()
-        self._requests += 1
-        request = Request(self._requests, tuple(prompt), max_tokens, sampling, tuple(stop))
-        return Generation(self, request, progress)
+        request = Request(self._next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        self._latest = Generation(self, request, progress)
+        return self._latest
+
+    def step(self, request_id: int) -> list[TokenEvent]:
+        """One step of the engine; what it produced for a request."""
+        return [event for event in self.engine.step() if event.request_id == request_id]
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Teacher-forced logits of every position into ``out``, f32[len(tokens), vocab].
 
+        A generation that is not finished is cancelled.
         Raises RequestError; the session must have been opened with ``all_logits``.
         """
-        if self.runner.capacity.rows < self._chunk:
+        if self.runner.limits.step_rows < self._chunk:
             raise AssertionError("the session was opened without all_logits")
 
         def store(first: int, rows: NDArray[np.float32]) -> None:
             out[first : first + len(rows)] = rows
 
-        self._requests += 1
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self._requests, tuple(tokens), 0, unpenalized)
+        request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
         for _ in self.engine.run():
             pass
 
-    def renew_engine(self) -> None:
-        """Forget all requests, even ones a step was interrupted in."""
-        self.engine = Engine(
-            self.runner,
-            end_of_generation=self.model.tokenizer.eog_ids,
-            chunk_tokens=self._chunk,
-        )
+    def _next_id(self) -> int:
+        """The id of a new request, for which whatever still runs makes room."""
+        if self._latest is not None:
+            self._latest.cancel()
+        self._requests += 1
+        return self._requests
 
     def close(self) -> None:
         """Free everything."""
@@ -324,13 +322,11 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def _load(
-    model: Model, tier: Tier, limits: Limits, capacity: Capacity, progress: Progress
-) -> ModelRunner:
+def _load(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
     weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
     progress.start("loading", weights, "B")
     try:
-        return ModelRunner(model, tier, limits, capacity, progress.advance)
+        return ModelRunner(model, tier, limits, progress.advance)
     finally:
         progress.close()
 

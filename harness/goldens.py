@@ -40,17 +40,18 @@ from harness.synth import (
 )
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
-from reference.runner import Capacity, ModelRunner
+from reference.runner import ModelRunner
 
 FOLDER = Path(__file__).resolve().parents[1] / "goldens"
 DEFAULT_MODEL, SYNTHETIC = "default_model.json", "synthetic.json"
 
 POSITIONS = 32
 TOP = 10
-LIMITS = Limits(slots=1, context=2 * POSITIONS, pages=4)
-CAPACITY = Capacity(tokens=POSITIONS + 1, rows=POSITIONS)
+LIMITS = Limits(
+    slots=1, context=2 * POSITIONS, pages=4, step_tokens=POSITIONS + 1, step_rows=POSITIONS
+)
 HASH_CHUNK_BYTES = 1 << 20
 
 PROMPTS = {
@@ -65,7 +66,7 @@ PROMPTS = {
 
 def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
     """The stored form of the logits after every token of each sequence, scored in one pass."""
-    with ModelRunner(model, tier, LIMITS, CAPACITY) as runner:
+    with ModelRunner(model, tier, LIMITS) as runner:
         for tokens in sequences:
             logits = _all_logits(runner, tokens)
             yield {
@@ -101,7 +102,7 @@ def default_model_golden(path: Path) -> dict[str, Any]:
     model = open_model(path)
     with CpuTier() as tier:
         sequences = {}
-        with ModelRunner(model, tier, LIMITS, CAPACITY) as runner:
+        with ModelRunner(model, tier, LIMITS) as runner:
             for name, text in PROMPTS.items():
                 prompt = tuple(model.tokenizer.encode(text, parse_special=True))
                 if len(prompt) >= POSITIONS:

@@ -10,8 +10,8 @@ from contract.errors import DoesNotFit, RequestError
 from contract.spec import KV
 from contract.tier import Tier
 from harness.cli.progress import format_bytes
+from reference.limits import Limits
 from reference.memory.planner import (
-    Demand,
     FootprintOf,
     MemoryPlan,
     longest_plan,
@@ -23,7 +23,7 @@ MARGIN_BYTES = 256 << 20
 MARGIN_PARTS = 20
 """Of what is available, a twentieth is left to others, and at least MARGIN_BYTES."""
 
-DemandAt = Callable[[int], Demand]
+LimitsAt = Callable[[int], Limits]
 """What an engine of so many positions is to hold."""
 
 
@@ -35,14 +35,14 @@ def budget_of(available: int, asked: int | None = None) -> int:
 
 
 def plans_of(
-    model: Model, demand_at: DemandAt, footprint: FootprintOf, unified: bool = True
+    model: Model, limits_at: LimitsAt, footprint: FootprintOf, unified: bool = True
 ) -> Callable[[int], MemoryPlan]:
     """The plan of a context of so many positions."""
 
     def plan_at(context: int) -> MemoryPlan:
-        demand = demand_at(context)
-        graph = model.graph(demand.limits)
-        return plan_memory(graph, demand, footprint(graph, demand.largest), unified)
+        limits = limits_at(context)
+        graph = model.graph(limits)
+        return plan_memory(graph, limits, footprint(graph, limits.largest), unified)
 
     return plan_at
 
@@ -77,7 +77,7 @@ def storage_problem(model: Model, kv_dtype: DType) -> str | None:
 
 
 def plan_context(
-    model: Model, tier: Tier, demand_at: DemandAt, asked: int | None, budget: int
+    model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> MemoryPlan:
     """The plan of the context ``asked`` for, or of the longest one within ``budget``.
 
@@ -86,9 +86,9 @@ def plan_context(
     UnsupportedOp when the tier cannot run the model.
     """
     longest = longest_context(model, asked)
-    check_storage(model, demand_at(longest).kv_dtype)
+    check_storage(model, limits_at(longest).kv_dtype)
     unified = tier.info.host_unified
-    plan_at = plans_of(model, demand_at, tier.footprint, unified)
+    plan_at = plans_of(model, limits_at, tier.footprint, unified)
     fitting = None
     if asked is None:
         fitting = longest_plan(plan_at, longest, budget)
@@ -108,20 +108,20 @@ def plan_context(
         f"({', '.join(parts)})",
         wanted.budgeted,
         budget,
-        ", or ".join(_remedies(model, tier, demand_at, longest, wanted, budget)),
+        ", or ".join(_remedies(model, tier, limits_at, longest, wanted, budget)),
     )
 
 
 def _remedies(
-    model: Model, tier: Tier, demand_at: DemandAt, longest: int, wanted: MemoryPlan, budget: int
+    model: Model, tier: Tier, limits_at: LimitsAt, longest: int, wanted: MemoryPlan, budget: int
 ) -> Iterator[str]:
     """What to change, dearest storage of keys and values first."""
     known = False
     for dtype in _no_larger_than(wanted.kv_dtype):
         if storage_problem(model, dtype) is not None:
             continue
-        demand_of = _stored_as(demand_at, dtype)
-        plan_at = plans_of(model, demand_of, tier.footprint, tier.info.host_unified)
+        limits_of = _stored_as(limits_at, dtype)
+        plan_at = plans_of(model, limits_of, tier.footprint, tier.info.host_unified)
         plan = longest_plan(plan_at, longest, budget)
         if plan is not None:
             known = True
@@ -140,5 +140,5 @@ def _no_larger_than(name: str) -> list[DType]:
     return by_size[names.index(name) :]
 
 
-def _stored_as(demand_at: DemandAt, dtype: DType) -> DemandAt:
-    return lambda context: replace(demand_at(context), kv_dtype=dtype)
+def _stored_as(limits_at: LimitsAt, dtype: DType) -> LimitsAt:
+    return lambda context: replace(limits_at(context), kv_dtype=dtype)

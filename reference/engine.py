@@ -1,7 +1,9 @@
 """The step loop: waiting requests -> slots and pages -> steps of the runner -> token events.
 
-Several sequences share a step; which ones, in which chunks and in which pages changes no bit of
-any of them.
+Several sequences share a step, and several steps are under way; which ones, in which chunks and in
+which pages changes no bit of any of them. A step is planned from positions alone, which are known
+ahead; the tokens stay on the device. So the end of a sequence is seen some steps late, and what was
+computed for it beyond is nobody's.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.records import QUERY_TOKEN, SAMPLING
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.memory.pages import PagePool, pages_for
-from reference.model.families.tensors import RING_STEPS
-from reference.runner import ModelRunner, StepInput, Submission
-from reference.sched.planner import Chunk, Pending, plan_step
+from contract.types import FinishReason, Request, TokenEvent
+from reference.limits import RING_STEPS, pages_for
+from reference.memory.pages import PagePool
+from reference.runner import ModelRunner, StepOutput, Submission
+from reference.sched.planner import plan_step
+from reference.sched.slots import SlotTable
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
 """Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
@@ -27,27 +29,24 @@ LogitsSink = Callable[[int, NDArray[np.float32]], None]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way: its tokens so far and what of them is in the cache."""
+    """A request on its way: its place, and how many tokens it was given so far."""
 
     request: Request
-    tokens: list[int]
+    prompt: NDArray[np.int32]
     on_logits: LogitsSink | None
     slot: int = -1
-    computed: int = 0
+    generated: int = 0
     pages: list[int] = field(default_factory=list)
-
-    @property
-    def generated(self) -> int:
-        """Tokens sampled so far."""
-        return len(self.tokens) - len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way: what of which sequence it computes, and the rows each wants."""
+    """A step under way: what of which sequence it computes, and the rows of each."""
 
     submission: Submission
-    parts: tuple[tuple[Sequence, Chunk, int], ...]
+    sequences: list[Sequence]
+    chunks: NDArray[np.void]
+    rows: NDArray[np.int32]
 
 
 class Engine:
@@ -55,8 +54,8 @@ class Engine:
 
     ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
-    ``steps_ahead``: decode steps submitted before their predecessor's tokens are read, at most
-    RING_STEPS - 1; None is one where the tier queues work, else none.
+    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
+    one where the tier works while the host plans, else none.
     """
 
     def __init__(
@@ -68,33 +67,42 @@ class Engine:
         page_order: Iterable[int] | None = None,
         steps_ahead: int | None = None,
     ) -> None:
-        capacity, limits = runner.capacity, runner.limits
-        if capacity.tokens <= limits.slots or capacity.rows < limits.slots:
+        limits = runner.limits
+        if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
             raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        if steps_ahead is None:
+            steps_ahead = 1 if runner.tier.info.asynchronous else 0
+        if not 0 <= steps_ahead < RING_STEPS:
+            raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
         self.runner = runner
         self.end_of_generation = end_of_generation
-        self.chunk_tokens = min(chunk_tokens or capacity.tokens, capacity.tokens - limits.slots)
+        self.steps_ahead = steps_ahead
+        most = limits.step_tokens - limits.slots
+        self.chunk_tokens = min(chunk_tokens or most, most)
         self.pool = PagePool(limits.pages, page_order)
-        self._page_table = np.zeros((limits.slots, limits.slot_pages), np.int32)
+        self._slots = SlotTable(limits)
         self._free_slots = deque(range(limits.slots))
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
         self._under_way: deque[_Step] = deque()
-        if steps_ahead is None:
-            steps_ahead = 1 if runner.tier.info.asynchronous else 0
-        self._steps_ahead = min(steps_ahead, RING_STEPS - 1)
+        self._live: set[int] = set()
 
     def submit(self, request: Request, on_logits: LogitsSink | None = None) -> None:
-        """Queue a request. Raises RequestError when it can never run here.
+        """Queue a request. Raises RequestError when it can never run here, or when a request with
+        its id waits or runs.
 
         With ``on_logits`` the logits of every position of the sequence are computed and handed
         over chunk by chunk.
         """
         self._check(request)
-        self._waiting.append(Sequence(request, list(request.prompt), on_logits))
+        self._live.add(request.id)
+        self._waiting.append(Sequence(request, np.array(request.prompt, np.int32), on_logits))
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages. An unknown id is already finished."""
+        if request_id not in self._live:
+            return
+        self._live.remove(request_id)
         self._waiting = deque(s for s in self._waiting if s.request.id != request_id)
         for sequence in list(self._running.values()):
             if sequence.request.id == request_id:
@@ -103,7 +111,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True when nothing is waiting or running."""
-        return not self._waiting and not self._running
+        return not self._live
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -111,86 +119,69 @@ class Engine:
             yield from self.step()
 
     def step(self) -> list[TokenEvent]:
-        """Admit what fits, compute one step, return the tokens it produced.
+        """Submit what may be under way, wait for the oldest step, return the tokens it produced.
 
-        While decoding is all there is to do, the step after it is already under way on a tier
-        that queues work: its queries are the tokens the device has just sampled.
+        An exception, a KeyboardInterrupt among them, ends every request that was running without
+        an event; those that wait stay.
         """
-        self._drop_abandoned()
-        if not self._under_way:
-            self._admit()
-            self._under_way.append(self._start())
-        while self._may_feed():
-            self._under_way.append(self._feed())
-        step = self._under_way.popleft()
-        output = self.runner.collect(step.submission)
-        events = []
-        first_row = 0
-        for sequence, chunk, count in step.parts:
-            logits = output.logits[first_row : first_row + count]
-            tokens = output.token[first_row : first_row + count]
-            first_row += count
-            # A sequence that ended or was cancelled may have been fed one token too many.
-            if self._running.get(chunk.slot) is sequence:
-                events += self._advance(sequence, chunk, logits, tokens)
-        return events
+        try:
+            self._drop_abandoned()
+            while len(self._under_way) <= self.steps_ahead and self._start():
+                pass
+            if not self._under_way:
+                return []
+            step = self._under_way[0]
+            output = self.runner.collect(step.submission)
+            self._under_way.popleft()
+            return self._events(step, output)
+        except BaseException:
+            for sequence in list(self._running.values()):
+                self._finish(sequence)
+            self._under_way.clear()
+            raise
 
     def _drop_abandoned(self) -> None:
-        """Wait out steps nobody looks at any more: the next inputs must not overtake them."""
-        while self._under_way and not any(
-            self._running.get(chunk.slot) is sequence
-            for sequence, chunk, _ in self._under_way[0].parts
-        ):
-            self.runner.collect(self._under_way.popleft().submission)
+        """Forget steps nobody looks at any more; the tier has its own copy of their inputs."""
+        while self._under_way and not any(map(self._runs, self._under_way[0].sequences)):
+            self._under_way.popleft()
 
-    def _start(self) -> _Step:
-        """Submit a step with inputs from the host."""
-        chunks = self._plan()
-        query, rows, owners = self._rows(chunks)
-        submission = self.runner.submit(
-            StepInput(
-                query=query,
-                output_rows=np.array(rows, np.int32),
-                sampling=self._sampling(owners),
-                recent=self._recent(owners),
-                page_table=self._page_table,
-            )
-        )
-        parts = []
-        for chunk in chunks:
-            sequence = self._running[chunk.slot]
-            parts.append((sequence, chunk, self._row_count(sequence, chunk)))
-        return _Step(submission, tuple(parts))
+    def _runs(self, sequence: Sequence) -> bool:
+        return self._running.get(sequence.slot) is sequence
 
-    def _may_feed(self) -> bool:
-        """True when the last step under way decodes and all of its sequences surely go on."""
-        if self._waiting or len(self._under_way) > self._steps_ahead:
+    def _start(self) -> bool:
+        """Submit the next step; False when there is nothing to compute."""
+        self._admit()
+        slots = self._slots
+        running = np.fromiter(self._running, np.int32, len(self._running))
+        chunks = plan_step(slots.pending(running), self.chunk_tokens)
+        if slots.every_row[running].any():
+            chunks = self._within_rows(chunks)
+        if not len(chunks):
             return False
-        for sequence, chunk, count in self._under_way[-1].parts:
-            request, known = sequence.request, chunk.start + 1
-            if (
-                chunk.count != 1
-                or count != 1
-                or sequence.on_logits is not None
-                or self._running.get(chunk.slot) is not sequence
-                or known + 1 - len(request.prompt) >= request.max_tokens
-                or known + 1 >= self._reach(request)
-            ):
-                return False
+        rows = slots.rows_of(chunks)
+        sequences = [self._running[slot] for slot in chunks["slot"].tolist()]
+        inputs = slots.step_input(chunks, rows, [sequence.prompt for sequence in sequences])
+        slots.computed[chunks["slot"]] += chunks["count"]
+        self._under_way.append(_Step(self.runner.submit(inputs), sequences, chunks, rows))
         return True
 
-    def _feed(self) -> _Step:
-        """Submit the step after the last one, its queries being what that one samples."""
-        last = self._under_way[-1]
-        parts = tuple(
-            (sequence, Chunk(chunk.slot, chunk.start + 1, 1), 1)
-            for sequence, chunk, _ in last.parts
-        )
-        return _Step(self.runner.feed(last.submission), parts)
+    def _within_rows(self, chunks: NDArray[np.void]) -> NDArray[np.void]:
+        """Shorten chunks that want logits of every position to the rows a step has."""
+        left = self.runner.limits.step_rows
+        kept = np.zeros(len(chunks), bool)
+        for index in range(len(chunks)):
+            if self._slots.every_row[chunks["slot"][index]]:
+                chunks["count"][index] = min(chunks["count"][index], left)
+            rows = int(self._slots.rows_of(chunks[index : index + 1])[0])
+            kept[index] = chunks["count"][index] > 0 and rows <= left
+            left -= rows if kept[index] else 0
+        return chunks[kept]
 
     def _check(self, request: Request) -> None:
         limits, vocab = self.runner.limits, self.runner.model.config.vocab
         request.sampling.validate()
+        if request.id in self._live:
+            raise RequestError("id", f"is {request.id}, that of a request still under way")
         if not request.prompt:
             raise RequestError("prompt", "is empty; give at least one token")
         if any(not 0 <= token < vocab for token in request.prompt):
@@ -212,118 +203,68 @@ class Engine:
     def _admit(self) -> None:
         while self._waiting and self._free_slots:
             sequence = self._waiting[0]
-            needed = pages_for(self._reach(sequence.request))
+            request = sequence.request
+            needed = pages_for(self._reach(request))
             if needed > self.pool.free:
                 return
             self._waiting.popleft()
             sequence.slot = self._free_slots.popleft()
             sequence.pages = self.pool.take(needed, sequence.slot)
-            self._page_table[sequence.slot] = 0
-            self._page_table[sequence.slot, :needed] = sequence.pages
             self._running[sequence.slot] = sequence
+            # The last token of a sequence is sampled, not computed.
+            length = len(request.prompt)
+            self._slots.occupy(
+                sequence.slot,
+                sequence.pages,
+                known=length,
+                end=max(length, self._reach(request) - 1),
+                sampling=request.sampling,
+                every_row=sequence.on_logits is not None,
+                samples=request.max_tokens > 0,
+            )
 
-    def _plan(self) -> tuple[Chunk, ...]:
-        pending = [Pending(s.slot, s.computed, len(s.tokens)) for s in self._running.values()]
-        chunks = []
-        rows = self.runner.capacity.rows
-        for chunk in plan_step(pending, self.chunk_tokens):
-            sequence = self._running[chunk.slot]
+    def _events(self, step: _Step, output: StepOutput) -> list[TokenEvent]:
+        events = []
+        tokens = output.token.tolist()
+        starts = step.chunks["start"].tolist()
+        stops = (step.chunks["start"] + step.chunks["count"]).tolist()
+        last = 0
+        for sequence, start, stop, rows in zip(
+            step.sequences, starts, stops, step.rows.tolist(), strict=True
+        ):
+            first, last = last, last + rows
+            # A sequence that ended or was cancelled may be in steps that were under way.
+            if not self._runs(sequence):
+                continue
             if sequence.on_logits is not None:
-                chunk = Chunk(chunk.slot, chunk.start, min(chunk.count, rows))
-            if chunk.count:
-                rows -= self._row_count(sequence, chunk)
-                chunks.append(chunk)
-        return tuple(chunks)
+                sequence.on_logits(start, output.logits[first:last].copy())
+            if stop >= len(sequence.prompt):
+                events.append(self._event(sequence, stop, tokens[last - 1] if rows else -1))
+        return events
 
-    def _row_count(self, sequence: Sequence, chunk: Chunk) -> int:
-        if sequence.on_logits is not None:
-            return chunk.count
-        last = chunk.start + chunk.count == len(sequence.tokens)
-        return int(last and sequence.request.max_tokens > 0)
-
-    def _rows(
-        self, chunks: tuple[Chunk, ...]
-    ) -> tuple[NDArray[np.void], list[int], list[tuple[Sequence, int]]]:
-        """The query tokens, the rows wanted, and whose token at which position each row samples."""
-        query = np.zeros(sum(chunk.count for chunk in chunks), QUERY_TOKEN)
-        rows: list[int] = []
-        owners: list[tuple[Sequence, int]] = []
-        first = 0
-        for chunk in chunks:
-            sequence = self._running[chunk.slot]
-            stop = chunk.start + chunk.count
-            part = query[first : first + chunk.count]
-            part["token"] = sequence.tokens[chunk.start : stop]
-            part["slot"] = chunk.slot
-            part["position"] = np.arange(chunk.start, stop)
-            first += chunk.count
-            count = self._row_count(sequence, chunk)
-            rows += range(first - count, first)
-            owners += [(sequence, position + 1) for position in range(stop - count, stop)]
-        return query, rows, owners
-
-    def _sampling(self, owners: list[tuple[Sequence, int]]) -> NDArray[np.void]:
-        records = np.zeros(len(owners), SAMPLING)
-        for record, (sequence, position) in zip(records, owners, strict=True):
-            fill_sampling(record, sequence.request.sampling, position)
-        return records
-
-    def _recent(self, owners: list[tuple[Sequence, int]]) -> NDArray[np.int32]:
-        recent = np.full((len(owners), self.runner.limits.recent_tokens), -1, np.int32)
-        for row, (sequence, position) in zip(recent, owners, strict=True):
-            sampling = sequence.request.sampling
-            if sampling.penalizes:
-                tail = sequence.tokens[max(0, position - sampling.repeat_last_n) : position]
-                places = np.arange(position - len(tail), position) % sampling.repeat_last_n
-                row[places] = tail
-        return recent
-
-    def _advance(
-        self,
-        sequence: Sequence,
-        chunk: Chunk,
-        logits: NDArray[np.float32],
-        tokens: NDArray[np.int32],
-    ) -> list[TokenEvent]:
-        sequence.computed = chunk.start + chunk.count
-        if sequence.on_logits is not None:
-            sequence.on_logits(chunk.start, logits.copy())
-        if sequence.computed < len(sequence.tokens):
-            return []
+    def _event(self, sequence: Sequence, position: int, token: int) -> TokenEvent:
+        """What ``token``, sampled for ``position``, means for its sequence."""
         request = sequence.request
+        reason = None
         if request.max_tokens == 0:
-            return [self._finish(sequence, -1, FinishReason.LENGTH)]
-        token = int(tokens[-1])
-        if token < 0:
-            return [self._finish(sequence, -1, FinishReason.ERROR)]
-        position = len(sequence.tokens)
-        if token in self.end_of_generation and not request.ignore_end:
-            return [self._finish(sequence, token, FinishReason.STOP)]
-        sequence.tokens.append(token)
-        if sequence.generated >= request.max_tokens or position + 1 >= self._reach(request):
-            return [self._finish(sequence, token, FinishReason.LENGTH)]
-        return [TokenEvent(request.id, token, position, None)]
+            token, reason = -1, FinishReason.LENGTH
+        elif token < 0:
+            reason = FinishReason.ERROR
+        elif token in self.end_of_generation and not request.ignore_end:
+            reason = FinishReason.STOP
+        else:
+            sequence.generated += 1
+            if sequence.generated >= request.max_tokens or position + 1 >= self._reach(request):
+                reason = FinishReason.LENGTH
+        if reason is not None:
+            self._finish(sequence)
+        return TokenEvent(request.id, token, position, reason)
 
-    def _finish(self, sequence: Sequence, token: int, reason: FinishReason) -> TokenEvent:
+    def _finish(self, sequence: Sequence) -> None:
+        self._live.discard(sequence.request.id)
         self._release(sequence)
-        return TokenEvent(sequence.request.id, token, sequence.computed, reason)
 
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.slot]
         self.pool.give_back(sequence.pages)
         self._free_slots.append(sequence.slot)
-
-
-def fill_sampling(record: np.void, sampling: SamplingParams, position: int) -> None:
-    """Write the device record of ``sampling`` for the token at ``position``."""
-    record["temperature"] = sampling.temperature
-    record["top_p"] = sampling.top_p
-    record["min_p"] = sampling.min_p
-    record["repeat_penalty"] = sampling.repeat_penalty
-    record["presence_penalty"] = sampling.presence_penalty
-    record["frequency_penalty"] = sampling.frequency_penalty
-    record["top_k"] = sampling.top_k
-    record["seed_low"] = sampling.seed & 0xFFFFFFFF
-    record["seed_high"] = sampling.seed >> 32
-    record["position"] = position
-    record["repeat_last_n"] = sampling.repeat_last_n if sampling.penalizes else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from contract.errors import CatalogError
 from harness.catalog import DEFAULT_ID, resolve_model
@@ -16,6 +17,10 @@ from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.model.open import Model, open_model
 
 SyntheticModel = Callable[..., Path]
+
+# A busy machine makes no property false.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

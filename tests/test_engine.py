@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,39 +12,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import RequestError
+from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from harness.tiers import available_tiers, open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner, Submission
+from reference.runner import ModelRunner, StepInput, Submission
+from tests.late_tier import LateTier
 
 SLOTS = 3
 PAGES = 12
 CONTEXT = 96
 
 
+LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
+
+
 @pytest.fixture
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    limits = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES)
     model = open_model(tiny_model_path)
-    with (
-        model.file,
-        CpuTier() as tier,
-        ModelRunner(model, tier, limits, Capacity(32, 16)) as runner,
-    ):
+    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 
-@pytest.fixture(scope="module")
-def fed_runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+TIERS: dict[str, Callable[[], Tier]] = {
+    "cpu": CpuTier,
+    "late": LateTier,
+    **({"opencl": lambda: open_tier("opencl")} if "opencl" in available_tiers() else {}),
+}
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
     """One runner for many engines: what an engine leaves behind must not matter."""
     model = open_model(tiny_model_path)
-    limits = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES)
     with (
         model.file,
-        CpuTier() as tier,
-        ModelRunner(model, tier, limits, Capacity(32, 16)) as runner,
+        TIERS[request.param]() as tier,
+        ModelRunner(model, tier, LIMITS) as runner,
     ):
         yield runner
 
@@ -192,22 +200,37 @@ def test_a_request_that_can_never_run_is_refused(
     assert engine.idle
 
 
+def test_an_id_is_taken_while_its_request_lives(runner: ModelRunner) -> None:
+    """Events are told apart by it, so a second one is refused, waiting or running."""
+    engine = Engine(runner)
+    engine.submit(request(1, max_tokens=2))
+    for _ in range(2):
+        with pytest.raises(RequestError, match="still under way") as raised:
+            engine.submit(request(1))
+        assert raised.value.field == "id"
+        engine.step()
+    assert engine.idle
+    engine.submit(request(1, max_tokens=1))
+    engine.cancel(1)
+    engine.submit(request(1, max_tokens=3))
+    assert [event.request_id for event in engine.run()] == [1, 1, 1]
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_feeding_on_the_device_changes_no_token(
-    fed_runner: ModelRunner, data: st.DataObject
-) -> None:
-    """Any requests joining and leaving at any time: the tokens are those of single steps."""
+def test_steps_under_way_change_no_token(kept_runner: ModelRunner, data: st.DataObject) -> None:
+    """Any requests joining, leaving and stopping at any time: the tokens are those of single
+    steps, however many are under way."""
     requests = [
         request(
             number,
-            length=data.draw(st.integers(1, 9)),
-            max_tokens=data.draw(st.integers(1, 12)),
+            length=data.draw(st.integers(1, 40)),
+            max_tokens=data.draw(st.integers(0, 12)),
             sampling=SamplingParams(
                 temperature=data.draw(st.sampled_from((0.0, 1.5))),
                 repeat_penalty=data.draw(st.sampled_from((1.0, 1.4))),
                 frequency_penalty=data.draw(st.sampled_from((0.0, 0.6))),
-                repeat_last_n=data.draw(st.integers(0, 8)),
+                repeat_last_n=data.draw(st.integers(0, 64)),
                 seed=number,
             ),
         )
@@ -216,45 +239,92 @@ def test_feeding_on_the_device_changes_no_token(
     joins = {r.id: data.draw(st.integers(0, 6)) for r in requests}
     cancels = {r.id: data.draw(st.integers(1, 40)) for r in requests}
     end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=30)))
-    expected = _tokens(fed_runner, requests, joins, cancels={}, end=end, steps_ahead=0)
+    expected = _tokens(kept_runner, requests, joins, cancels={}, end=end, steps_ahead=0)
     ahead = data.draw(st.integers(1, 3))
-    assert _tokens(fed_runner, requests, joins, {}, end, ahead) == expected
-    for number, tokens in _tokens(fed_runner, requests, joins, cancels, end, ahead).items():
+    assert _tokens(kept_runner, requests, joins, {}, end, ahead) == expected
+    for number, tokens in _tokens(kept_runner, requests, joins, cancels, end, ahead).items():
         assert tokens == expected[number][: len(tokens)]
 
 
-def test_steps_are_fed_while_nothing_else_is_to_do(
-    fed_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt and eleven tokens: two inputs from the host, the other nine steps without it."""
-    submitted, fed = [], []
-    submit, feed = fed_runner.submit, fed_runner.feed
-    monkeypatch.setattr(fed_runner, "submit", lambda i: submitted.append(1) or submit(i))
-    monkeypatch.setattr(fed_runner, "feed", lambda s: fed.append(1) or feed(s))
-    engine = Engine(fed_runner, steps_ahead=1)
-    engine.submit(request(1, max_tokens=11))
-    assert len(list(engine.run())) == 11
-    assert (len(submitted), len(fed)) == (2, 9)
+@pytest.mark.parametrize("steps_ahead", [1, 3])
+def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead: int) -> None:
+    """Six requests on three slots, waiting, prefilling and decoding: the queue is always full."""
+    model = open_model(tiny_model_path)
+    with model.file, LateTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+        engine = Engine(runner, steps_ahead=steps_ahead)
+        for number in range(6):
+            engine.submit(request(number, length=20 + number, max_tokens=9))
+        engine.step()
+        while not engine.idle:
+            assert len(tier.queue) == steps_ahead
+            engine.step()
+            if len(engine._running) < SLOTS:
+                break
+        assert tier.longest == steps_ahead + 1
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(CONTEXT - 6, 50), (9, 7)])
-def test_nothing_is_fed_beyond_the_last_token(
-    fed_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, length: int, max_tokens: int
+def test_nothing_is_computed_beyond_the_last_token(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, length: int, max_tokens: int
 ) -> None:
     """A position without a page would be written wherever the page table happens to point."""
-    positions = []
-    feed = fed_runner.feed
+    positions: list[int] = []
+    submit = runner.submit
 
-    def observed(before: Submission) -> Submission:
-        submission = feed(before)
-        positions.extend(submission.query["position"].tolist())
-        return submission
+    def observed(inputs: StepInput) -> Submission:
+        positions.extend(inputs.query["position"].tolist())
+        return submit(inputs)
 
-    monkeypatch.setattr(fed_runner, "feed", observed)
-    engine = Engine(fed_runner, steps_ahead=3)
+    monkeypatch.setattr(runner, "submit", observed)
+    engine = Engine(runner, steps_ahead=3)
     engine.submit(request(1, length=length, max_tokens=max_tokens))
     last = list(engine.run())[-1].position
-    assert positions == list(range(length + 1, last))
+    assert positions == list(range(last))
+
+
+def test_an_interrupted_step_spoils_nothing(
+    kept_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at any point of a step: what runs is given up, what waits is served, every bit as
+    before, and no slot or page is lost."""
+    quiet = Engine(kept_runner, steps_ahead=2)
+    quiet.submit(request(9, length=30, max_tokens=6))
+    expected = [event.token for event in quiet.run()]
+    for owner, name in (
+        (kept_runner.tier, "submit"),
+        (kept_runner.tier, "wait"),
+        (kept_runner, "submit"),
+        (kept_runner, "collect"),
+    ):
+        for after in (False, True):
+            for at in (1, 3, 5):
+                engine = Engine(kept_runner, steps_ahead=2)
+                for number in range(4):
+                    engine.submit(request(number, length=25, max_tokens=9))
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, name, _interrupted(getattr(owner, name), at, after))
+                    with pytest.raises(KeyboardInterrupt):
+                        list(engine.run())
+                assert len(engine._running) == 0
+                engine.submit(request(9, length=30, max_tokens=6))
+                events = events_of(engine)
+                assert [event.token for event in events[9]] == expected, (name, after, at)
+                assert engine.pool.free == PAGES
+
+
+def _interrupted(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
+    """``call``, with a KeyboardInterrupt before or after it is done for the ``at``-th time."""
+    count = 0
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        result = call(*arguments, **options) if after or count != at else None
+        if count == at:
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
 
 
 def _tokens(

@@ -250,7 +250,6 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.ARGMAX: _argmax,
         Opcode.SAMPLE: _sample,
         Opcode.STREAM_OUT: _stream_out,
-        Opcode.FEED_TOKENS: _feed_tokens,
         Opcode.LOAD_REQUEST_STATE: _slot_state(2),
         Opcode.STORE_REQUEST_STATE: _slot_state(2),
         Opcode.VERIFY_K: _verify_k,

@@ -7,8 +7,7 @@ Each rule has a stable name (``Rule``), reported with the node that breaks it. M
 - An UPDATE reads and writes in place. Whatever touches the same columns afterwards, another UPDATE
   included, needs a BARRIER in between. There is no exception for accumulations that would commute:
   floating-point addition does not, and the order is part of the result.
-- An UPDATE of an OUTPUT buffer goes on with what the step before left there (the output ring); an
-  UPDATE of a REQUEST buffer prepares a step that follows without the host.
+- An UPDATE of an OUTPUT buffer goes on with what the step before left there (the output ring).
 - A tier keeps the order of an UPDATE after the earlier reads of the same buffer.
 """
 
@@ -43,12 +42,7 @@ Columns = tuple[int, int]
 
 WRITABLE: Mapping[Access, tuple[BufferKind, ...]] = {
     Access.WRITE: (BufferKind.SCRATCH, BufferKind.OUTPUT),
-    Access.UPDATE: (
-        BufferKind.SCRATCH,
-        BufferKind.OUTPUT,
-        BufferKind.STATE,
-        BufferKind.REQUEST,
-    ),
+    Access.UPDATE: (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE),
 }
 PERSISTENT = (BufferKind.WEIGHT, BufferKind.CONSTANT, BufferKind.STATE)
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.OUTPUT)

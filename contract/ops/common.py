@@ -53,6 +53,8 @@ TOKEN_ACTIVATION = activation("x", "tokens", "hidden")
 NORM_WEIGHT = activation("norm_weight", "hidden")
 QUERY = index("query", "tokens", "4")
 """QUERY_TOKEN records: token, slot, position, flags."""
+SLOT_TABLE = index("slot_table", "slots", "8")
+"""SLOT records: what the device keeps of every slot's sequence."""
 PAGE_TABLE = index("page_table", "slots", "slot_pages")
 ROPE_TABLE = activation("rope_table", "context", "2", "rotary_pairs")
 """Cosines at index 0 of the second axis, sines at 1."""

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from contract.opcodes import Opcode
 from contract.ops.common import (
     EXP_FLOPS,
     QUERY,
+    SLOT_TABLE,
     TOKEN_ACTIVATION,
     UPDATE,
     WRITE,
     activation,
+    active_slots,
     each,
     index,
     product,
     weight,
 )
-from contract.spec import Dim, OpSpec, Param, Scalar
-
-FIELD = Param("field", int, "word of the slot record", minimum=0)
-
-
-def _field_exists(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    words = dims["slot_words"]
-    if isinstance(words, str) or params["field"] >= words:
-        return f"field {params['field']} is not one of the {words} words of a slot"
-    return None
-
-
-def _ring_has_room(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    if dims["ring_events"] in (0, 1):
-        return f"ring_events is {dims['ring_events']}, entry 0 is the header: at least 2 are needed"
-    return None
-
+from contract.spec import OpSpec
 
 STEP = (
     OpSpec(
@@ -84,13 +68,14 @@ STEP = (
         (
             activation("logits", "rows", "vocab"),
             index("sampling", "rows", "16"),
-            index("recent", "rows", "recent_tokens"),
+            index("recent", "slots", "recent_tokens"),
             index("token", "rows", access=WRITE),
         ),
         (),
         rule="R2 R9",
         formula="penalties, temperature, top-k, top-p, min-p, draw; arg-max at temperature 0",
         flops=each(EXP_FLOPS + 3, "rows", "vocab"),
+        touched={"recent": lambda work: work["rows"] * work["recent_tokens"]},
     ),
     OpSpec(
         Opcode.STREAM_OUT,
@@ -98,63 +83,55 @@ STEP = (
             index("token", "rows"),
             index("output_rows", "rows"),
             QUERY,
+            index("step", "1", "4"),
             index("ring", "ring_events", "8", access=UPDATE),
         ),
         (),
         rule="R1",
-        formula="ring[1 + n mod (ring_events - 1)] = event n of (query[output_rows[r]], token[r]);"
-        " ring[0] counts the events",
+        formula="ring[n mod ring_events] = event n of (query[output_rows[r]], token[r]), "
+        "n = step.first_event + r",
         touched={
             "query": lambda work: 4 * work["rows"],
-            "ring": lambda work: 8 * (work["rows"] + 1),
+            "ring": lambda work: 8 * work["rows"],
         },
         stored=("ring",),
-        constraint=_ring_has_room,
-    ),
-    OpSpec(
-        Opcode.FEED_TOKENS,
-        (
-            index("token", "rows"),
-            index("output_rows", "rows"),
-            index("query", "tokens", "4", access=UPDATE),
-            index("sampling", "rows", "16", access=UPDATE),
-            index("recent", "rows", "recent_tokens", access=UPDATE),
-        ),
-        (),
-        rule="R1",
-        formula="query[output_rows[r]] becomes the query of token[r] at the next position, "
-        "sampling[r] and recent[r] those of the token after it; output_rows are distinct",
-        touched={
-            "query": lambda work: 4 * work["rows"],
-            "recent": lambda work: work["rows"],
-        },
     ),
     OpSpec(
         Opcode.LOAD_REQUEST_STATE,
         (
-            index("slot_ids", "rows"),
-            index("slot_table", "slots", "slot_words"),
-            index("value", "rows", access=WRITE),
+            QUERY,
+            SLOT_TABLE,
+            index("recent", "slots", "recent_tokens", access=UPDATE),
+            index("resolved", "tokens", "4", access=WRITE),
         ),
-        (FIELD,),
+        (),
         rule="R1",
-        formula="value[r] = slot_table[slot_ids[r], field]",
-        touched={"slot_table": lambda work: work["rows"]},
-        constraint=_field_exists,
+        formula="resolved[t] = query[t], its token slot_table[slot].last_token where it is -1 "
+        "(0 where that is -1 too); recent[slot, position mod recent_tokens] = the token, "
+        "of several at one place the last",
+        touched={
+            "slot_table": lambda work: active_slots(work),
+            "recent": lambda work: work["tokens"],
+        },
+        stored=("recent",),
     ),
     OpSpec(
         Opcode.STORE_REQUEST_STATE,
         (
-            index("slot_ids", "rows"),
-            index("value", "rows"),
-            index("slot_table", "slots", "slot_words", access=UPDATE),
+            index("token", "rows"),
+            index("output_rows", "rows"),
+            QUERY,
+            index("slot_table", "slots", "8", access=UPDATE),
         ),
-        (FIELD,),
+        (),
         rule="R1",
-        formula="slot_table[slot_ids[r], field] = value[r]",
-        touched={"slot_table": lambda work: work["rows"]},
+        formula="slot_table[slot of query[output_rows[r]]] takes token[r] as last_token and the "
+        "position after the query's, of several rows of a slot those of the last",
+        touched={
+            "query": lambda work: 4 * work["rows"],
+            "slot_table": lambda work: 2 * work["rows"],
+        },
         stored=("slot_table",),
-        constraint=_field_exists,
     ),
     OpSpec(
         Opcode.VERIFY_K,
@@ -166,6 +143,21 @@ STEP = (
         (),
         rule="R1",
         formula="accepted[r] = length of the longest common prefix of draft[r] and target[r]",
+    ),
+    OpSpec(
+        Opcode.COPY_ROWS,
+        (
+            activation("source", "sources", "width"),
+            index("pairs", "rows", "2"),
+            activation("target", "targets", "width", access=UPDATE),
+        ),
+        (),
+        rule="R1",
+        formula="target[pairs[r, 1]] = source[pairs[r, 0]]; the targets of a step are distinct",
+        touched={
+            "source": lambda work: work["rows"] * work["width"],
+            "target": lambda work: work["rows"] * work["width"],
+        },
     ),
     OpSpec(Opcode.BARRIER, (), (), rule="-", formula="orders in-place writes before later reads"),
 )

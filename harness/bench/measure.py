@@ -20,8 +20,7 @@ from contract.shape_key import ShapeKey
 from harness.bench.engines import PEER, Setup
 from harness.bench.machine import machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from reference.limits import Limits, pages_for
 from reference.model.gguf import open_gguf, write_gguf
 from reference.model.open import open_model
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from contract.records import QUERY_TOKEN, SAMPLING
+from contract.dtypes import F32
+from contract.records import QUERY_TOKEN
 from contract.tier import Tier
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from contract.types import SamplingParams
+from reference.limits import whole_contexts
 from reference.model.open import Model
-from reference.runner import Capacity, ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput
+from reference.sched.slots import sampling_record
 
 CONTEXT = 256
 
 
 def runner_on(model: Model, tier: Tier, tokens: int) -> ModelRunner:
     """A runner of one slot and CONTEXT positions for steps of at most ``tokens``."""
-    limits = Limits(slots=1, context=CONTEXT, pages=pages_for(CONTEXT))
-    return ModelRunner(model, tier, limits, Capacity(tokens=tokens, rows=1))
+    limits = whole_contexts(1, CONTEXT, F32, step_tokens=tokens, step_rows=1)
+    return ModelRunner(model, tier, limits)
 
 
 def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
@@ -29,12 +31,9 @@ def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = np.arange(tokens)
     query["position"] = np.arange(start, start + tokens)
-    sampling = np.zeros(1, SAMPLING)
-    sampling["repeat_penalty"] = 1.0
     return StepInput(
         query=query,
         output_rows=np.array([tokens - 1], np.int32),
-        sampling=sampling,
-        recent=np.full((1, runner.limits.recent_tokens), -1, np.int32),
+        sampling=sampling_record(SamplingParams(), 0, start + tokens)[None],
         page_table=np.arange(runner.limits.slot_pages, dtype=np.int32)[None],
     )

@@ -144,8 +144,7 @@ def _graphs(
 
     from contract.dtypes import BY_NAME
     from harness.memory import longest_context
-    from reference.memory.pages import pages_for
-    from reference.model.families.tensors import Limits
+    from reference.limits import Limits, pages_for
     from reference.model.open import open_model
 
     asked = settings["context"]

@@ -21,9 +21,9 @@ from contract.spec import KV
 from contract.tier import Tier
 from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.memory import check_storage, longest_context, plans_of, storage_problem
-from reference.memory.planner import Demand, MemoryPlan, longest_plan
+from reference.limits import Limits, whole_contexts
+from reference.memory.planner import MemoryPlan, longest_plan
 from reference.model.config import read_config
-from reference.model.families.tensors import Limits
 from reference.model.gguf import GgufFile, StringArray, Value
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
@@ -97,10 +97,10 @@ class Wanted:
     slots: int = 1
     tier: Tier | None = None
 
-    def demand(self, context: int, kv_dtype: DType) -> Demand:
+    def limits(self, context: int, kv_dtype: DType) -> Limits:
         """Of an engine of so many positions."""
         tokens = min(self.chunk, context) + self.slots
-        return Demand(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
+        return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
 
 
 def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def run_facts(file: GgufFile, wanted: Wanted) -> dict[str, Any]:
     config = model.config
     memory = memory_facts(model, wanted, longest)
     context = memory["context"]
-    graph = model.graph(wanted.demand(context, BY_NAME[wanted.kv_dtype]).limits)
+    graph = model.graph(wanted.limits(context, BY_NAME[wanted.kv_dtype]))
     return {
         "layers": config.layers,
         "hidden": config.hidden,
@@ -146,7 +146,7 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {}
     shown: MemoryPlan | None = None
     for dtype in KV:
-        plan_at = plans_of(model, partial(wanted.demand, kv_dtype=dtype), footprint, unified)
+        plan_at = plans_of(model, partial(wanted.limits, kv_dtype=dtype), footprint, unified)
         asked = dtype.name == wanted.kv_dtype
         problem = storage_problem(model, dtype)
         if problem is not None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, View
+from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.ops import TABLE
 from contract.shape_key import SYMBOLS, ShapeKey
@@ -86,8 +87,6 @@ def build_graph(case: Case) -> Graph:
 def _kind(operand: Operand) -> BufferKind:
     if operand.access is Access.WRITE:
         return BufferKind.OUTPUT
-    if operand.access is Access.UPDATE and operand.dims[0] in SYMBOLS:
-        return BufferKind.REQUEST
     if operand.access is Access.UPDATE or operand.name in ("kv", "slot_table"):
         return BufferKind.STATE
     if operand.dims[0] in SYMBOLS or operand.dtypes == (I32,):
@@ -99,7 +98,9 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
     """Every written and updated operand, as the tier leaves it."""
     graph = build_graph(case)
     sizes = case.sizes
-    key = ShapeKey(sizes.get("tokens", 0), sizes.get("rows", 0))
+    step = ShapeKey(sizes.get("tokens", 0), sizes.get("rows", 0))
+    layout = input_layout(graph, step)
+    inputs: dict[str, NDArray[Any]] = {}
     buffers: dict[str, Buffer] = {}
     try:
         for operand in TABLE[case.opcode].operands:
@@ -109,11 +110,14 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
                 if is_sliced(case, operand):
                     margins = [(0, 0)] * (content.ndim - 1) + [(MARGIN, MARGIN)]
                     content = np.pad(content, margins, constant_values=np.float32(np.nan))
-                buffers[decl.name] = _provide(tier, decl, content, key)
-        batch = tier.lower(graph, buffers, key)
-        tier.wait(tier.submit(batch))
+                if decl.kind is BufferKind.REQUEST:
+                    inputs[decl.name] = content
+                else:
+                    buffers[decl.name] = _provide(tier, decl, content, step)
+        batch = tier.lower(graph, buffers, step, layout)
+        tier.wait(tier.submit(batch, pack_inputs(layout, step, inputs)))
         return {
-            decl.name: _read(tier, buffers[decl.name], decl, _shape(decl, key))
+            decl.name: _read(tier, buffers[decl.name], decl, _shape(decl, step))
             for decl in (graph.buffers[o.name] for o in TABLE[case.opcode].outputs)
         }
     finally:
@@ -154,7 +158,10 @@ def run_barrier(tier: Tier) -> None:
     """Execute the one opcode without operands."""
     builder = GraphBuilder("barrier")
     builder.barrier()
-    tier.wait(tier.submit(tier.lower(builder.build(), {}, ShapeKey(1, 1))))
+    graph, step = builder.build(), ShapeKey(1, 1)
+    layout = input_layout(graph, step)
+    batch = tier.lower(graph, {}, step, layout)
+    tier.wait(tier.submit(batch, pack_inputs(layout, step, {})))
 
 
 def compare(tier: Tier, case: Case) -> dict[str, Difference]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
 from contract.dtypes import F32, I12, I32, DType, StorageClass
+from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.records import SAMPLING
+from contract.records import LAST_TOKEN, SAMPLING, SLOT, STEP
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
@@ -25,7 +26,7 @@ from reference.quant import FORMATS, moderate_scales
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
 UNUSED = -1
-"""What a page table and a recent-token window hold where there is nothing."""
+"""What a page table holds where there is nothing."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:
@@ -133,15 +134,29 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
         for slot, first, count in runs
         for index in range(count)
     ]
-    return np.array(records, np.int32).reshape(shape)
+    query = np.array(records, np.int32).reshape(shape)
+    if case.opcode is Opcode.LOAD_REQUEST_STATE:
+        query[rng.random(len(query)) < 0.5, 0] = LAST_TOKEN
+    return query
 
 
 def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
     return rng.choice(case.sizes["tokens"], shape, replace=False).astype(np.int32)
 
 
-def _slot_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    return rng.choice(case.sizes["slots"], shape, replace=False).astype(np.int32)
+def _slot_table(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Anything, and in every third slot no last token."""
+    table = _words(rng, case, shape)
+    table.view(SLOT)["last_token"] = rng.integers(-1, 2, (shape[0], 1)) * 31
+    return table
+
+
+def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Any row of the source, every row of the target at most once."""
+    pairs = np.empty(shape, np.int32)
+    pairs[:, 0] = rng.integers(case.sizes["sources"], size=shape[0])
+    pairs[:, 1] = rng.choice(case.sizes["targets"], shape[0], replace=False)
+    return pairs
 
 
 def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -163,15 +178,16 @@ def _few(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32
 
 
 def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    ids = rng.integers(0, case.sizes.get("vocab", 1000), shape)
-    return np.where(rng.random(shape) < 0.3, UNUSED, ids).astype(np.int32)
+    """Ids of the vocabulary: entries before a sequence's first token are anything, and unread."""
+    return rng.integers(0, case.sizes.get("vocab", 1000), shape).astype(np.int32)
 
 
-def _ring(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """A ring somewhere in its life, the wrap of its 32-bit counter included."""
-    ring = _words(rng, case, shape)
-    ring[0, 0] = rng.choice([0, 3, 1000, -1, -3])
-    return ring
+def _step(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """The STEP record, its event numbers somewhere in their life, the wrap included."""
+    record = np.zeros(1, STEP)
+    record["first_event"] = rng.choice([0, 3, 1000, 2**32 - 1, 2**32 - 3])
+    record["tokens"], record["rows"] = case.sizes["tokens"], case.sizes["rows"]
+    return record.view(np.int32).reshape(shape)
 
 
 def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -189,7 +205,9 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
         records[name] = rng.choice(values, shape[0])
     records["seed_low"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
     records["seed_high"] = rng.integers(0, 2**32, shape[0], dtype=np.uint32)
-    records["position"] = rng.integers(0, 2**20, shape[0])
+    longest = rng.choice([8, 100, 2**20], shape[0])
+    records["position"] = rng.integers(0, longest)
+    records["slot"] = rng.integers(0, case.sizes["slots"], shape[0])
     records["repeat_last_n"] = rng.integers(0, case.sizes["recent_tokens"] + 1, shape[0])
     return records.view(np.int32).reshape(shape)
 
@@ -198,15 +216,15 @@ IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
 INDEX_FILLS: Mapping[str, IndexFill] = {
     "query": _query,
     "output_rows": _output_rows,
-    "slot_ids": _slot_ids,
     "ids": _expert_ids,
-    "slot_table": _words,
-    "value": _words,
+    "slot_table": _slot_table,
+    "pairs": _pairs,
     "token": _words,
     "draft": _few,
     "target": _few,
     "recent": _recent,
-    "ring": _ring,
+    "step": _step,
+    "ring": _words,
     "sampling": _sampling,
 }
 

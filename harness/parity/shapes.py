@@ -147,9 +147,12 @@ def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> Shape:
     return Shape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
 
 
-def _feed_tokens(rows: int, recent_tokens: int, runs: tuple[Run, ...]) -> Shape:
-    label = f"{rows}x{recent_tokens}"
-    return Shape(label, {"rows": rows, "recent_tokens": recent_tokens}, runs=runs)
+def _load_state(label: str, recent_tokens: int, runs: tuple[Run, ...]) -> Shape:
+    return Shape(f"{label}-{recent_tokens}", {"recent_tokens": recent_tokens}, runs=runs)
+
+
+def _store_state(rows: int, runs: tuple[Run, ...]) -> Shape:
+    return Shape(f"{rows}", {"rows": rows}, runs=runs)
 
 
 WIDE = (
@@ -173,26 +176,36 @@ STRATEGIES: dict[Opcode, Strategy] = {
     Opcode.LM_HEAD: _product("rows", "hidden", "vocab"),
     Opcode.ARGMAX: _grid(*ROWS, NO_ROWS),
     Opcode.SAMPLE: _grid(
-        *(dims | {"recent_tokens": recent} for dims, recent in zip(ROWS, (1, 8, 64), strict=True)),
-        NO_ROWS | {"recent_tokens": 4},
+        *(
+            dims | {"recent_tokens": recent, "slots": slots}
+            for dims, recent, slots in zip(ROWS, (1, 8, 64), (1, 2, 9), strict=True)
+        ),
+        NO_ROWS | {"recent_tokens": 4, "slots": 1},
     ),
     Opcode.STREAM_OUT: _always(
-        _stream_out(1, 2, DECODE_ONE),
-        _stream_out(5, 9, DECODE_MANY),
-        _stream_out(9, 5, MIXED),
+        _stream_out(1, 1, DECODE_ONE),
+        _stream_out(5, 8, DECODE_MANY),
+        _stream_out(9, 16, MIXED),
         _stream_out(0, 4, MIXED),
     ),
-    Opcode.FEED_TOKENS: _always(
-        _feed_tokens(1, 1, DECODE_ONE),
-        _feed_tokens(5, 8, DECODE_MANY),
-        _feed_tokens(7, 64, MIXED),
-        _feed_tokens(0, 4, MIXED),
+    Opcode.LOAD_REQUEST_STATE: _always(
+        _load_state("one", 1, DECODE_ONE),
+        _load_state("many", 8, DECODE_MANY),
+        _load_state("mixed", 64, MIXED),
+        _load_state("wrapped", 7, CHUNK_LONG),
+        _load_state("empty", 4, EMPTY),
     ),
-    Opcode.LOAD_REQUEST_STATE: _grid(
-        {"rows": 1, "slots": 1, "slot_words": 8}, {"rows": 5, "slots": 9, "slot_words": 8}, field=6
+    Opcode.STORE_REQUEST_STATE: _always(
+        _store_state(1, DECODE_ONE),
+        _store_state(5, DECODE_MANY),
+        _store_state(12, MIXED),
+        _store_state(0, MIXED),
     ),
-    Opcode.STORE_REQUEST_STATE: _grid(
-        {"rows": 1, "slots": 1, "slot_words": 8}, {"rows": 5, "slots": 9, "slot_words": 8}, field=5
+    Opcode.COPY_ROWS: _grid(
+        {"sources": 1, "targets": 1, "width": 1, "rows": 1},
+        {"sources": 9, "targets": 4, "width": 257, "rows": 3},
+        {"sources": 3, "targets": 17, "width": 1300, "rows": 17},
+        {"sources": 2, "targets": 2, "width": 8, "rows": 0},
     ),
     Opcode.VERIFY_K: _grid(
         {"rows": 1, "draft_tokens": 1},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from contract.dtypes import F32, DType
 from contract.ir.graph import BufferKind, Graph
-from contract.records import QUERY_TOKEN, SAMPLING
+from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from contract.types import SamplingParams
@@ -27,11 +27,10 @@ from harness.validate.trace import (
     result_sites,
     scratch_of,
 )
-from reference.engine import fill_sampling
-from reference.memory.pages import pages_for
-from reference.model.families.tensors import Limits
+from reference.limits import Limits, whole_contexts
 from reference.model.open import Model
-from reference.runner import Capacity, ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput
+from reference.sched.slots import sampling_record
 
 DEFINITIONS = "definitions"
 """Name of the oracle in reports."""
@@ -62,27 +61,20 @@ class Workload:
     def limits(self) -> Limits:
         """One slot, just large enough."""
         positions = len(self.tokens)
-        return Limits(1, positions, pages_for(positions), self.kv_dtype, recent_tokens=1)
-
-    @property
-    def capacity(self) -> Capacity:
-        """Logits of one row a step."""
-        return Capacity(tokens=max(count for _, count in self.steps()), rows=1)
+        tokens = max(count for _, count in self.steps())
+        return whole_contexts(1, positions, self.kv_dtype, tokens, step_rows=1, recent_tokens=1)
 
     def input(self, start: int, count: int) -> StepInput:
         """The step that computes ``count`` tokens from position ``start``, logits of the last."""
         query = np.zeros(count, QUERY_TOKEN)
         query["token"] = self.tokens[start : start + count]
         query["position"] = np.arange(start, start + count)
-        sampling = np.zeros(1, SAMPLING)
-        fill_sampling(sampling[0], SamplingParams(), start + count)
         # Descending pages, so that a tier that ignores the page table is found out.
         pages = np.arange(self.limits.slot_pages, dtype=np.int32)[None, ::-1]
         return StepInput(
             query=query,
             output_rows=np.array([count - 1], np.int32),
-            sampling=sampling,
-            recent=np.full((1, 1), -1, np.int32),
+            sampling=sampling_record(SamplingParams(), 0, start + count)[None],
             page_table=pages,
         )
 
@@ -145,8 +137,7 @@ def validate(
     """
     comparison = _Comparison(model, oracle, tiers, workload)
     chosen = tuple(sorted(comparison.residuals if layers is None else set(layers)))
-    largest = ShapeKey(workload.capacity.tokens, workload.capacity.rows)
-    groups = layer_groups(comparison.graph, chosen, largest, trace_bytes)
+    groups = layer_groups(comparison.graph, chosen, workload.limits.largest, trace_bytes)
     for number, group in enumerate(groups):
         comparison.trace(group, remember=number == 0)
     comparison.run_untraced()
@@ -224,7 +215,7 @@ class _Comparison:
         return found if complete or found.note else replace(found, note=DOWNSTREAM)
 
     def _runner(self, model: Model, tier: Tier) -> ModelRunner:
-        return ModelRunner(model, tier, self.workload.limits, self.workload.capacity)
+        return ModelRunner(model, tier, self.workload.limits)
 
     def _compare(
         self, runners: Mapping[str, ModelRunner], sites: Sequence[Site], step: int, key: ShapeKey

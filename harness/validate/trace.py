@@ -20,7 +20,7 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from reference.cpu.tier import NUMPY_DTYPES
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model
 from reference.runner import ModelRunner
 
@@ -58,15 +58,12 @@ def with_outputs(graph: Graph, names: frozenset[str]) -> Graph:
 
 
 def result_sites(graph: Graph) -> tuple[Site, ...]:
-    """Every observable result, in execution order.
-
-    What prepares the request buffers for another step is not: the host's next inputs replace it.
-    """
+    """Every observable result, in execution order."""
     sites: list[Site] = []
     for number, node in enumerate(graph.nodes):
         for operand in TABLE[node.opcode].outputs:
             view = node.operands.get(operand.name)
-            if view is None or graph.buffers[view.buffer].kind is BufferKind.REQUEST:
+            if view is None:
                 continue
             if operand.access is Access.UPDATE:
                 sites = [site for site in sites if not _overlap(site.view, view)]

@@ -7,9 +7,10 @@ The oracle. Every opcode runs its definition from ``reference.ops``, except wher
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -21,13 +22,14 @@ from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
-from contract.ir.scratch import concrete_shape, plan_scratch
+from contract.ir.inputs import InputLayout, step_of
+from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import Heap, TierInfo, check_range
+from contract.tier import Heap, TierInfo, check_form, check_range
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
 from reference.cpu.prepared import PreparedMatrices
@@ -45,6 +47,10 @@ NUMPY_DTYPES: Mapping[DType, np.dtype[Any]] = {
 """Types whose elements numpy can address; the others exist as rows of bytes only."""
 
 Bound = NDArray[Any] | Matrix
+Call = Callable[[], None]
+
+MAX_BOUND_STEPS = 64
+"""Counts of tokens and rows whose calls a batch keeps: views of the same arrays, quickly made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,24 +78,29 @@ class CpuKernel:
 
 @dataclass(frozen=True, slots=True)
 class CpuBatch:
-    """A list of calls. ``calls`` run in order; each reads and writes bound arrays."""
+    """A graph and its memory. ``inputs`` holds the block of the step that runs.
 
-    key: ShapeKey
-    calls: tuple[Callable[[], None], ...]
-    nodes: tuple[Node, ...]
-    operands: tuple[Mapping[str, Bound], ...]
-    arena: NDArray[np.uint8]
+    ``calls`` gives what a step of some counts runs in order: each call reads and writes arrays that
+    are views of the batch's memory.
+    """
+
+    graph: Graph
+    form: ShapeKey
+    inputs: NDArray[np.uint8]
+    buffers: Mapping[str, CpuBuffer]
+    calls: Callable[[ShapeKey], Sequence[Call]]
 
     @property
     def packets(self) -> int:
         """Number of numpy kernels one submission runs."""
-        return len(self.calls)
+        return len(self.graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuFence:
     """Submissions run to completion, so a fence is done when it exists."""
 
+    outputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     done: bool = True
 
 
@@ -106,6 +117,7 @@ class CpuTier:
         self._fast = {} if definitions_only else fast_kernels(self._matrices, self.threads)
         self._buffers: dict[int, CpuBuffer] = {}
         self._arena = np.empty(0, np.uint8)
+        self._inputs = np.empty(0, np.uint8)
 
     @property
     def info(self) -> TierInfo:
@@ -122,21 +134,25 @@ class CpuTier:
 
     @property
     def allocated_bytes(self) -> int:
-        """Buffers, prepared weights and the arena of scratch buffers."""
+        """Buffers, prepared weights, the arena of scratch buffers and the inputs of a step."""
         owned = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.owned)
-        return owned + self._matrices.nbytes + self._arena.nbytes
+        return owned + self._matrices.nbytes + self._arena.nbytes + self._inputs.nbytes
 
     @property
     def available_bytes(self) -> int:
         """Memory the machine can give without swapping."""
         return psutil.virtual_memory().available
 
+    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """One: numpy runs every number of tokens and rows the same way."""
+        return (largest,)
+
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
         _check_opcodes(graph)
         return cpu_footprint(graph, largest, frozenset(self._fast), self.threads)
 
-    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the arena as large as the largest step needs; lowered steps take nothing here."""
         _check_opcodes(graph)
         self._grow_arena(plan_scratch(graph, largest).nbytes)
@@ -184,35 +200,40 @@ class CpuTier:
             raise CodecError(f"kernel {header.name}: target {header.target.name}, not a cpu opcode")
         return CpuKernel(header, opcode)
 
-    def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
-        """Bind every node's operands to arrays. Raises UnsupportedOp for a missing opcode and
-        OutOfMemory when its scratch buffers do not fit."""
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, CpuBuffer],
+        form: ShapeKey,
+        inputs: InputLayout,
+    ) -> CpuBatch:
+        """Memory for steps of ``form``. Raises UnsupportedOp for a missing opcode and OutOfMemory
+        when its scratch buffers do not fit."""
         _check_opcodes(graph)
-        plan = plan_scratch(graph, key)
+        plan = plan_scratch(graph, form)
         self._grow_arena(plan.nbytes)
-        arrays: dict[str, Bound] = {}
-        for decl in graph.buffers.values():
-            if decl.kind is BufferKind.SCRATCH:
-                offset = plan.offsets.get(decl.name, 0)
-                arrays[decl.name] = _array(decl, self._arena[offset:], key)
-            else:
-                buffer = buffers[decl.name]
-                arrays[decl.name] = buffer.matrix or _array(decl, buffer.data, key)
-        operands = tuple(
-            {name: _operand(node, name, view, arrays) for name, view in node.operands.items()}
-            for node in graph.nodes
-        )
-        calls = tuple(
-            self._call(node, bound) for node, bound in zip(graph.nodes, operands, strict=True)
-        )
-        return CpuBatch(key, calls, graph.nodes, operands, self._arena)
+        if self._inputs.nbytes < inputs.nbytes:
+            self._inputs = np.empty(inputs.nbytes, np.uint8)
+        memory = _StepMemory(graph, dict(buffers), plan, self._arena, self._inputs, inputs)
 
-    def submit(self, batch: CpuBatch, *, resume: bool = False) -> CpuFence:
-        """Run the batch. Floating-point trouble shows in the values, never as a warning."""
+        @lru_cache(maxsize=MAX_BOUND_STEPS)
+        def calls(step: ShapeKey) -> tuple[Call, ...]:
+            arrays = memory.arrays(step)
+            return tuple(self.call_of(node, bind(node, arrays)) for node in graph.nodes)
+
+        return CpuBatch(graph, form, self._inputs, MappingProxyType(memory.buffers), calls)
+
+    def submit(
+        self, batch: CpuBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+    ) -> CpuFence:
+        """Run the step. Floating-point trouble shows in the values, never as a warning."""
+        step = step_of(inputs)
+        check_form(batch.form, step)
+        batch.inputs[: len(inputs)] = inputs
         with np.errstate(all="ignore"):
-            for call in batch.calls:
+            for call in batch.calls(step):
                 call()
-        return CpuFence()
+        return CpuFence({name: self._output(batch, name, step) for name in wanted})
 
     def wait(self, fence: CpuFence, timeout: float | None = None) -> None:
         """Nothing to wait for."""
@@ -241,9 +262,41 @@ class CpuTier:
         self._buffers[id(buffer)] = buffer
         return buffer
 
-    def _call(self, node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
+    def _output(self, batch: CpuBatch, name: str, step: ShapeKey) -> NDArray[np.uint8]:
+        nbytes = buffer_bytes(batch.graph.buffers[name], step)
+        return batch.buffers[name].data.reshape(-1)[:nbytes].copy()
+
+    def call_of(self, node: Node, bound: Mapping[str, Bound]) -> Call:
+        """What runs ``node`` on its operands: a fast kernel, else the definition."""
         fast = self._fast.get(node.opcode)
         return fast(bound, node.params) if fast else define(node, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepMemory:
+    """Where the buffers of a lowered graph lie."""
+
+    graph: Graph
+    buffers: Mapping[str, CpuBuffer]
+    scratch: ScratchPlan
+    arena: NDArray[np.uint8]
+    block: NDArray[np.uint8]
+    inputs: InputLayout
+
+    def arrays(self, step: ShapeKey) -> dict[str, Bound]:
+        """Every buffer with the sizes of ``step``, as views."""
+        arrays: dict[str, Bound] = {}
+        for decl in self.graph.buffers.values():
+            if decl.kind is BufferKind.SCRATCH:
+                start = self.scratch.offsets.get(decl.name, 0)
+                arrays[decl.name] = _array(decl, self.arena[start:], step)
+            elif decl.kind is BufferKind.REQUEST:
+                start = self.inputs.offsets[decl.name]
+                arrays[decl.name] = _array(decl, self.block[start:], step)
+            else:
+                buffer = self.buffers[decl.name]
+                arrays[decl.name] = buffer.matrix or _array(decl, buffer.data, step)
+        return arrays
 
 
 def _check_opcodes(graph: Graph) -> None:
@@ -258,7 +311,12 @@ def _check_fits(what: str, nbytes: int) -> None:
         raise OutOfMemory(what, nbytes, memory.used, memory.available)
 
 
-def define(node: Node, bound: Mapping[str, Bound]) -> Callable[[], None]:
+def bind(node: Node, arrays: Mapping[str, Bound]) -> dict[str, Bound]:
+    """The node's operands by name, out of the graph's buffers."""
+    return {name: _operand(node, name, view, arrays) for name, view in node.operands.items()}
+
+
+def define(node: Node, bound: Mapping[str, Bound]) -> Call:
     """A call of the opcode's definition that stores what it returns in the bound outputs."""
     spec = TABLE[node.opcode]
     written = [o.name for o in spec.outputs if o.access is Access.WRITE]

@@ -8,13 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import PAGE_TOKENS
 from contract.records import NO_SLOT, PAGE_META
-
-
-def pages_for(tokens: int) -> int:
-    """Pages that hold ``tokens`` positions."""
-    return -(-tokens // PAGE_TOKENS)
 
 
 class PagePool:

@@ -11,14 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import DType
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from reference.model.families.tensors import Limits
-from reference.runner import MAX_VARIANTS
+from reference.limits import Limits
 
 RECURRENT = "SSM_"
 """How the opcodes begin whose state is kept for each slot."""
@@ -29,48 +27,19 @@ FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What an engine is to hold: ``slots`` sequences of up to ``context`` positions, in steps of
-    up to ``tokens`` query tokens and ``rows`` rows of logits."""
-
-    slots: int
-    context: int
-    kv_dtype: DType
-    tokens: int
-    rows: int
-    recent_tokens: int = 64
-
-    @property
-    def limits(self) -> Limits:
-        """The sizes of the graph: pages for the whole context of every slot."""
-        slot_pages = -(-self.context // PAGE_TOKENS)
-        return Limits(
-            slots=self.slots,
-            context=self.context,
-            pages=self.slots * slot_pages,
-            kv_dtype=self.kv_dtype,
-            recent_tokens=self.recent_tokens,
-        )
-
-    @property
-    def largest(self) -> ShapeKey:
-        """The largest step."""
-        return ShapeKey(self.tokens, self.rows)
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What one engine takes.
 
     ``weights`` by storage type, arranged as the tier keeps them. ``constants`` are tables,
     ``step_data`` what the host exchanges with a step, ``scratch`` what lives inside one,
     ``variants`` the lowered steps that are kept, ``workspace`` what a step takes and gives back.
-    ``kv`` are all pages, ``recurrent`` the states of all slots, ``state`` what else outlives a
-    step. Of the total, ``mapped`` is read in place from the model file and ``mirrors`` is host
-    memory beside the device's own.
+    ``kv`` are all pages, ``recurrent`` the states of all slots and those saved beside them,
+    ``state`` what else outlives a step. Of the total, ``mapped`` is read in place from the model
+    file and ``mirrors`` is host memory beside the device's own.
     """
 
     slots: int
+    saved_states: int
     context: int
     pages: int
     kv_dtype: str
@@ -108,7 +77,7 @@ class MemoryPlan:
     @property
     def recurrent_per_slot(self) -> int:
         """State of all recurrent layers of one sequence."""
-        return self.recurrent // self.slots
+        return self.recurrent // (self.slots + self.saved_states)
 
     @property
     def device(self) -> int:
@@ -137,9 +106,9 @@ class MemoryPlan:
 
 
 def plan_memory(
-    graph: Graph, demand: Demand, footprint: Footprint, unified: bool = True
+    graph: Graph, limits: Limits, footprint: Footprint, unified: bool = True
 ) -> MemoryPlan:
-    """The plan of ``graph``, which was built with ``demand.limits``.
+    """The plan of ``graph``, which was built with ``limits``.
 
     ``unified`` says that the device's memory is the host's.
     """
@@ -152,16 +121,18 @@ def plan_memory(
             weights[decl.dtype.name] = weights.get(decl.dtype.name, 0) + held
         elif decl.kind is not BufferKind.SCRATCH:
             sums[_part(decl, paged, recurrent)] += held
+    sums["recurrent"] += sums["recurrent"] // limits.slots * limits.saved_states
     return MemoryPlan(
-        slots=demand.slots,
-        context=demand.context,
-        pages=demand.limits.pages,
-        kv_dtype=demand.kv_dtype.name,
-        step_tokens=demand.tokens,
-        step_rows=demand.rows,
+        saved_states=limits.saved_states,
+        slots=limits.slots,
+        context=limits.context,
+        pages=limits.pages,
+        kv_dtype=limits.kv_dtype.name,
+        step_tokens=limits.step_tokens,
+        step_rows=limits.step_rows,
         weights=weights,
         scratch=footprint.scratch,
-        variants=footprint.variant * MAX_VARIANTS,
+        variants=footprint.variants,
         workspace=footprint.workspace,
         mapped=sum(footprint.mapped.values()),
         mirrors=footprint.mirrors,

@@ -14,13 +14,19 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.dtypes import F32
 from contract.errors import RequestError
-from contract.ir.graph import BufferDecl, Graph
+from contract.execution import ExecutableGraph
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import pack_inputs
+from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.ops.recurrent import RECURRENT
+from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import Buffer, Tier
+from contract.tier import Buffer, Fence, Heap, Tier
 
+PAIRS = "request.pairs"
 RECURRENT_OPCODES = frozenset(spec.opcode for spec in RECURRENT)
 
 
@@ -64,10 +70,15 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
 class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position each slot is at.
 
-    A graph without recurrent layers has no slots here. No submission may be running during a call.
+    ``save`` and ``load`` are submissions like steps: they take their place in the queue and wait
+    for nothing. ``places`` is how many saved states there is room for. ``snapshot`` and ``restore``
+    go through host memory: they wait for these and need that no step is running. A graph without
+    recurrent layers has no slots here.
     """
 
-    def __init__(self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer]) -> None:
+    def __init__(
+        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], places: int = 0
+    ) -> None:
         self._tier = tier
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._nbytes: dict[str, int] = {}
@@ -77,7 +88,31 @@ class RecurrentMemory:
             self._shapes[decl.name] = tuple(shape)
             self._nbytes[decl.name] = math.prod(shape[:-1]) * decl.dtype.row_bytes(shape[-1])
         self._buffers = {name: buffers[name] for name in self._shapes}
-        self._positions = [0] * slots
+        self._positions = np.zeros(slots, np.int64)
+        self._places = np.zeros(places, np.int64)
+        self._pool: dict[str, Buffer] = {}
+        self._saving: ExecutableGraph | None = None
+        self._loading: ExecutableGraph | None = None
+        self._last: Fence | None = None
+        if slots and places:
+            widths = {name: nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()}
+            self._pool = {
+                _saved(name): tier.alloc(
+                    BufferDecl(_saved(name), BufferKind.STATE, F32, (places, width)),
+                    places * self._nbytes[name],
+                    Heap.DEVICE_LOCAL,
+                )
+                for name, width in widths.items()
+            }
+            self._saving, self._loading = (
+                ExecutableGraph(
+                    tier,
+                    _copies(widths, slots, places, save=save),
+                    {**self._buffers, **self._pool},
+                    ShapeKey(0, 1),
+                )
+                for save in (True, False)
+            )
 
     @property
     def slot_bytes(self) -> int:
@@ -87,7 +122,7 @@ class RecurrentMemory:
     def position(self, slot: int) -> int:
         """The position of the token that would continue the slot's sequence."""
         self._check_slot(slot)
-        return self._positions[slot]
+        return int(self._positions[slot])
 
     def advance(self, query: NDArray[np.void]) -> None:
         """Note a step over QUERY_TOKEN[tokens].
@@ -95,26 +130,45 @@ class RecurrentMemory:
         Raises AssertionError for a token that neither continues its slot's sequence nor begins one:
         the state would be of other tokens.
         """
-        if not self._positions:
+        if not len(self._positions) or not len(query):
             return
-        positions = list(self._positions)
-        for slot, position in zip(query["slot"].tolist(), query["position"].tolist(), strict=True):
-            if position not in (0, positions[slot]):
-                raise AssertionError(
-                    f"slot {slot} has a recurrent state for position {positions[slot]}, "
-                    f"not {position}"
-                )
-            positions[slot] = position + 1
-        self._positions = positions
+        order = np.argsort(query["slot"], kind="stable")
+        slots, positions = query["slot"][order], query["position"][order]
+        changes = slots[1:] != slots[:-1]
+        first, last = np.append(True, changes), np.append(changes, True)
+        expected = np.where(first, self._positions[slots], np.append(0, positions[:-1] + 1))
+        wrong = np.flatnonzero((positions != 0) & (positions != expected))
+        if len(wrong):
+            slot, needed, given = (a[wrong[0]] for a in (slots, expected, positions))
+            raise AssertionError(
+                f"slot {slot} has a recurrent state for position {needed}, not {given}"
+            )
+        self._positions[slots[last]] = positions[last] + 1
+
+    def save(self, slot: int, place: int) -> None:
+        """Queue: keep the slot's state in ``place``. RequestError for one there is not."""
+        self._check_slot(slot)
+        self._check_place(place)
+        self._last = _copy(self._saving, slot, place)
+        self._places[place] = self._positions[slot]
+
+    def load(self, place: int, slot: int) -> None:
+        """Queue: let ``slot`` continue what was saved in ``place``. RequestError for one there is
+        not."""
+        self._check_slot(slot)
+        self._check_place(place)
+        self._last = _copy(self._loading, place, slot)
+        self._positions[slot] = self._places[place]
 
     def snapshot(self, slot: int) -> RecurrentSnapshot:
         """The state of ``slot`` as it is now. Raises RequestError for a slot there is not."""
         self._check_slot(slot)
+        self._settle()
         states = {
             name: SlotState(shape, self._read(name, slot).tobytes())
             for name, shape in self._shapes.items()
         }
-        return RecurrentSnapshot(self._positions[slot], MappingProxyType(states))
+        return RecurrentSnapshot(int(self._positions[slot]), MappingProxyType(states))
 
     def restore(self, slot: int, snapshot: RecurrentSnapshot) -> None:
         """Make ``slot`` continue where the snapshot was taken.
@@ -124,17 +178,22 @@ class RecurrentMemory:
         """
         self._check_slot(slot)
         self._check_states(snapshot)
+        self._settle()
         for name, state in snapshot.states.items():
             self._write(name, slot, np.frombuffer(state.data, np.uint8))
         self._positions[slot] = snapshot.position
 
-    def copy(self, source: int, target: int) -> None:
-        """Give ``target`` the state of ``source``. Raises RequestError for a slot there is not."""
-        self._check_slot(source)
-        self._check_slot(target)
-        for name in self._shapes:
-            self._write(name, target, self._read(name, source))
-        self._positions[target] = self._positions[source]
+    def close(self) -> None:
+        """Free the places."""
+        self._settle()
+        for buffer in self._pool.values():
+            self._tier.free(buffer)
+        self._pool = {}
+
+    def _settle(self) -> None:
+        if self._last is not None:
+            self._tier.wait(self._last)
+            self._last = None
 
     def _read(self, name: str, slot: int) -> NDArray[np.uint8]:
         nbytes = self._nbytes[name]
@@ -147,6 +206,11 @@ class RecurrentMemory:
         slots = len(self._positions)
         if not 0 <= slot < slots:
             raise RequestError("slot", f"is {slot}, not one of {slots} with a recurrent state")
+
+    def _check_place(self, place: int) -> None:
+        places = len(self._places)
+        if not 0 <= place < places:
+            raise RequestError("place", f"is {place}, not one of {places} for saved states")
 
     def _check_states(self, snapshot: RecurrentSnapshot) -> None:
         for name in sorted(self._shapes.keys() | snapshot.states.keys()):
@@ -161,3 +225,25 @@ class RecurrentMemory:
                     "snapshot",
                     f"{name} has {len(state.data)} bytes, expected {self._nbytes[name]}",
                 )
+
+
+def _saved(name: str) -> str:
+    return f"saved.{name}"
+
+
+def _copies(widths: Mapping[str, int], slots: int, places: int, *, save: bool) -> Graph:
+    """A graph that copies a row of every state to a place, or back."""
+    builder = GraphBuilder("save" if save else "load")
+    pairs = builder.request(PAIRS, "rows", 2)
+    for name, width in widths.items():
+        state = builder.buffer(name, BufferKind.STATE, F32, (slots, width))
+        saved = builder.buffer(_saved(name), BufferKind.STATE, F32, (places, width))
+        source, target = (state, saved) if save else (saved, state)
+        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
+    return builder.build()
+
+
+def _copy(graph: ExecutableGraph | None, source: int, target: int) -> Fence:
+    assert graph is not None
+    pair = np.array([[source, target]], np.int32)
+    return graph.replay(pack_inputs(graph.inputs, ShapeKey(0, 1), {PAIRS: pair}))

@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from contract.ir.graph import Graph
+from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer
 

@@ -28,14 +28,14 @@ def sample(
 ) -> NDArray[np.int32]:
     """One token per row; NO_TOKEN where a logit is not finite or the largest overflows.
 
-    ``sampling`` is [rows, 16] words, each row one SAMPLING record; ``recent`` is [rows, n] token
-    ids the penalties look at, padded with -1.
+    ``sampling`` is [rows, 16] words, each row one SAMPLING record; ``recent`` is [slots, n] token
+    ids, of which the penalties look at some, see SAMPLING.
     """
     records = np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]
     token = np.full(len(logits), NO_TOKEN, np.int32)
     for row, (values, record) in enumerate(zip(logits, records, strict=True)):
         if np.isfinite(values).all():
-            token[row] = _sample_row(values, record, recent[row])
+            token[row] = _sample_row(values, record, window(record, recent))
     return token
 
 
@@ -61,9 +61,16 @@ def _sample_row(values: Float32, record: np.void, recent: NDArray[np.int32]) -> 
     return int(ids[np.searchsorted(cumulative, target, side="right")])
 
 
+def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tokens before the sampled position that the penalties look at."""
+    position = int(record["position"])
+    places = np.arange(max(0, position - int(record["repeat_last_n"])), position)
+    return recent[record["slot"], places % recent.shape[1]]
+
+
 def penalized(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
     """Logits after the repetition, presence and frequency penalties of the recent tokens."""
-    ids, counts = np.unique(recent[recent >= 0], return_counts=True)
+    ids, counts = np.unique(recent, return_counts=True)
     if not len(ids):
         return values
     values = values.copy()

@@ -1,17 +1,27 @@
-"""STORE_REQUEST_STATE: write one word of the slot table."""
+"""STORE_REQUEST_STATE: what a step sampled becomes the last token of its slots."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.records import QUERY_TOKEN, SLOT
+
 
 def store_request_state(
     *,
-    slot_ids: NDArray[np.int32],
-    value: NDArray[np.int32],
+    token: NDArray[np.int32],
+    output_rows: NDArray[np.int32],
+    query: NDArray[np.int32],
     slot_table: NDArray[np.int32],
-    field: int,
 ) -> None:
-    """slot_table[slot_ids[r], field] = value[r], in place; ``slot_ids`` are distinct."""
-    slot_table[slot_ids, field] = value
+    """Note ``token`` [rows] in ``slot_table`` [slots, 8] (SLOT), in place.
+
+    ``output_rows`` [rows] say whose of ``query`` [tokens, 4] (QUERY_TOKEN) each row is; of several
+    rows of a slot the last one stays.
+    """
+    queries, slots = query.view(QUERY_TOKEN)[:, 0], slot_table.view(SLOT)[:, 0]
+    for sampled, row in zip(token, output_rows, strict=True):
+        slot = slots[queries[row]["slot"]]
+        slot["last_token"] = sampled
+        slot["position"] = queries[row]["position"] + 1

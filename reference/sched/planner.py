@@ -7,47 +7,32 @@ sequence, so this is policy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import numpy as np
+from numpy.typing import NDArray
+
+PENDING = np.dtype([("slot", "<i4"), ("computed", "<i4"), ("length", "<i4")])
+"""A sequence holding a slot: ``length`` tokens can be computed, the first ``computed`` are."""
+
+CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("count", "<i4")])
+"""Compute positions ``start .. start + count - 1`` of a slot in this step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A sequence holding a slot: ``length`` tokens known, the first ``computed`` in the cache."""
+def plan_step(pending: NDArray[np.void], chunk_tokens: int) -> NDArray[np.void]:
+    """The CHUNK[n] of one step. ``chunk_tokens`` caps the prefill tokens of a step.
 
-    slot: int
-    computed: int
-    length: int
-
-    @property
-    def remaining(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
-        return self.length - self.computed
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Compute positions ``start .. start + count - 1`` of a slot in this step."""
-
-    slot: int
-    start: int
-    count: int
-
-
-def plan_step(pending: Sequence[Pending], chunk_tokens: int) -> tuple[Chunk, ...]:
-    """The chunks of one step. ``chunk_tokens`` caps the prefill tokens of a step.
-
-    Every sequence with one token left (decode) is in the step; no step is empty while work is
-    pending. ``pending`` is in order of age.
+    ``pending`` is PENDING[n] in order of age. Every sequence with one token left (decode) is in the
+    step; no step is empty while work is pending.
     """
     if chunk_tokens < 1:
         raise ValueError("a step computes at least one token")
-    decode = [Chunk(p.slot, p.computed, 1) for p in pending if p.remaining == 1]
-    budget = chunk_tokens
-    prefill = []
-    for sequence in pending:
-        if sequence.remaining > 1 and budget > 0:
-            count = min(sequence.remaining, budget)
-            prefill.append(Chunk(sequence.slot, sequence.computed, count))
-            budget -= count
-    return (*decode, *prefill)
+    remaining = pending["length"] - pending["computed"]
+    decode, prefill = np.flatnonzero(remaining == 1), np.flatnonzero(remaining > 1)
+    wanted = remaining[prefill]
+    given = np.minimum(wanted, chunk_tokens - (np.cumsum(wanted) - wanted))
+    prefill, given = prefill[given > 0], given[given > 0]
+    order = np.concatenate([decode, prefill])
+    chunks = np.empty(len(order), CHUNK)
+    chunks["slot"], chunks["start"] = pending["slot"][order], pending["computed"][order]
+    chunks["count"][: len(decode)] = 1
+    chunks["count"][len(decode) :] = given
+    return chunks

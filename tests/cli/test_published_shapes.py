@@ -14,7 +14,8 @@ from contract.ir.codec import decode, encode, graph_digest
 from contract.ir.verify import verify
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
-from reference.memory.planner import Demand, plan_memory
+from reference.limits import whole_contexts
+from reference.memory.planner import plan_memory
 from reference.model.gguf import GgufFile
 from reference.model.open import open_model
 from tests.cli.conftest import Result
@@ -65,13 +66,13 @@ def test_a_sparse_file_takes_no_disk(files: dict[str, Path], size: str) -> None:
 def test_the_graph_verifies_and_survives_the_codec(files: dict[str, Path], size: str) -> None:
     model = open_model(files[size])
     with model.file:
-        demand = Demand(1, CONTEXT, F16, tokens=257, rows=1)
-        graph = model.graph(demand.limits)
+        limits = whole_contexts(1, CONTEXT, F16, step_tokens=257, step_rows=1)
+        graph = model.graph(limits)
         verify(graph)
         again = decode(encode(graph))
         assert again == graph
         assert graph_digest(again) == graph_digest(graph)
-        other = model.graph(Demand(1, CONTEXT + 16, F16, tokens=257, rows=1).limits)
+        other = model.graph(whole_contexts(1, CONTEXT + 16, F16, step_tokens=257, step_rows=1))
         assert graph_digest(other) != graph_digest(graph)
 
 
@@ -79,9 +80,9 @@ def test_the_graph_verifies_and_survives_the_codec(files: dict[str, Path], size:
 def test_the_memory_plan_is_the_published_one(files: dict[str, Path], size: str) -> None:
     model = open_model(files[size])
     with model.file, CpuTier() as tier:
-        demand = Demand(2, CONTEXT, F16, tokens=257, rows=1)
-        graph = model.graph(demand.limits)
-        plan = plan_memory(graph, demand, tier.footprint(graph, demand.largest))
+        limits = whole_contexts(2, CONTEXT, F16, step_tokens=257, step_rows=1)
+        graph = model.graph(limits)
+        plan = plan_memory(graph, limits, tier.footprint(graph, limits.largest))
     assert plan.kv_per_token == KV_PER_TOKEN[size]
     assert plan.kv == 2 * CONTEXT * KV_PER_TOKEN[size]
     assert plan.recurrent_per_slot == RECURRENT[size]

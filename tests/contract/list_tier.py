@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -14,12 +14,13 @@ from contract.dtypes import F32
 from contract.execution import ExecutableGraph
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import InputLayout, pack_inputs, step_of
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo, check_range
+from contract.tier import Heap, TierInfo, check_form, check_range
 
-WIDTH = 4
+WIDTH, MOST = 4, 2
 ONE, TWO = ShapeKey(1, 0), ShapeKey(2, 0)
 
 
@@ -42,7 +43,8 @@ class Memory:
 class Batch:
     graph: Graph
     buffers: Mapping[str, Memory]
-    key: ShapeKey
+    form: ShapeKey
+    inputs: InputLayout
 
     @property
     def packets(self) -> int:
@@ -52,6 +54,7 @@ class Batch:
 @dataclass
 class Done:
     number: int
+    outputs: Mapping[str, NDArray[np.uint8]]
     done: bool = True
 
 
@@ -62,7 +65,10 @@ class Loaded:
 
 @dataclass
 class ListTier:
-    """Runs graphs of SCALE nodes the moment they are submitted, and keeps the order."""
+    """Runs graphs of one SCALE node the moment they are submitted, and keeps the order.
+
+    ``x`` is the graph's inputs where it is a REQUEST buffer.
+    """
 
     submitted: list[str] = field(default_factory=list)
     lowered: list[ShapeKey] = field(default_factory=list)
@@ -83,7 +89,10 @@ class ListTier:
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         return declared_footprint(graph, largest)
 
-    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}))
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         pass
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Memory:
@@ -109,17 +118,28 @@ class ListTier:
     def load_kernel(self, blob: bytes) -> Loaded:
         return Loaded(decode_kernel(blob))
 
-    def lower(self, graph: Graph, buffers: Mapping[str, Memory], key: ShapeKey) -> Batch:
-        self.lowered.append(key)
-        return Batch(graph, dict(buffers), key)
+    def lower(
+        self, graph: Graph, buffers: Mapping[str, Memory], form: ShapeKey, inputs: InputLayout
+    ) -> Batch:
+        self.lowered.append(form)
+        return Batch(graph, dict(buffers), form, inputs)
 
-    def submit(self, batch: Batch, *, resume: bool = False) -> Done:
+    def submit(self, batch: Batch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> Done:
+        step = step_of(inputs)
+        check_form(batch.form, step)
         self.submitted.append(batch.graph.name)
-        for node in batch.graph.nodes:
-            x, y = (batch.buffers[node.operands[name].buffer].floats for name in ("x", "y"))
-            count = batch.key.tokens * WIDTH
-            y[:count] = x[:count] * np.float32(node.params["factor"])
-        return Done(len(self.submitted))
+        (node,) = batch.graph.nodes
+        count = step.tokens * WIDTH
+        source, y = node.operands["x"].buffer, batch.buffers[node.operands["y"].buffer]
+        if source in batch.buffers:
+            x = batch.buffers[source].floats
+        else:
+            x = inputs[batch.inputs.offsets[source] :].view(np.float32)
+        y.floats[:count] = x[:count] * np.float32(node.params["factor"])
+        return Done(
+            len(self.submitted),
+            {name: batch.buffers[name].data[: 4 * count].copy() for name in wanted},
+        )
 
     def wait(self, fence: Done, timeout: float | None = None) -> None:
         self.waited.append(fence.number)
@@ -139,19 +159,38 @@ class ListTier:
         self.close()
 
 
-def scale_graph(name: str, factor: float) -> Graph:
+def scale_graph(name: str, factor: float, *, chained: bool = False) -> Graph:
+    """y = factor x: of a step's inputs, or of what another graph left (``chained``)."""
     b = GraphBuilder(name)
-    x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", WIDTH))
-    b.emit(Opcode.SCALE, x=x, factor=factor, y=b.output("out", "tokens", WIDTH))
+    if chained:
+        x = b.buffer("in", BufferKind.WEIGHT, F32, (MOST, WIDTH))
+        y = b.output("out", MOST, WIDTH)
+    else:
+        x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+        y = b.output("out", "tokens", WIDTH)
+    b.emit(Opcode.SCALE, x=x, factor=factor, y=y)
     return b.build()
 
 
-def memory(name: str, tokens: int = 2) -> Memory:
+def memory(name: str, tokens: int = MOST) -> Memory:
     return Memory(name, Heap.HOST_VISIBLE, np.zeros(tokens * WIDTH * 4, np.uint8))
 
 
-def executable(
-    tier: ListTier, name: str, factor: float, source: Memory, target: Memory, capacity: int = 4
+def executable(tier: ListTier, name: str, factor: float, target: Memory) -> ExecutableGraph:
+    """``target`` = ``factor`` times a step's inputs."""
+    return ExecutableGraph(tier, scale_graph(name, factor), {"out": target}, TWO)
+
+
+def chained(
+    tier: ListTier, name: str, factor: float, source: Memory, target: Memory
 ) -> ExecutableGraph:
-    buffers = {"in": source, "out": target}
-    return ExecutableGraph(tier, scale_graph(name, factor), buffers, capacity)
+    """``target`` = ``factor`` times ``source``."""
+    graph = scale_graph(name, factor, chained=True)
+    return ExecutableGraph(tier, graph, {"in": source, "out": target}, TWO)
+
+
+def inputs_of(graph: ExecutableGraph, *values: float) -> NDArray[np.uint8]:
+    """A step of one token, or of two, for each WIDTH ``values``."""
+    step = ShapeKey(max(1, len(values) // WIDTH), 0)
+    arrays = {"in": np.array(values, np.float32)} if "in" in graph.inputs.offsets else {}
+    return pack_inputs(graph.inputs, step, arrays)

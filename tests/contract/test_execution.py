@@ -1,162 +1,135 @@
-"""Execution objects over a small tier: exact variants, ports, streams, events, plans, copies."""
+"""Execution objects over a small tier: forms of steps, ports, streams, events, plans, copies."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.dtypes import F32
-from contract.errors import ExecutionError, MissingVariant
-from contract.execution import Event, ExecutableGraph, Plan, Stream, VariantTable, copy_buffer
+from contract.errors import ExecutionError
+from contract.execution import Event, ExecutableGraph, Plan, Stream, copy_buffer
 from contract.ir.graph import BufferKind, GraphBuilder
+from contract.ir.inputs import pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from tests.contract.list_tier import (
     ONE,
     TWO,
     WIDTH,
-    Batch,
     ListTier,
+    chained,
     executable,
+    inputs_of,
     memory,
     scale_graph,
 )
 
+ROW, ROWS = range(4), range(8)
 
-class TestVariants:
-    def test_replay_computes_on_the_bound_buffers(self) -> None:
-        tier, a, b = ListTier(), memory("a"), memory("b")
-        graph = executable(tier, "double", 2.0, a, b)
-        a.floats[:] = range(8)
-        graph.record(ONE)
-        graph.record(TWO)
-        graph.replay(ONE)
-        assert b.floats.tolist() == [0, 2, 4, 6, 0, 0, 0, 0]
-        fence = graph.replay(TWO)
-        assert b.floats.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+class TestForms:
+    def test_replay_computes_on_its_inputs_and_the_bound_buffers(self) -> None:
+        tier, out = ListTier(), memory("out")
+        graph = executable(tier, "double", 2.0, out)
+        graph.replay(inputs_of(graph, *ROW))
+        assert out.floats.tolist() == [0, 2, 4, 6, 0, 0, 0, 0]
+        fence = graph.replay(inputs_of(graph, *ROWS))
+        assert out.floats.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
         assert fence.done
 
-    def test_a_key_is_exact(self) -> None:
-        """Neither a larger recorded variant nor another row count stands in for a missing one."""
-        tier = ListTier()
-        graph = executable(tier, "g", 2.0, memory("a"), memory("b"))
-        graph.record(TWO)
-        for key in (ONE, ShapeKey(2, 1)):
-            assert not graph.has_variant(key)
-            with pytest.raises(MissingVariant, match=r"graph g has no variant for ShapeKey"):
-                graph.replay(key)
-        with pytest.raises(MissingVariant):
-            graph.replay_on(ONE, Stream(tier))
-        assert tier.submitted == []
+    def test_a_fence_holds_what_was_wanted_of_its_own_step(self) -> None:
+        graph = executable(ListTier(), "double", 2.0, memory("out"))
+        first = graph.replay(inputs_of(graph, *ROWS), ["out"])
+        second = graph.replay(inputs_of(graph, *ROW), ["out"])
+        assert first.outputs["out"].view(np.float32).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+        assert second.outputs["out"].view(np.float32).tolist() == [0, 2, 4, 6]
+        assert graph.replay(inputs_of(graph, *ROW)).outputs == {}
 
-    def test_lowering_happens_once_a_record(self) -> None:
+    def test_a_step_takes_the_smallest_form_that_holds_it(self) -> None:
         tier = ListTier()
-        graph = executable(tier, "g", 2.0, memory("a"), memory("b"))
-        graph.record(ONE)
-        for _ in range(5):
-            graph.replay(ONE)
-        assert tier.lowered == [ONE]
+        graph = executable(tier, "g", 2.0, memory("out"))
+        assert graph.forms == (ONE, TWO)
+        assert [graph.form_of(ShapeKey(n, 0)) for n in (0, 1, 2)] == [ONE, ONE, TWO]
+
+    def test_a_form_is_lowered_once(self) -> None:
+        tier = ListTier()
+        graph = executable(tier, "g", 2.0, memory("out"))
+        for values in (ROW, ROWS, ROW, ROWS, ROW):
+            graph.replay(inputs_of(graph, *values))
+        assert tier.lowered == [ONE, TWO]
+        assert graph.recorded == (ONE, TWO)
         assert len(tier.submitted) == 5
 
-    def test_the_least_recently_used_variant_is_dropped(self) -> None:
-        graph = executable(ListTier(), "g", 2.0, memory("a", 9), memory("b", 9), capacity=2)
-        keys = [ShapeKey(n, 0) for n in (1, 2, 3)]
-        graph.record(keys[0])
-        graph.record(keys[1])
-        graph.replay(keys[0])
-        graph.record(keys[2])
-        assert graph.keys == (keys[0], keys[2])
-        with pytest.raises(MissingVariant):
-            graph.replay(keys[1])
+    @pytest.mark.parametrize("step", [ShapeKey(3, 0), ShapeKey(1, 1)])
+    def test_a_step_larger_than_the_largest(self, step: ShapeKey) -> None:
+        tier = ListTier()
+        graph = executable(tier, "g", 2.0, memory("out"))
+        with pytest.raises(ExecutionError, match=f"graph g: a step of .*{step.tokens}.* is larger"):
+            graph.replay(pack_inputs(graph.inputs, step, {}))
+        assert tier.submitted == []
 
-    @given(
-        capacity=st.integers(1, 4),
-        steps=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40),
-    )
-    def test_the_table_is_an_lru_of_exact_keys(
-        self, capacity: int, steps: list[tuple[bool, int]]
-    ) -> None:
-        table = VariantTable(capacity)
-        model: list[int] = []
-        for put, n in steps:
-            if put:
-                table.put(ShapeKey(n, 0), Batch(scale_graph("g", 1.0), {}, ShapeKey(n, 0)))
-            found = table.get(ShapeKey(n, 0))
-            assert (found is not None) == (put or n in model)
-            if found is not None:
-                assert found.key == ShapeKey(n, 0)
-                model = [*(m for m in model if m != n), n][-capacity:]
-            assert table.keys == tuple(ShapeKey(m, 0) for m in model)
-
-    def test_a_table_without_room(self) -> None:
-        with pytest.raises(ValueError, match="capacity is 0"):
-            VariantTable(0)
+    def test_a_batch_refuses_a_step_beyond_its_form(self) -> None:
+        tier = ListTier()
+        graph = executable(tier, "g", 2.0, memory("out"))
+        batch = graph.batch(inputs_of(graph, *ROW))
+        with pytest.raises(ValueError, match="at most"):
+            tier.submit(batch, inputs_of(graph, *ROWS))
 
 
 class TestPorts:
     def test_binding_another_buffer_drops_what_was_recorded(self) -> None:
-        a, b, c = memory("a"), memory("b"), memory("c")
-        graph = executable(ListTier(), "g", 2.0, a, b)
+        b, c = memory("b"), memory("c")
+        graph = executable(ListTier(), "g", 2.0, b)
         graph.record(ONE)
         graph.bind("out", b)
-        assert graph.has_variant(ONE)
+        assert graph.recorded == (ONE,)
         graph.bind("out", c)
-        assert not graph.has_variant(ONE)
-        a.floats[:] = 1
-        graph.record(ONE)
-        graph.replay(ONE)
+        assert graph.recorded == ()
+        graph.replay(inputs_of(graph, 1, 1, 1, 1))
         assert (b.floats.sum(), c.floats.sum()) == (0, 8)
 
     def test_graphs_are_wired_by_sharing_a_buffer(self) -> None:
-        tier, a, shared, out = ListTier(), memory("a"), memory("shared"), memory("out")
-        first = executable(tier, "first", 2.0, a, shared)
-        second = executable(tier, "second", 3.0, shared, out)
-        for graph in (first, second):
-            graph.record(ONE)
-        a.floats[:] = 1
-        first.replay(ONE)
-        second.replay(ONE)
+        tier, shared, out = ListTier(), memory("shared"), memory("out")
+        first = executable(tier, "first", 2.0, shared)
+        second = chained(tier, "second", 3.0, shared, out)
+        first.replay(inputs_of(first, 1, 1, 1, 1))
+        second.replay(inputs_of(second))
         assert out.floats[:WIDTH].tolist() == [6.0] * WIDTH
 
-    def test_changing_a_bound_buffers_contents_needs_no_record(self) -> None:
-        a, b = memory("a"), memory("b")
-        graph = executable(ListTier(), "g", 2.0, a, b)
-        graph.record(ONE)
-        for value in (1.0, 5.0):
-            a.floats[:] = value
-            graph.replay(ONE)
-            assert b.floats[0] == 2 * value
-
-    def test_an_unknown_port(self) -> None:
-        graph = executable(ListTier(), "g", 2.0, memory("a"), memory("b"))
-        with pytest.raises(ExecutionError, match="graph g has no port 'side'"):
-            graph.bind("side", memory("c"))
-
-    def test_scratch_is_no_port(self) -> None:
+    @pytest.mark.parametrize("port", ["side", "in", "scratch.half"])
+    def test_no_port(self, port: str) -> None:
+        """Neither an unknown name, nor inputs, nor a step's own memory."""
         b = GraphBuilder("g")
         x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", WIDTH))
         half = b.emit(Opcode.SCALE, "half", x=x, factor=0.5)
         b.emit(Opcode.SCALE, x=half, factor=0.5, y=b.output("out", "tokens", WIDTH))
-        with pytest.raises(ExecutionError, match=r"no port 'scratch\.half'"):
-            ExecutableGraph(ListTier(), b.build(), {half.buffer: memory("c")}, 1)
+        with pytest.raises(ExecutionError, match=f"graph g has no port '{port}'"):
+            ExecutableGraph(ListTier(), b.build(), {port: memory("c")}, ONE)
 
     def test_recording_with_an_unbound_port(self) -> None:
-        graph = ExecutableGraph(ListTier(), scale_graph("g", 2.0), {"in": memory("a")}, 1)
+        graph = ExecutableGraph(ListTier(), scale_graph("g", 2.0), {}, ONE)
         with pytest.raises(ExecutionError, match="port 'out' is not bound"):
             graph.record(ONE)
 
-    def test_recording_a_key_the_buffers_cannot_hold(self) -> None:
-        graph = executable(ListTier(), "g", 2.0, memory("a", 2), memory("b", 1))
-        graph.record(ONE)
+    def test_a_buffer_too_small_for_the_largest_step(self) -> None:
         with pytest.raises(ExecutionError, match=r"port 'out' needs 32 bytes .* has 16"):
-            graph.record(TWO)
+            executable(ListTier(), "g", 2.0, memory("b", 1))
 
 
 def named(tier: ListTier, name: str) -> ExecutableGraph:
-    graph = executable(tier, name, 1.0, memory("a"), memory("b"))
-    graph.record(ONE)
-    return graph
+    return executable(tier, name, 1.0, memory("out"))
+
+
+def replay_on(tier: ListTier, name: str, stream: Stream) -> None:
+    graph = named(tier, name)
+    graph.replay_on(inputs_of(graph), stream)
+
+
+def add(plan: Plan, tier: ListTier, name: str, stream: Stream) -> int:
+    graph = named(tier, name)
+    return plan.add(graph, inputs_of(graph), stream)
 
 
 class TestStreams:
@@ -164,10 +137,10 @@ class TestStreams:
         tier = ListTier()
         first, second, event = Stream(tier), Stream(tier), Event()
         second.wait(event)
-        named(tier, "late").replay_on(ONE, second)
+        replay_on(tier, "late", second)
         assert second.blocked
         assert tier.submitted == []
-        named(tier, "early").replay_on(ONE, first)
+        replay_on(tier, "early", first)
         event.record(first)
         assert not second.blocked
         assert tier.submitted == ["early", "late"]
@@ -177,7 +150,7 @@ class TestStreams:
         stream, event = Stream(tier), Event()
         event.record(stream)
         stream.wait(event)
-        named(tier, "g").replay_on(ONE, stream)
+        replay_on(tier, "g", stream)
         assert tier.submitted == ["g"]
 
     def test_an_event_is_a_point_in_its_stream(self) -> None:
@@ -185,14 +158,25 @@ class TestStreams:
         tier = ListTier()
         a, b, gate, event = Stream(tier), Stream(tier), Event(), Event()
         a.wait(gate)
-        named(tier, "before").replay_on(ONE, a)
+        replay_on(tier, "before", a)
         event.record(a)
         b.wait(event)
-        named(tier, "after").replay_on(ONE, b)
+        replay_on(tier, "after", b)
         assert not event.recorded
         gate.record(Stream(tier))
         assert event.recorded
         assert tier.submitted == ["before", "after"]
+
+    def test_a_blocked_submission_holds_its_inputs(self) -> None:
+        """The caller writes the next ones at once, whenever the step gets to run."""
+        tier, out, gate = ListTier(), memory("out"), Event()
+        graph, stream = executable(tier, "g", 2.0, out), Stream(tier)
+        stream.wait(gate)
+        inputs = inputs_of(graph, *ROW)
+        graph.replay_on(inputs, stream)
+        inputs[:] = inputs_of(graph, 9, 9, 9, 9)
+        gate.record(Stream(tier))
+        assert out.floats[:WIDTH].tolist() == [0, 2, 4, 6]
 
     def test_an_event_may_be_recorded_again(self) -> None:
         tier = ListTier()
@@ -210,7 +194,7 @@ class TestStreams:
         for name, priority in (("low", 0), ("high", 5), ("low too", 0)):
             stream = Stream(tier, priority)
             stream.wait(event)
-            named(tier, name).replay_on(ONE, stream)
+            replay_on(tier, name, stream)
         event.record(Stream(tier))
         assert tier.submitted == ["high", "low", "low too"]
 
@@ -220,7 +204,7 @@ class TestStreams:
         stream.synchronize()
         assert tier.waited == []
         for name in ("a", "b"):
-            named(tier, name).replay_on(ONE, stream)
+            replay_on(tier, name, stream)
         stream.synchronize()
         assert tier.waited == [2]
 
@@ -237,7 +221,7 @@ class TestPlan:
         streams = [Stream(tier) for _ in range(3)]
         plan = Plan()
         nodes = {
-            name: plan.add(named(tier, name), ONE, streams[i % 3])
+            name: add(plan, tier, name, streams[i % 3])
             for i, name in enumerate(("sink", "left", "right", "source"))
         }
         for before, after in (("source", "left"), ("source", "right"), ("left", "sink"),
@@ -254,9 +238,9 @@ class TestPlan:
         stuck, free = Stream(tier), Stream(tier)
         stuck.wait(gate)
         plan = Plan()
-        source = plan.add(named(tier, "source"), ONE, stuck)
-        sink = plan.add(named(tier, "sink"), ONE, free)
-        plan.add(named(tier, "other"), ONE, Stream(tier))
+        source = add(plan, tier, "source", stuck)
+        sink = add(plan, tier, "sink", free)
+        add(plan, tier, "other", Stream(tier))
         plan.after(sink, source)
         plan.execute()
         assert tier.submitted == ["other"]
@@ -269,9 +253,8 @@ class TestPlan:
         plan = Plan()
         previous = None
         for i in range(3):
-            graph = executable(tier, str(i), 2.0, buffers[i], buffers[i + 1])
-            graph.record(ONE)
-            node = plan.add(graph, ONE, Stream(tier))
+            graph = chained(tier, str(i), 2.0, buffers[i], buffers[i + 1])
+            node = plan.add(graph, inputs_of(graph), Stream(tier))
             if previous is not None:
                 plan.after(node, previous)
             previous = node
@@ -286,7 +269,7 @@ class TestPlan:
         plan = Plan()
         graph = named(tier, "g")
         for _ in range(8):
-            plan.add(graph, ONE, Stream(tier))
+            plan.add(graph, inputs_of(graph), Stream(tier))
         kept = []
         for before, after in sorted(edges):
             try:
@@ -304,7 +287,7 @@ class TestPlan:
     def test_a_cycle_is_refused(self) -> None:
         tier = ListTier()
         plan = Plan()
-        a, b, c = (plan.add(named(tier, name), ONE, Stream(tier)) for name in "abc")
+        a, b, c = (add(plan, tier, name, Stream(tier)) for name in "abc")
         plan.after(b, a)
         plan.after(c, b)
         for before, after in ((c, a), (a, a), (b, a)):
@@ -315,12 +298,13 @@ class TestPlan:
         with pytest.raises(ExecutionError, match="no node 1"):
             Plan().after(1, 0)
 
-    def test_a_missing_variant_is_found_before_anything_runs(self) -> None:
+    def test_what_cannot_be_lowered_is_found_before_anything_runs(self) -> None:
         tier = ListTier()
         plan = Plan()
-        plan.add(named(tier, "ready"), ONE, Stream(tier))
-        plan.add(named(tier, "not recorded"), TWO, Stream(tier))
-        with pytest.raises(MissingVariant, match="not recorded"):
+        add(plan, tier, "ready", Stream(tier))
+        unbound = ExecutableGraph(tier, scale_graph("unbound", 2.0), {}, ONE)
+        plan.add(unbound, inputs_of(unbound), Stream(tier))
+        with pytest.raises(ExecutionError, match="unbound"):
             plan.execute()
         assert tier.submitted == []
 
@@ -333,15 +317,12 @@ def _reaches(edges: list[tuple[int, int]], start: int, goal: int) -> bool:
 
 class TestCopy:
     def test_a_copy_keeps_its_place_in_the_stream(self) -> None:
-        tier, a, b, c = ListTier(), memory("a"), memory("b"), memory("c")
-        graph = executable(tier, "g", 2.0, a, b)
-        graph.record(TWO)
+        tier, b, c = ListTier(), memory("b"), memory("c")
+        graph = executable(tier, "g", 2.0, b)
         stream = Stream(tier)
-        a.floats[:] = 1
-        graph.replay_on(TWO, stream)
+        graph.replay_on(inputs_of(graph, *[1] * 8), stream)
         copy_buffer(stream, b, c, 8, source_offset=4, destination_offset=16)
-        a.floats[:] = 5
-        graph.replay_on(TWO, stream)
+        graph.replay_on(inputs_of(graph, *[5] * 8), stream)
         assert c.floats.tolist() == [0, 0, 0, 0, 2, 2, 0, 0]
         assert tier.waited == [1]
 

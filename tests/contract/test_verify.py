@@ -40,29 +40,30 @@ def scale(name: str, x: str, y: str, **params: Scalar) -> Node:
     return Node(name, Opcode.SCALE, {"x": View(x), "y": View(y)}, params or {"factor": 2.0})
 
 
-def store(name: str, table: str | View) -> Node:
-    """A STORE_REQUEST_STATE, the smallest op that updates in place."""
-    view = table if isinstance(table, View) else View(table)
-    operands = {"slot_ids": View("slot_ids"), "value": View("value"), "slot_table": view}
-    return Node(name, Opcode.STORE_REQUEST_STATE, operands, {"field": 1})
+LEFT, RIGHT, ACROSS = (0, 8), (8, 16), (7, 15)
 
 
-def load(name: str, table: str | View) -> Node:
-    """A LOAD_REQUEST_STATE of the same table into the output."""
-    view = table if isinstance(table, View) else View(table)
-    operands = {"slot_ids": View("slot_ids"), "slot_table": view, "value": View("loaded")}
-    return Node(name, Opcode.LOAD_REQUEST_STATE, operands, {"field": 1})
+def store(name: str, columns: tuple[int, int] = LEFT) -> Node:
+    """A COPY_ROWS, the smallest op that updates in place, into columns of the table."""
+    target = View("table", columns)
+    operands = {"source": View("rows"), "pairs": View("pairs"), "target": target}
+    return Node(name, Opcode.COPY_ROWS, operands, {})
+
+
+def load(name: str, columns: tuple[int, int] = LEFT) -> Node:
+    """A SELECT_ROWS of the same table into the output."""
+    operands = {
+        "x": View("table", columns), "output_rows": View("wanted"), "y": View("loaded"),
+    }  # fmt: skip
+    return Node(name, Opcode.SELECT_ROWS, operands, {})
 
 
 INPUT = buffer("in", K.REQUEST)
 OUT = buffer("out", K.OUTPUT)
 TMP = buffer("tmp", K.SCRATCH)
-SLOT_BUFFERS = (
-    buffer("slot_ids", K.REQUEST, ("rows",), I32),
-    buffer("value", K.REQUEST, ("rows",), I32),
-    buffer("loaded", K.OUTPUT, ("rows",), I32),
-)
-TABLE_STATE = buffer("table", K.STATE, (4, 16), I32)
+STORED = (buffer("rows", K.WEIGHT, (3, 8)), buffer("pairs", K.REQUEST, ("rows", 2), I32))
+LOADED = (buffer("wanted", K.REQUEST, ("rows",), I32), buffer("loaded", K.OUTPUT, ("rows", 8)))
+TABLE_STATE = buffer("table", K.STATE, (4, 16))
 BARRIER = Node("fence", Opcode.BARRIER, {}, {})
 
 
@@ -306,16 +307,16 @@ def test_reading_columns_of_which_some_were_not_written() -> None:
 
 
 def test_updating_what_nothing_wrote() -> None:
-    table = buffer("table", K.SCRATCH, (4, 16), I32)
-    bad = graph(store("n", "table"), load("m", "table"), buffers=(*SLOT_BUFFERS, table))
+    table = buffer("table", K.SCRATCH, (4, 16))
+    bad = graph(store("n"), load("m"), buffers=(*STORED, *LOADED, table))
     rejected(bad, "n", Rule.READ_BEFORE_WRITE)
 
 
 def test_what_an_update_may_go_on_with() -> None:
-    """An output keeps what the step before left, a request buffer is there from the start."""
-    for kind in (K.OUTPUT, K.REQUEST, K.STATE):
-        table = buffer("table", kind, (4, 16), I32)
-        verify(graph(store("n", "table"), buffers=(*SLOT_BUFFERS[:2], table)))
+    """A state, and an output: it keeps what the step before left."""
+    both = store("left"), store("right", RIGHT)
+    for kind in (K.OUTPUT, K.STATE):
+        verify(graph(*both, buffers=(*STORED, buffer("table", kind, (4, 16)))))
 
 
 @pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST, K.STATE])
@@ -326,14 +327,12 @@ def test_writing_what_is_not_the_steps_to_write(kind: BufferKind) -> None:
     rejected(bad, "n", Rule.WRITABLE_BUFFER)
 
 
-@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT])
+@pytest.mark.parametrize("kind", [K.WEIGHT, K.CONSTANT, K.REQUEST])
 def test_updating_what_is_read_only(kind: BufferKind) -> None:
-    operands = {"slot_ids": View("ids"), "value": View("ids"), "slot_table": View("table")}
-    node = Node("n", Opcode.STORE_REQUEST_STATE, operands, {"field": 1})
-    ids = buffer("ids", K.REQUEST, ("rows",), I32)
-    bad = graph(node, buffers=(ids, buffer("table", kind, (4, 8), I32)))
+    """A step's inputs are a snapshot: what was written there nobody would ever see."""
+    bad = graph(store("n"), buffers=(*STORED, buffer("table", kind, (4, 16))))
     rejected(bad, "n", Rule.WRITABLE_BUFFER)
-    verify(graph(node, buffers=(ids, buffer("table", K.STATE, (4, 8), I32))))
+    verify(graph(store("n"), buffers=(*STORED, TABLE_STATE)))
 
 
 def test_two_writers_of_one_buffer() -> None:
@@ -361,30 +360,29 @@ def test_writing_an_input_of_the_same_node() -> None:
     verify(graph(add("n", "in", "in", "out")))
 
 
-def slot_graph(*nodes: Node) -> Graph:
-    return graph(*nodes, buffers=(*SLOT_BUFFERS, TABLE_STATE))
+def table_graph(*nodes: Node) -> Graph:
+    return graph(*nodes, buffers=(*STORED, *LOADED, TABLE_STATE))
 
 
 def test_reading_after_an_update_needs_a_barrier() -> None:
-    update, read = store("update", "table"), load("n", "table")
-    verify(slot_graph(update, BARRIER, read))
-    detail = rejected(slot_graph(update, read), "n", Rule.UNGUARDED_READ)
+    update, read = store("update"), load("n")
+    verify(table_graph(update, BARRIER, read))
+    detail = rejected(table_graph(update, read), "n", Rule.UNGUARDED_READ)
     assert "update; put a barrier" in detail
-    rejected(slot_graph(BARRIER, update, read), "n", Rule.UNGUARDED_READ)
+    rejected(table_graph(BARRIER, update, read), "n", Rule.UNGUARDED_READ)
 
 
 def test_updating_after_an_update_needs_a_barrier() -> None:
-    first, second = store("first", "table"), store("n", "table")
-    tail = (dataclasses.replace(BARRIER, name="f2"), load("end", "table"))
-    verify(slot_graph(first, BARRIER, second, *tail))
-    rejected(slot_graph(first, second, *tail), "n", Rule.UNGUARDED_READ)
+    first, second = store("first"), store("n")
+    tail = (dataclasses.replace(BARRIER, name="f2"), load("end"))
+    verify(table_graph(first, BARRIER, second, *tail))
+    rejected(table_graph(first, second, *tail), "n", Rule.UNGUARDED_READ)
 
 
 def test_reading_other_columns_than_were_updated_needs_none() -> None:
-    update = store("update", View("table", (0, 8)))
-    verify(slot_graph(update, load("n", View("table", (8, 16)))))
-    touching = load("n", View("table", (7, 15)))
-    rejected(slot_graph(update, touching), "n", Rule.UNGUARDED_READ)
+    update = store("update")
+    verify(table_graph(update, load("n", RIGHT)))
+    rejected(table_graph(update, load("n", ACROSS)), "n", Rule.UNGUARDED_READ)
 
 
 def test_an_output_nothing_writes() -> None:

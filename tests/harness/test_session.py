@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import harness.generate
+from contract.tier import Tier
+from contract.types import FinishReason, SamplingParams
 from harness.generate import Session, SessionOptions
 from harness.synth import SynthSpec, write_synthetic
+from harness.tiers import available_tiers, open_tier
+from reference.cpu.tier import CpuTier
+from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
-from reference.model.families.tensors import Limits
 from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.late_tier import LateTier
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +66,70 @@ def test_what_was_planned_is_not_built_again(model_path: Path) -> None:
         assert other != graph
         again = model.graph(limits)
         assert again == graph
+
+
+PROMPTS = (tuple(range(40, 75)), tuple(range(90, 99)))
+SAMPLED = SamplingParams(temperature=0.9, repeat_penalty=1.2, seed=5)
+
+
+def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
+    model = open_model(model_path)
+    options = SessionOptions(context=64, chunk=8)
+    session = Session(model, tier, ModelRunner(model, tier, options.limits(64)), chunk=8)
+    session.engine.steps_ahead = steps_ahead
+    return session
+
+
+def tier_of(name: str) -> Tier:
+    return {"cpu": CpuTier, "late": LateTier}[name]() if name != "opencl" else open_tier(name)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 3])
+@pytest.mark.parametrize("name", [*available_tiers(), "late"])
+def test_a_cancelled_generation_leaves_nothing_behind(
+    model_path: Path, name: str, steps_ahead: int
+) -> None:
+    """Cancelled after every number of pieces, in the middle of the prompt too: the next
+    generation is what it would have been alone."""
+    with tier_of(name) as tier:
+        session = open_session(model_path, tier, steps_ahead)
+        alone = [piece.token for piece in session.generate(PROMPTS[1], SAMPLED, 9)]
+        for pieces in range(9):
+            first = session.generate(PROMPTS[0], SAMPLED, 20)
+            for _ in range(pieces):
+                next(first)
+            if pieces == 0:
+                session.engine.step()
+            first.cancel()
+            assert first.finish_reason is FinishReason.CANCELLED
+            second = session.generate(PROMPTS[1], SAMPLED, 9)
+            assert [piece.token for piece in second] == alone, f"cancelled after {pieces}"
+        session.runner.close()
+
+
+def test_a_new_generation_cancels_the_one_before(model_path: Path) -> None:
+    with CpuTier() as tier:
+        session = open_session(model_path, tier, 1)
+        first = session.generate(PROMPTS[0], SAMPLED, 20)
+        next(first)
+        second = session.generate(PROMPTS[1], SAMPLED, 3)
+        assert first.finish_reason is FinishReason.CANCELLED
+        assert len(list(second)) == 3
+        assert session.engine.idle
+        session.runner.close()
+
+
+def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
+    """Scoring shares the engine with generations."""
+    with LateTier() as tier:
+        model = open_model(model_path)
+        limits = SessionOptions(context=64, chunk=8, all_logits=True).limits(64)
+        with ModelRunner(model, tier, limits) as runner:
+            session = Session(model, tier, runner, chunk=8)
+            expected, got = (np.empty((9, model.config.vocab), np.float32) for _ in range(2))
+            session.logits(PROMPTS[1], expected)
+            generation = session.generate(PROMPTS[0], SAMPLED, 20)
+            next(generation)
+            generation.cancel()
+            session.logits(PROMPTS[1], got)
+            assert (got == expected).all()

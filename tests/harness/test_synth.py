@@ -23,12 +23,12 @@ from harness.synth.spec import DENSE
 from harness.synth.tensors import more_bits
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.gguf import open_gguf
 from reference.model.open import open_model
 from reference.model.tokenizer import load_tokenizer
 from reference.quant import FORMATS
-from reference.runner import Capacity, ModelRunner
+from reference.runner import ModelRunner
 from tests.families_table import DENSE as DENSE_MODELS
 from tests.families_table import FAMILIES
 from tests.paths import ROOT, VOCAB
@@ -56,8 +56,8 @@ def logits_of(path: Path, tokens: tuple[int, ...] = (72, 101, 108, 108, 111)) ->
     """float32[positions, vocab] of a prompt."""
     model = open_model(path)
     parts: list[np.ndarray] = []
-    limits = Limits(slots=1, context=64, pages=8)
-    with CpuTier() as tier, ModelRunner(model, tier, limits, Capacity(17, 16)) as runner:
+    limits = Limits(slots=1, context=64, pages=8, step_tokens=17, step_rows=16)
+    with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
         engine = Engine(runner)
         engine.submit(Request(1, tokens, 0), lambda first, logits: parts.append(logits))
         list(engine.run())

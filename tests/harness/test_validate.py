@@ -23,7 +23,7 @@ from harness.validate.trace import (
     with_outputs,
 )
 from reference.cpu.tier import CpuTier
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
 
 TOKENS = tuple(range(3, 24))

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from contract.ir.graph import Graph, Node
+from contract.ir.graph import Node
 from contract.opcodes import Opcode
-from contract.shape_key import ShapeKey
-from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
+from reference.cpu.tier import CpuTier
 from reference.matrix import Matrix
 from reference.ops.rms_norm import rms_norm
 from reference.quant import FORMATS
@@ -28,22 +27,16 @@ class BrokenTier(CpuTier):
         super().__init__()
         self.broken = (opcode, output, kernel, above)
 
-    def lower(self, graph: Graph, buffers: Mapping[str, CpuBuffer], key: ShapeKey) -> CpuBatch:
-        """The sound batch, one result of one opcode computed again and otherwise."""
-        batch = super().lower(graph, buffers, key)
-        parts = zip(batch.calls, batch.nodes, batch.operands, strict=True)
-        return replace(batch, calls=tuple(self._replaced(*part) for part in parts))
-
-    def _replaced(
-        self, call: Callable[[], None], node: Node, operands: Operands
-    ) -> Callable[[], None]:
+    def call_of(self, node: Node, bound: Operands) -> Callable[[], None]:
+        """The sound call, one result of one opcode computed again and otherwise."""
+        call = super().call_of(node, bound)
         opcode, output, kernel, above = self.broken
-        if node.opcode is not opcode or len(operands[output]) <= above:
+        if node.opcode is not opcode or len(bound[output]) <= above:
             return call
 
         def broken_call() -> None:
             call()
-            operands[output][...] = kernel(operands, node.params)
+            bound[output][...] = kernel(bound, node.params)
 
         return broken_call
 

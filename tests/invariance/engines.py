@@ -6,8 +6,8 @@ schedule. It compares a bench only with itself, so a deliberately broken bench m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,19 +17,38 @@ import numpy as np
 from hypothesis import strategies as st
 
 from contract.dtypes import F32, DType
+from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.digest import logits_digest
+from harness.tiers import available_tiers, open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner, StepInput, Submission
+from reference.runner import ModelRunner, StepInput, Submission
+from tests.late_tier import LateTier
 
 SLOTS = 4
 CONTEXT = 176
 PAGES = 26
 """Fewer than four full slots need, so that requests also wait for pages."""
 STEP_TOKENS = 72
+
+
+TIERS: dict[str, Callable[[], Tier]] = {
+    "cpu": CpuTier,
+    "late": LateTier,
+    **({"opencl": lambda: open_tier("opencl")} if "opencl" in available_tiers() else {}),
+}
+"""What every proof runs on."""
+
+
+@contextmanager
+def bench_on(tier: str, path: Path, **sizes: Any) -> Iterator[Bench]:
+    """A bench on a tier by its name, whose oracle is the CPU tier."""
+    with ExitStack() as stack:
+        oracle = None if tier == "cpu" else stack.enter_context(Bench(path, **sizes))
+        yield stack.enter_context(Bench(path, tier=TIERS[tier](), oracle=oracle, **sizes))
 
 
 @dataclass(slots=True)
@@ -43,11 +62,6 @@ class ObservedRunner:
         """Record and forward."""
         self.steps.append((len(inputs.query), len(np.unique(inputs.query["slot"]))))
         return self.inner.submit(inputs)
-
-    def feed(self, before: Submission) -> Submission:
-        """Record and forward."""
-        self.steps.append((before.key.tokens, before.key.tokens))
-        return self.inner.feed(before)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -84,10 +98,12 @@ class Trace:
 class Schedule:
     """How requests are run. ``joins`` and ``cancels``: request id -> step before which it happens.
 
-    ``slot_order`` is the order in which free slots are handed out, ``page_order`` that of pages.
+    ``slot_order`` is the order in which free slots are handed out, ``page_order`` that of pages;
+    ``steps_ahead`` steps are submitted before the oldest one is read.
     """
 
     chunk_tokens: int = 64
+    steps_ahead: int = 0
     slot_order: tuple[int, ...] | None = None
     page_order: tuple[int, ...] | None = None
     joins: Mapping[int, int] = field(default_factory=dict)
@@ -95,28 +111,35 @@ class Schedule:
 
 
 class Bench:
-    """A model on a tier with its runner observed. ``wrap`` may put something broken in between."""
+    """A model on a tier with its runner observed. ``wrap`` may put something broken in between.
+
+    What a request gives alone is what it gives on ``oracle``, None for this bench itself.
+    """
 
     def __init__(
         self,
         path: Path,
         *,
-        tier: CpuTier | None = None,
+        tier: Tier | None = None,
         kv_dtype: DType = F32,
         slots: int = SLOTS,
         context: int = CONTEXT,
         pages: int = PAGES,
         step_tokens: int = STEP_TOKENS,
         wrap: Callable[[ModelRunner], Any] = lambda runner: runner,
+        oracle: Bench | None = None,
     ) -> None:
         self._stack = ExitStack()
         self.tier = self._stack.enter_context(tier or CpuTier())
         self.model = open_model(path)
         self._stack.callback(self.model.file.close)
-        limits = Limits(slots, context, pages, kv_dtype)
-        runner = ModelRunner(self.model, self.tier, limits, Capacity(step_tokens, step_tokens))
+        limits = Limits(
+            slots, context, pages, kv_dtype, step_tokens=step_tokens, step_rows=step_tokens
+        )
+        runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)
         self.runner = ObservedRunner(wrap(runner))
+        self._oracle = oracle or self
         self._alone: dict[Request, Trace] = {}
 
     def __enter__(self) -> Self:
@@ -132,15 +155,19 @@ class Bench:
         self._stack.close()
 
     def alone(self, request: Request) -> Trace:
-        """The request with the engine to itself; computed once."""
-        if request not in self._alone:
-            self._alone[request] = self.execute([request], Schedule())[request.id]
-        return self._alone[request]
+        """The request with the oracle's engine to itself, one step at a time; computed once."""
+        oracle = self._oracle
+        if request not in oracle._alone:
+            oracle._alone[request] = oracle.execute([request], Schedule())[request.id]
+        return oracle._alone[request]
 
     def execute(self, requests: Sequence[Request], schedule: Schedule) -> dict[int, Trace]:
         """Run the requests as ``schedule`` says, to the end of all that are not cancelled."""
         engine = Engine(
-            self.runner, chunk_tokens=schedule.chunk_tokens, page_order=schedule.page_order
+            self.runner,  # type: ignore[arg-type]
+            chunk_tokens=schedule.chunk_tokens,
+            page_order=schedule.page_order,
+            steps_ahead=schedule.steps_ahead,
         )
         if schedule.slot_order is not None:
             permute_slots(engine, schedule.slot_order)
@@ -239,6 +266,7 @@ def loads(
     pages = np.random.Generator(np.random.Philox(key=page_seed)).permutation(PAGES)
     return requests, Schedule(
         chunk_tokens=draw(st.integers(1, 64)),
+        steps_ahead=draw(st.integers(0, RING_STEPS - 1)),
         slot_order=tuple(draw(st.permutations(range(SLOTS)))),
         page_order=tuple(int(page) for page in pages),
         joins=draw(st.fixed_dictionaries(dict.fromkeys(ids, steps))),

@@ -10,10 +10,12 @@ import pytest
 from contract.types import Request, SamplingParams
 from tests.invariance import controls
 from tests.invariance.engines import (
+    TIERS,
     Bench,
     Schedule,
     assert_prefill_equals_decode,
     assert_schedule_invariant,
+    bench_on,
 )
 
 TEXTS = {
@@ -25,9 +27,10 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def bench(default_model_path: Path) -> Iterator[Bench]:
-    with Bench(default_model_path, context=64, pages=10, step_tokens=28) as bench:
+@pytest.fixture(scope="module", params=TIERS)
+def bench(request: pytest.FixtureRequest, default_model_path: Path) -> Iterator[Bench]:
+    sizes = {"context": 64, "pages": 10, "step_tokens": 28}
+    with bench_on(request.param, default_model_path, **sizes) as bench:
         yield bench
 
 
@@ -41,9 +44,10 @@ def requests_(bench: Bench) -> list[Request]:
 
 
 SCHEDULES = {
-    "together, small chunks": Schedule(chunk_tokens=5),
+    "together, small chunks": Schedule(chunk_tokens=5, steps_ahead=1),
     "joining, leaving, permuted slots and pages": Schedule(
         chunk_tokens=9,
+        steps_ahead=3,
         slot_order=(2, 0, 3, 1),
         page_order=(7, 2, 9, 0, 4, 1, 8, 3, 6, 5),
         joins={1: 2, 2: 0, 3: 3},

@@ -16,10 +16,12 @@ from contract.dtypes import F16, F32
 from tests.families_table import FAMILIES
 from tests.invariance import controls, family_controls
 from tests.invariance.engines import (
+    TIERS,
     Bench,
     Schedule,
     assert_prefill_equals_decode,
     assert_schedule_invariant,
+    bench_on,
     request_pool,
 )
 from tests.invariance.test_schedules import CONTROL, PROOF, prove_prefill, prove_schedules
@@ -46,11 +48,18 @@ POOL = request_pool(VOCAB, count=8, longest=80)
 FEW = settings(PROOF, max_examples=3)
 
 
-@pytest.fixture(params=MODELS, scope="module")
+ON_EVERY_TIER = ("qwen3moe", "qwen35", "qwen3next", "gemma4-shared-kv")
+RUNS = [
+    (model, tier) for model in MODELS for tier in TIERS if tier == "cpu" or model in ON_EVERY_TIER
+]
+
+
+@pytest.fixture(params=RUNS, ids=" on ".join, scope="module")
 def bench(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Bench]:
-    quant, kv_dtype = MODELS[request.param]
-    path = synthetic_model(quant=quant, **FAMILIES[request.param])
-    with Bench(path, kv_dtype=kv_dtype) as bench:
+    model, tier = request.param
+    quant, kv_dtype = MODELS[model]
+    path = synthetic_model(quant=quant, **FAMILIES[model])
+    with bench_on(tier, path, kv_dtype=kv_dtype) as bench:
         yield bench
 
 
@@ -67,7 +76,8 @@ def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
 
 def test_everyone_at_once(bench: Bench) -> None:
     """The whole pool: slots are used again and their states start anew."""
-    assert_schedule_invariant(bench, POOL, Schedule(chunk_tokens=64))
+    for steps_ahead in (0, 1, 3):
+        assert_schedule_invariant(bench, POOL, Schedule(64, steps_ahead))
     assert max(bench.runner.sequence_counts) == bench.runner.limits.slots
 
 

@@ -18,9 +18,12 @@ from contract.types import Request
 from tests.invariance import controls
 from tests.invariance.engines import (
     SLOTS,
+    TIERS,
     Bench,
+    Schedule,
     assert_prefill_equals_decode,
     assert_schedule_invariant,
+    bench_on,
     loads,
     request_pool,
 )
@@ -56,10 +59,18 @@ CONTROL = settings(
 )
 
 
-@pytest.fixture(params=MODELS, scope="module")
+ON_EVERY_TIER = ("llama q4_k_m, f16 cache", "qwen3 f16, f16 cache", "llama q6_k, q8_0 cache")
+"""The other models differ in what only arithmetic sees, which parity compares tier by tier."""
+RUNS = [
+    (model, tier) for model in MODELS for tier in TIERS if tier == "cpu" or model in ON_EVERY_TIER
+]
+
+
+@pytest.fixture(params=RUNS, ids=" on ".join, scope="module")
 def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -> Iterator[Bench]:
-    fields, kv_dtype = MODELS[request.param]
-    with Bench(synthetic_model(**SHAPE, **fields), kv_dtype=kv_dtype) as bench:
+    model, tier = request.param
+    fields, kv_dtype = MODELS[model]
+    with bench_on(tier, synthetic_model(**SHAPE, **fields), kv_dtype=kv_dtype) as bench:
         yield bench
 
 
@@ -91,6 +102,19 @@ def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
     prove_prefill(bench, PROOF)
     assert 1 in bench.runner.batch_sizes
     assert max(bench.runner.batch_sizes) > 16
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 3])
+def test_every_depth_of_the_pipeline(bench: Bench, steps_ahead: int) -> None:
+    """The whole pool, joining late, two of it cancelled."""
+    ids = [request.id for request in POOL]
+    schedule = Schedule(
+        chunk_tokens=24,
+        steps_ahead=steps_ahead,
+        joins={id_: 2 * place for place, id_ in enumerate(ids)},
+        cancels={ids[1]: 4, ids[-1]: 2 * len(ids) + 1},
+    )
+    assert_schedule_invariant(bench, POOL, schedule)
 
 
 def test_every_token_alone_equals_one_chunk(bench: Bench) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.dtypes import F32
-from contract.execution import ExecutableGraph
+from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.inputs import pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
@@ -26,6 +28,7 @@ KEYS, VALUES, SIZE, HISTORY = 2, 4, 24, 3
 CHANNELS, WIDTH = SIZE * (2 * KEYS + VALUES), SIZE * VALUES
 VOCABULARY = 8
 MOST_TOKENS = 64
+PLACES = 2
 
 Token = tuple[int, int, int]
 """Token id, slot, position."""
@@ -110,35 +113,30 @@ class Layers:
                 values = weights(decl.name, [int(dim) for dim in decl.shape])
                 rows = values.reshape(-1, values.shape[-1])
                 self.buffers[decl.name] = tier.upload(decl, rows.view(np.uint8))
-            elif decl.kind is not BufferKind.SCRATCH:
-                device = decl.kind is BufferKind.STATE
-                heap = Heap.DEVICE_LOCAL if device else Heap.HOST_VISIBLE
+            elif decl.kind not in STEP_LOCAL:
+                heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
                 self.buffers[decl.name] = tier.alloc(decl, buffer_bytes(decl, most), heap)
-        self.recurrent = RecurrentMemory(tier, self.graph, self.buffers)
-        self._executable = ExecutableGraph(tier, self.graph, self.buffers, 64)
+        self.recurrent = RecurrentMemory(tier, self.graph, self.buffers, PLACES)
+        self._executable = ExecutableGraph(tier, self.graph, self.buffers, most)
 
     def step(self, tokens: Sequence[Token]) -> NDArray[np.float32]:
         """The output rows of one step, [tokens, WIDTH]."""
         query = np.array([(*token, 0) for token in tokens], QUERY_TOKEN)
         self.recurrent.advance(query)
-        self._fill("request.query", query)
+        inputs: dict[str, NDArray[Any]] = {"request.query": query}
         for name in ("x", "gate", "alpha", "beta"):
             width = int(self.graph.buffers[name].shape[1])
-            self._fill(name, embeddings(name, width)[query["token"]])
-        key = ShapeKey(len(tokens), 0)
-        if not self._executable.has_variant(key):
-            self._executable.record(key)
-        self.tier.wait(self._executable.replay(key))
-        rows = self.tier.map(self.buffers["y"]).view(np.float32).reshape(-1, WIDTH)
-        return rows[: len(tokens)].copy()
+            inputs[name] = embeddings(name, width)[query["token"]]
+        block = pack_inputs(self._executable.inputs, ShapeKey(len(tokens), 0), inputs)
+        fence = self._executable.replay(block, ["y"])
+        self.tier.wait(fence)
+        return fence.outputs["y"].view(np.float32).reshape(-1, WIDTH)
 
     def close(self) -> None:
         """Free the buffers."""
+        self.recurrent.close()
         for buffer in self.buffers.values():
             self.tier.free(buffer)
-
-    def _fill(self, name: str, data: NDArray[np.generic]) -> None:
-        self.tier.map(self.buffers[name])[: data.nbytes] = data.reshape(-1).view(np.uint8)
 
 
 @lru_cache(maxsize=512)

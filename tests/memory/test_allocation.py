@@ -21,9 +21,10 @@ from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
 from reference.cpu.tier import CpuTier
-from reference.memory.planner import Demand, MemoryPlan, plan_memory
+from reference.limits import Limits, whole_contexts
+from reference.memory.planner import MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
-from reference.runner import MAX_VARIANTS, Capacity, ModelRunner, StepInput
+from reference.runner import ModelRunner, StepInput
 from tests.families_table import FAMILIES
 
 TOLERANCE = 0.01
@@ -56,24 +57,22 @@ def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
         yield opened
 
 
-def plan_on(model: Model, tier: Tier, demand: Demand) -> tuple[MemoryPlan, Footprint]:
-    graph = model.graph(demand.limits)
-    footprint = tier.footprint(graph, demand.largest)
-    return plan_memory(graph, demand, footprint, tier.info.host_unified), footprint
+def plan_on(model: Model, tier: Tier, limits: Limits) -> tuple[MemoryPlan, Footprint]:
+    graph = model.graph(limits)
+    footprint = tier.footprint(graph, limits.largest)
+    return plan_memory(graph, limits, footprint, tier.info.host_unified), footprint
 
 
-def step_of(tokens: int, demand: Demand) -> StepInput:
+def step_of(tokens: int, limits: Limits) -> StepInput:
     """The first tokens of slot 0, whose last row is wanted; they differ, so that experts do."""
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = np.arange(tokens)
     query["position"] = np.arange(tokens)
-    limits = demand.limits
     pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
     return StepInput(
         query,
         np.array([tokens - 1], np.int32),
         np.zeros(1, SAMPLING),
-        np.full((1, limits.recent_tokens), -1, np.int32),
         pages.reshape(limits.slots, limits.slot_pages),
     )
 
@@ -82,16 +81,16 @@ def close(measured: int, predicted: int) -> bool:
     return abs(measured - predicted) <= TOLERANCE * predicted
 
 
-def measure(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
+def measure(model: Model, tier: Tier, limits: Limits) -> tuple[int, int]:
     """Bytes by the tier's own count and by the interpreter's, once a few steps were run."""
-    capacity = Capacity(demand.tokens, demand.rows)
     before = tier.allocated_bytes
     gc.collect()
     tracemalloc.start()
     try:
-        with ModelRunner(model, tier, demand.limits, capacity) as runner:
+        with ModelRunner(model, tier, limits) as runner:
+            runner.prepare()
             for tokens in STEPS:
-                runner.step(step_of(tokens, demand))
+                runner.step(step_of(tokens, limits))
             gc.collect()
             return tier.allocated_bytes - before, tracemalloc.get_traced_memory()[0]
     finally:
@@ -140,7 +139,7 @@ def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case
     """Every storage class of weights, all types of pages, experts, states, one slot and four."""
     fields, kv_dtype, slots = CASES[case]
     model = open_model(synthetic_model(**fields))
-    check(model, tier, Demand(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
+    check(model, tier, whole_contexts(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
 
 
 def test_experts_are_kept_up_to_a_limit(
@@ -148,17 +147,17 @@ def test_experts_are_kept_up_to_a_limit(
 ) -> None:
     """Half of the experts' memory: the plan has that half, and the tier comes close from below."""
     model = open_model(synthetic_model(**family_fields("qwen3moe", "q8_0")))
-    demand = Demand(1, CONTEXT, F16, CHUNK + 1, 1)
+    limits = whole_contexts(1, CONTEXT, F16, CHUNK + 1, 1)
     with CpuTier() as tier:
-        whole = plan_on(model, tier, demand)[0].allocated
+        whole = plan_on(model, tier, limits)[0].allocated
         monkeypatch.setattr("reference.cpu.footprint.expert_memory_limit", lambda: 0)
-        without = plan_on(model, tier, demand)[0].allocated
+        without = plan_on(model, tier, limits)[0].allocated
     limit = (whole - without) // 2
     for module in ("footprint", "prepared"):
         monkeypatch.setattr(f"reference.cpu.{module}.expert_memory_limit", lambda: limit)
     with CpuTier() as tier:
-        plan, _ = plan_on(model, tier, demand)
-        counted, _ = measure(model, tier, demand)
+        plan, _ = plan_on(model, tier, limits)
+        counted, _ = measure(model, tier, limits)
     assert abs(plan.allocated - (without + limit)) < 100
     assert without + 0.9 * limit < counted <= without + limit
 
@@ -166,27 +165,20 @@ def test_experts_are_kept_up_to_a_limit(
 @pytest.mark.parametrize("kv_dtype", [F16, Q8_0], ids=str)
 def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> None:
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
-    demand = Demand(4, 2048, kv_dtype, 256 + 4, 4)
-    traced, predicted = check(default_model, tier, demand)
-    if not in_banks(tier):
-        kept = plan_on(default_model, tier, demand)[0].workspace
+    limits = whole_contexts(4, 2048, kv_dtype, 256 + 4, 4)
+    traced, predicted = check(default_model, tier, limits)
+    if not isinstance(tier, OpenClTier) or tier.shares_memory:
+        kept = plan_on(default_model, tier, limits)[0].workspace
         assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
 
 
-def check(model: Model, tier: Tier, demand: Demand) -> tuple[int, int]:
+def check(model: Model, tier: Tier, limits: Limits) -> tuple[int, int]:
     """The interpreter's count, and the prediction that the tier's own count came close to."""
-    plan, footprint = plan_on(model, tier, demand)
-    counted, traced = measure(model, tier, demand)
-    unlowered = 0 if in_banks(tier) else footprint.variant * (MAX_VARIANTS - len(STEPS))
-    predicted = plan.allocated - unlowered
-    assert close(counted, predicted), (counted, predicted)
+    plan, _ = plan_on(model, tier, limits)
+    counted, traced = measure(model, tier, limits)
+    assert close(counted, plan.allocated), (counted, plan.allocated)
     assert counted <= plan.total
-    return traced, predicted
-
-
-def in_banks(tier: Tier) -> bool:
-    """Whether memory was taken in one piece, room for all lowered steps included."""
-    return isinstance(tier, OpenClTier) and not tier.shares_memory
+    return traced, plan.allocated
 
 
 def test_a_wrong_prediction_is_noticed(
@@ -194,22 +186,22 @@ def test_a_wrong_prediction_is_noticed(
 ) -> None:
     """Negative control: a tier that forgets its prepared weights misses by more than allowed."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
-    demand = Demand(1, 64, F16, CHUNK + 1, 1)
+    limits = whole_contexts(1, 64, F16, CHUNK + 1, 1)
     monkeypatch.setattr("reference.cpu.footprint._prepared_bytes", lambda decl: 0)
     with CpuTier() as tier:
-        plan, _ = plan_on(model, tier, demand)
-        counted, _ = measure(model, tier, demand)
+        plan, _ = plan_on(model, tier, limits)
+        counted, _ = measure(model, tier, limits)
     assert not close(counted, plan.allocated)
 
 
 def test_attention_stays_within_its_workspace(synthetic_model: Callable[..., Path]) -> None:
     """At full context, what a step of the CPU tier takes and gives back is what was planned."""
     model = open_model(synthetic_model(architecture="llama", quant="q8_0", context=8192))
-    demand = Demand(1, 8192, F16, 2, 1)
+    limits = whole_contexts(1, 8192, F16, 2, 1)
     with CpuTier() as tier:
-        plan, _ = plan_on(model, tier, demand)
-        with ModelRunner(model, tier, demand.limits, Capacity(2, 1)) as runner:
-            last = step_of(1, demand)
+        plan, _ = plan_on(model, tier, limits)
+        with ModelRunner(model, tier, limits) as runner:
+            last = step_of(1, limits)
             runner.step(last)
             last.query["position"] = 8191
             tracemalloc.start()

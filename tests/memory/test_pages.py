@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contract.records import NO_SLOT
-from reference.memory.pages import PagePool, pages_for
+from reference.limits import pages_for
+from reference.memory.pages import PagePool
 
 PAGES = 12
 

@@ -20,8 +20,8 @@ from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.cpu.tier import CpuTier
-from reference.memory.planner import Demand, MemoryPlan, longest_plan, plan_memory, state_buffers
-from reference.model.families.tensors import Limits
+from reference.limits import Limits, whole_contexts
+from reference.memory.planner import MemoryPlan, longest_plan, plan_memory, state_buffers
 from reference.model.open import open_model
 
 WIDTHS = (32, 96)
@@ -72,12 +72,12 @@ def hybrid(limits: Limits) -> Graph:
     return b.build()
 
 
-def demand(context: int, slots: int = 1, kv_dtype: DType = F16) -> Demand:
-    return Demand(slots, context, kv_dtype, tokens=16 + slots, rows=slots)
+def limits_of(context: int, slots: int = 1, kv_dtype: DType = F16) -> Limits:
+    return whole_contexts(slots, context, kv_dtype, step_tokens=16 + slots, step_rows=slots)
 
 
-def planned(asked: Demand) -> MemoryPlan:
-    graph = hybrid(asked.limits)
+def planned(asked: Limits) -> MemoryPlan:
+    graph = hybrid(asked)
     return plan_memory(graph, asked, declared_footprint(graph, asked.largest))
 
 
@@ -86,8 +86,8 @@ def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
     dtype: DType, row: int
 ) -> None:
     """A token takes keys and values of both widths, a slot one convolution state."""
-    plan = planned(demand(100, slots=3, kv_dtype=dtype))
-    assert state_buffers(hybrid(demand(100).limits)) == (
+    plan = planned(limits_of(100, slots=3, kv_dtype=dtype))
+    assert state_buffers(hybrid(limits_of(100))) == (
         {"state.kv[0]", "state.kv[1]"},
         {"state.conv"},
     )
@@ -103,8 +103,8 @@ def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
 
 def test_the_declared_bytes_are_all_counted_once() -> None:
     """Negative control of the sorting: a part nobody counts would be missing here."""
-    asked = demand(100, slots=3)
-    graph = hybrid(asked.limits)
+    asked = limits_of(100, slots=3)
+    graph = hybrid(asked)
     declared = sum(
         buffer_bytes(decl, asked.largest)
         for decl in graph.buffers.values()
@@ -117,8 +117,8 @@ def test_the_declared_bytes_are_all_counted_once() -> None:
 
 
 def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
-    asked = demand(64)
-    graph = hybrid(asked.limits)
+    asked = limits_of(64)
+    graph = hybrid(asked)
     footprint = replace(declared_footprint(graph, asked.largest), mirrors=1000)
     plan = plan_memory(graph, asked, footprint, unified=False)
     assert plan.host == 1000
@@ -126,7 +126,7 @@ def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
 
 
 def test_the_plan_is_json() -> None:
-    plan = planned(demand(100, slots=2))
+    plan = planned(limits_of(100, slots=2))
     told = json.loads(json.dumps(plan.to_dict()))
     assert told["total"] == plan.total == told["fixed"] + told["kv"] + told["recurrent"]
     assert told["kv_dtype"] == "f16"
@@ -143,9 +143,9 @@ def test_the_plan_is_json() -> None:
 def test_the_plan_grows_with_slots_and_context(
     context: int, slots: int, more: int, other: int, dtype: DType
 ) -> None:
-    small = planned(demand(context, slots, dtype))
-    longer = planned(demand(context + more, slots, dtype))
-    wider = planned(demand(context, slots + other, dtype))
+    small = planned(limits_of(context, slots, dtype))
+    longer = planned(limits_of(context + more, slots, dtype))
+    wider = planned(limits_of(context, slots + other, dtype))
     assert small.total <= longer.total
     assert small.total <= wider.total
     assert small.kv_per_token == longer.kv_per_token == wider.kv_per_token
@@ -167,18 +167,18 @@ def test_the_longest_context_meets_the_budget(
 
     def plan_at(context: int) -> MemoryPlan:
         tried.append(context)
-        return planned(demand(context, slots, dtype))
+        return planned(limits_of(context, slots, dtype))
 
     plan = longest_plan(plan_at, longest, budget)
     assert len(tried) <= 12
     if plan is None:
-        assert planned(demand(min(16, longest), slots, dtype)).total > budget
+        assert planned(limits_of(min(16, longest), slots, dtype)).total > budget
         return
     assert plan.total <= budget
     assert plan.context == longest or plan.context % 16 == 0
     if plan.context < longest:
         next_page = min(plan.context + 16, longest)
-        assert planned(demand(next_page, slots, dtype)).total > budget
+        assert planned(limits_of(next_page, slots, dtype)).total > budget
 
 
 @settings(deadline=None)
@@ -191,7 +191,7 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
     totals = [sum(steps[: count + 1]) for count in range(40)]
 
     def plan_at(context: int) -> MemoryPlan:
-        plan = planned(demand(16))
+        plan = planned(limits_of(16))
         return replace(
             plan,
             context=context,
@@ -213,8 +213,8 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
 def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: DType) -> None:
     """A file's weights by their types, and its own head sizes."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
-    asked = demand(64, kv_dtype=kv_dtype)
-    graph = model.graph(asked.limits)
+    asked = limits_of(64, kv_dtype=kv_dtype)
+    graph = model.graph(asked)
     with CpuTier(definitions_only=True) as tier:
         plan = plan_memory(graph, asked, tier.footprint(graph, asked.largest))
     by_type: dict[str, int] = {}

@@ -18,9 +18,11 @@ from harness.tiers import available_tiers, open_tier
 from reference.cpu.tier import CpuTier
 from reference.memory.recurrent import RecurrentMemory, RecurrentSnapshot, recurrent_buffers
 from tests.contract.graphs import decoder
+from tests.late_tier import LateTier
 from tests.memory.recurrent_layers import (
     CHANNELS,
     HISTORY,
+    PLACES,
     SIZE,
     VALUES,
     VOCABULARY,
@@ -34,6 +36,8 @@ FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
 
 
 def _open(name: str) -> Tier:
+    if name == "late":
+        return LateTier()
     if name != "opencl-banked":
         return open_tier(name)
     import platformdirs
@@ -45,7 +49,7 @@ def _open(name: str) -> Tier:
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 
-TIERS = [*available_tiers(), *(["opencl-banked"] if "opencl" in available_tiers() else [])]
+TIERS = [*available_tiers(), "late", *(["opencl-banked"] if "opencl" in available_tiers() else [])]
 """Banked: as devices have it whose memory the host does not share."""
 
 
@@ -106,18 +110,25 @@ def test_another_slot_takes_the_snapshot(layers: Layers) -> None:
     assert (feed(layers, 0, RIGHT) == expected).all()
 
 
-def test_copied_slot_continues_apart(layers: Layers) -> None:
-    """Copying is snapshot and restore; the slot in between is not touched."""
+def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
+    """Saved and loaded in the queue, between steps; the slots around are not touched, and a place
+    can be loaded again."""
     feed(layers, 1, RIGHT)
     feed(layers, 0, FIRST)
-    layers.recurrent.copy(0, 2)
-    assert layers.recurrent.snapshot(2) == layers.recurrent.snapshot(0)
+    layers.recurrent.save(0, 1)
+    layers.recurrent.save(1, 0)
+    feed(layers, 0, RIGHT)
+    layers.recurrent.load(1, 2)
     expected = uninterrupted(FIRST + OTHER)[len(FIRST) :]
     assert (feed(layers, 2, OTHER) == expected).all()
+    layers.recurrent.load(1, 0)
+    assert layers.recurrent.position(0) == len(FIRST)
     expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
     assert (feed(layers, 0, RIGHT) == expected).all()
     expected = uninterrupted(RIGHT + FIRST)[len(RIGHT) :]
     assert (feed(layers, 1, FIRST) == expected).all()
+    layers.recurrent.load(0, 2)
+    assert (feed(layers, 2, FIRST) == expected).all()
 
 
 def test_every_tier_gives_the_same_snapshot(layers: Layers) -> None:
@@ -191,17 +202,21 @@ def test_foreign_snapshots_are_refused_and_change_nothing(layers: Layers) -> Non
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 def test_slots_there_are_not(layers: Layers, slot: int) -> None:
-    """Named, with how many there are."""
+    """And places: named, with how many there are."""
     message = f"slot: is {slot}, not one of {SLOTS}"
     snapshot = layers.recurrent.snapshot(0)
     for call in (
         lambda: layers.recurrent.snapshot(slot),
         lambda: layers.recurrent.restore(slot, snapshot),
-        lambda: layers.recurrent.copy(slot, 0),
-        lambda: layers.recurrent.copy(0, slot),
+        lambda: layers.recurrent.save(slot, 0),
+        lambda: layers.recurrent.load(0, slot),
         lambda: layers.recurrent.position(slot),
     ):
         with pytest.raises(RequestError, match=message):
+            call()
+    place = PLACES if slot > 0 else -1
+    for call in (lambda: layers.recurrent.save(0, place), lambda: layers.recurrent.load(place, 0)):
+        with pytest.raises(RequestError, match=f"place: is {place}, not one of {PLACES}"):
             call()
 
 
@@ -233,12 +248,14 @@ def test_a_model_without_recurrent_layers_has_nothing_to_save() -> None:
 
 ids = st.integers(0, VOCABULARY - 1)
 slots = st.integers(0, SLOTS - 1)
+places = st.integers(0, PLACES - 1)
 actions = st.one_of(
     st.tuples(st.just("step"), st.lists(st.tuples(slots, ids), min_size=1, max_size=6)),
     st.tuples(st.just("begin"), slots),
     st.tuples(st.just("snapshot"), slots),
     st.tuples(st.just("restore"), slots, st.integers(0, 9)),
-    st.tuples(st.just("copy"), slots, slots),
+    st.tuples(st.just("save"), slots, places),
+    st.tuples(st.just("load"), places, slots),
 )
 
 
@@ -251,6 +268,7 @@ def test_any_schedule_of_saving_and_restoring(layers: Layers, schedule: list[tup
     sequences: list[tuple[int, ...]] = [()] * SLOTS
     begins = [True] * SLOTS
     saved: list[tuple[tuple[int, ...], RecurrentSnapshot]] = []
+    kept: list[tuple[int, ...]] = [()] * PLACES
     for action, *arguments in schedule:
         match action:
             case "step":
@@ -273,7 +291,11 @@ def test_any_schedule_of_saving_and_restoring(layers: Layers, schedule: list[tup
                 sequences[slot], snapshot = saved[which % len(saved)]
                 begins[slot] = False
                 layers.recurrent.restore(slot, snapshot)
-            case "copy" if not begins[arguments[0]]:
-                source, target = arguments
-                layers.recurrent.copy(source, target)
-                sequences[target], begins[target] = sequences[source], False
+            case "save" if not begins[arguments[0]]:
+                slot, place = arguments
+                layers.recurrent.save(slot, place)
+                kept[place] = sequences[slot]
+            case "load" if kept[arguments[0]]:
+                place, slot = arguments
+                layers.recurrent.load(place, slot)
+                sequences[slot], begins[slot] = kept[place], False

@@ -16,10 +16,11 @@ from contract.opcodes import Opcode
 from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
+from reference.limits import Limits
 from reference.model.families import FAMILIES
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 from reference.model.open import open_model
-from reference.runner import Capacity, ModelRunner
+from reference.runner import ModelRunner
 from tests.model.family_files import (
     CHANNELS,
     EXPERT_WIDTH,
@@ -43,7 +44,7 @@ from tests.model.family_files import (
     with_nextn,
 )
 
-LIMITS = Limits(slots=2, context=64, pages=8)
+LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=32, step_rows=32)
 TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
 """More than a page, more than a window, and no multiple of anything."""
 
@@ -60,7 +61,7 @@ def logits(path: Path, chunk: int) -> np.ndarray:
     """All logits of TOKENS on the CPU tier, ``chunk`` tokens a step."""
     parts: list[np.ndarray] = []
     model = open_model(path)
-    with CpuTier() as tier, ModelRunner(model, tier, LIMITS, Capacity(32, 32)) as runner:
+    with CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         engine = Engine(runner, chunk_tokens=chunk)
         engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
         list(engine.run())
@@ -74,20 +75,27 @@ def counts(graph: Graph) -> dict[str, int]:
     return {name: names.count(name) for name in set(names)}
 
 
-ATTENTION = dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched", "barrier"), LAYERS)
+ATTENTION = {
+    **dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched"), LAYERS),
+    "barrier": LAYERS + 1,
+}
 PROJECTED = {**ATTENTION, "rms_norm_fused_qkv": LAYERS, "matmul": LAYERS}
 DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
 EXPERTS = dict.fromkeys(
     ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
 )
 STEP = dict.fromkeys(
-    ("embed", "select_rows", "rms_norm", "lm_head", "sample", "stream_out", "feed_tokens"), 1
+    (
+        *("load_request_state", "embed", "select_rows", "rms_norm"),
+        *("lm_head", "sample", "stream_out", "store_request_state"),
+    ),
+    1,
 )
 HALF = LAYERS // 2
 MIXERS = {
     "rms_norm_fused_rope_kv_write": HALF,
     "flash_attn_batched": HALF,
-    "barrier": HALF,
+    "barrier": HALF + 1,
     "ssm_conv1d": HALF,
     "ssm_delta_net": HALF,
     "ssm_gated_norm": HALF,

@@ -16,7 +16,7 @@ from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import Capacity, ModelRunner
 from tests.opencl.conftest import WAYS, OpenTier

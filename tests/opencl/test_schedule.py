@@ -13,7 +13,7 @@ from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Op, Schedule, Split, Step, Tensor
 from contract.shape_key import ShapeKey
-from reference.model.families.tensors import Limits
+from reference.limits import Limits
 from reference.model.open import open_model
 from tests.contract.graphs import decoder
 from tests.memory import recurrent_layers

@@ -5,50 +5,57 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from contract.dtypes import I32
+from contract.dtypes import F32
 from contract.errors import VerifyError
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
 from harness.tiers import available_tiers, open_tier
 from reference.ops.barrier import barrier
 
-SLOTS, WORDS = 3, 8
+ROWS, WIDTH = 3, 8
+STEP = ShapeKey(2, 2)
 
 
 def store_then_load(guarded: bool) -> Graph:
-    """Write a word of every slot and read it back within the step."""
+    """Write rows of a table and read them back within the step."""
     builder = GraphBuilder("store, load")
-    table = builder.buffer("table", BufferKind.STATE, I32, (SLOTS, WORDS))
-    slots, value = builder.request("slots", "rows"), builder.request("value", "rows")
-    builder.emit(Opcode.STORE_REQUEST_STATE, slot_ids=slots, value=value, slot_table=table, field=5)
+    table = builder.buffer("table", BufferKind.STATE, F32, (ROWS, WIDTH))
+    rows = builder.buffer("rows", BufferKind.WEIGHT, F32, (ROWS, WIDTH))
+    pairs = builder.request("pairs", "rows", 2)
+    builder.emit(Opcode.COPY_ROWS, source=rows, pairs=pairs, target=table)
     if guarded:
         builder.barrier()
     builder.emit(
-        Opcode.LOAD_REQUEST_STATE,
-        slot_ids=slots,
-        slot_table=table,
-        value=builder.output("loaded", "rows", dtype=I32),
-        field=5,
+        Opcode.SELECT_ROWS,
+        x=table,
+        output_rows=builder.request("wanted", "rows"),
+        y=builder.output("loaded", "rows", WIDTH),
     )
     return builder.build()
 
 
 @pytest.mark.parametrize("name", available_tiers())
 def test_read_after_the_barrier_sees_the_write(name: str) -> None:
-    """The words come back."""
+    """The rows come back."""
     graph = store_then_load(guarded=True)
-    contents = {"slots": [2, 0], "value": [41, -3]}
+    layout = input_layout(graph, STEP)
+    values = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+    pairs = np.array([[2, 0], [0, 1]], np.int32)
+    inputs = pack_inputs(layout, STEP, {"pairs": pairs, "wanted": np.array([1, 0], np.int32)})
     with open_tier(name) as tier:
         buffers = {
-            decl.name: tier.alloc(decl, 4 * SLOTS * WORDS, Heap.HOST_VISIBLE)
-            for decl in graph.buffers.values()
+            decl.name: tier.alloc(decl, buffer_bytes(decl, STEP), Heap.DEVICE_LOCAL)
+            for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
         }
-        for operand, words in contents.items():
-            tier.map(buffers[operand])[:8] = np.array(words, np.int32).view(np.uint8)
-        tier.wait(tier.submit(tier.lower(graph, buffers, ShapeKey(2, 2))))
-        assert tier.map(buffers["loaded"])[:8].view(np.int32).tolist() == [41, -3]
+        buffers["rows"] = tier.upload(graph.buffers["rows"], values.view(np.uint8))
+        fence = tier.submit(tier.lower(graph, buffers, STEP, layout), inputs, ["loaded"])
+        tier.wait(fence)
+        loaded = fence.outputs["loaded"].view(np.float32).reshape(2, WIDTH)
+        assert (loaded == values[[0, 2]]).all()
 
 
 def test_graph_without_the_barrier_is_refused() -> None:

@@ -1,21 +1,58 @@
-"""LOAD_REQUEST_STATE: one word of a slot's record, the one the record layout says."""
+"""LOAD_REQUEST_STATE: every query token gets its id, and is noted where the penalties look."""
 
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from contract.records import SLOT
+from contract.records import LAST_TOKEN, QUERY_TOKEN, SLOT
 from reference.ops.load_request_state import load_request_state
 
+SLOTS, RECENT = 3, 5
 
-def test_reads_the_named_field() -> None:
-    """Through the structured layout and through words, the same."""
-    table = np.zeros(5, SLOT)
-    table["last_token"] = [10, 11, 12, 13, 14]
-    table["position"] = [1, 2, 3, 4, 5]
-    words = table.view(np.int32).reshape(5, -1)
-    slots = np.array([4, 0, 0], np.int32)
-    for name in ("last_token", "position"):
-        field = SLOT.fields[name][1] // 4
-        got = load_request_state(slot_ids=slots, slot_table=words, field=field)
-        assert got.tolist() == table[name][slots].tolist()
+
+def loaded(
+    query: list[tuple[int, int, int, int]], last: list[int], recent: np.ndarray
+) -> list[tuple[int, int, int, int]]:
+    table = np.zeros(SLOTS, SLOT)
+    table["last_token"] = last
+    words = np.array(query, QUERY_TOKEN).view(np.int32).reshape(-1, 4)
+    before = words.copy()
+    resolved = load_request_state(
+        query=words, slot_table=table.view(np.int32).reshape(SLOTS, -1), recent=recent
+    )
+    assert (words == before).all(), "the inputs of a step are not the op's to change"
+    return [tuple(row) for row in resolved.tolist()]
+
+
+def test_the_last_token_stands_in_where_the_host_gives_none() -> None:
+    """Everything else of a query passes through; no last token becomes token 0."""
+    recent = np.full((SLOTS, RECENT), -7, np.int32)
+    query = [(LAST_TOKEN, 1, 8, 3), (40, 0, 2, 0), (LAST_TOKEN, 2, 0, 0)]
+    assert loaded(query, [30, 31, -1], recent) == [(31, 1, 8, 3), (40, 0, 2, 0), (0, 2, 0, 0)]
+    assert recent.tolist() == [
+        [-7, -7, 40, -7, -7],
+        [-7, -7, -7, 31, -7],
+        [0, -7, -7, -7, -7],
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 12)), max_size=6))
+def test_the_latest_tokens_are_kept_by_position(runs: list[tuple[int, int]]) -> None:
+    """Chunks of any length, in any order of slots: entry p mod n is the token of the latest p."""
+    recent = np.full((SLOTS, RECENT), -7, np.int32)
+    sequences: list[list[int]] = [[] for _ in range(SLOTS)]
+    token = 0
+    for slot, count in runs:
+        query = []
+        for _ in range(count):
+            query.append((token, slot, len(sequences[slot]), 0))
+            sequences[slot].append(token)
+            token += 1
+        loaded(query, [0] * SLOTS, recent)
+    for slot, tokens in enumerate(sequences):
+        expected = [-7] * RECENT
+        for position, value in enumerate(tokens):
+            expected[position % RECENT] = value
+        assert recent[slot].tolist() == expected

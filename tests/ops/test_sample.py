@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from contract.records import SAMPLING
 from reference.exact.philox import philox
 from reference.ops.argmax import NO_TOKEN
-from reference.ops.sample import sample
+from reference.ops.sample import sample, window
 from tests.ops.paged import scalar_exp
 from tests.ops.scalar import F
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repeat_penalty": 1.0}
+RECENT = 8
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repeat_penalty": 1.0, "position": 100}
 
 
 def record(**fields: Any) -> np.void:
@@ -34,12 +35,15 @@ def draw_tokens(
     logits: NDArray[np.float32], records: list[np.void], recent: list[list[int]] | None = None
 ) -> list[int]:
     """The definition on rows of one vocabulary."""
-    words = np.array(records, SAMPLING).view(np.int32).reshape(len(records), -1)
-    window = np.full((len(records), 8), -1, np.int32)
+    rules = np.array(records, SAMPLING)
+    kept = np.full((len(records), RECENT), 10**9, np.int32)
     for row, ids in enumerate(recent or []):
-        window[row, : len(ids)] = ids
+        rules[row]["slot"], rules[row]["repeat_last_n"] = row, len(ids)
+        for place, id_ in enumerate(reversed(ids), 1):
+            kept[row, (int(rules[row]["position"]) - place) % RECENT] = id_
+    words = rules.view(np.int32).reshape(len(records), -1)
     with np.errstate(over="ignore", invalid="ignore"):
-        tokens: list[int] = sample(logits=logits, sampling=words, recent=window).tolist()
+        tokens: list[int] = sample(logits=logits, sampling=words, recent=kept).tolist()
     return tokens
 
 
@@ -96,7 +100,7 @@ def rules(draw: st.DrawFn) -> np.void:
         frequency_penalty=draw(st.sampled_from([0.0, 0.3])),
         seed_low=draw(st.integers(0, 2**32 - 1)),
         seed_high=draw(st.integers(0, 2**32 - 1)),
-        position=draw(st.integers(0, 2**31 - 1)),
+        position=draw(st.integers(RECENT, 2**31 - 1)),
     )
 
 
@@ -104,7 +108,7 @@ def rules(draw: st.DrawFn) -> np.void:
     seed=st.integers(0, 2**32 - 1),
     rule=rules(),
     spread=st.sampled_from([0.0, 0.5, 3.0, 30.0]),
-    recent=st.lists(st.integers(-1, 39), max_size=8),
+    recent=st.lists(st.integers(0, 39), max_size=RECENT),
 )
 @settings(max_examples=300, deadline=None)
 def test_rule_in_integers(seed: int, rule: np.void, spread: float, recent: list[int]) -> None:
@@ -203,9 +207,22 @@ def test_far_lower_logits_may_overflow_downwards() -> None:
     assert tokens == {0, 2}
 
 
-def test_padding_of_recent_tokens_is_ignored() -> None:
-    """-1 penalizes nobody, least of all the last id."""
-    logits = np.array([[1.0, 1.0, 1.5]], np.float32)
-    rule = record(temperature=0.0, repeat_penalty=10.0)
-    assert draw_tokens(logits, [rule], [[-1, -1]]) == [2]
-    assert draw_tokens(logits, [rule], [[-1, 2]]) == [0]
+def test_only_the_tokens_before_the_position_count() -> None:
+    """Not those of other slots, nor what the ring holds from before the sequence began, nor more
+    than asked for."""
+    logits = np.array([[1.0, 1.0, 1.5, 1.0]], np.float32)
+    recent = np.array([[2, 2, 2, 2], [0, 3, 2, 2]], np.int32)
+
+    def sampled(position: int, last_n: int) -> int:
+        rule = record(
+            temperature=0.0, repeat_penalty=10.0, slot=1, position=position, repeat_last_n=last_n
+        )
+        words = np.array([rule], SAMPLING).view(np.int32).reshape(1, -1)
+        return int(sample(logits=logits, sampling=words, recent=recent)[0])
+
+    assert [sampled(position, 4) for position in (0, 1, 2, 3)] == [2, 2, 2, 1]
+    assert window(record(slot=1, position=6, repeat_last_n=3), recent).tolist() == [2, 0, 3]
+    assert window(record(slot=1, position=2, repeat_last_n=4), recent).tolist() == [0, 3]
+    assert window(record(slot=0, position=9, repeat_last_n=0), recent).tolist() == []
+    assert sampled(7, 1) == 0
+    assert sampled(6, 2) == 2

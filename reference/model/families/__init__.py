@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from contract.ir.graph import Graph
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families import gemma3, gemma4, llama, qwen2, qwen3
 from reference.model.families.hybrid import build_qwen3next, build_qwen35
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 

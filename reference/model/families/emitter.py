@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
+from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID = 0, 1, 2
 """Values of the parameter ``activation``."""
@@ -32,6 +34,11 @@ class Emitter:
     def query(self) -> View:
         """The step's query tokens: (token, slot, position, flags) each."""
         return self.builder.request("request.query", "tokens", 4)
+
+    @property
+    def resolved(self) -> View:
+        """The query tokens, every one with its id."""
+        return self.builder.scratch("scratch.query", "tokens", 4, dtype=I32)
 
     @property
     def page_table(self) -> View:
@@ -146,7 +153,8 @@ class Emitter:
         """The residual stream of the step's tokens, [tokens, hidden]."""
         config = self.config
         table = self.weight("token_embd", None, config.vocab, config.hidden)
-        x = self.builder.emit(Opcode.EMBED, "embed", query=self.query, table=table)
+        open_step(self.builder, self.limits, self.query, self.resolved)
+        x = self.builder.emit(Opcode.EMBED, "embed", query=self.resolved, table=table)
         if config.embedding_scale == 1.0:
             return x
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
@@ -178,24 +186,49 @@ class Emitter:
         emit_tokens(builder, self.limits, logits, rows, self.query)
 
 
+def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
+    """Give every query token its id, and note it among the recent tokens of its slot."""
+    builder.emit(
+        Opcode.LOAD_REQUEST_STATE,
+        "open_step",
+        query=query,
+        slot_table=_slot_table(builder, limits),
+        recent=_recent(builder, limits),
+        resolved=resolved,
+    )
+    builder.barrier()
+
+
 def emit_tokens(
     builder: GraphBuilder, limits: Limits, logits: View, rows: View, query: View
 ) -> None:
-    """Sample every output row, report it in the ring and prepare the step after this one."""
-    sampling = builder.request("request.sampling", "rows", 16)
-    recent = builder.request("request.recent", "rows", limits.recent_tokens)
+    """Sample every output row, report it in the ring and keep it for the slot's next step."""
     token = builder.emit(
         Opcode.SAMPLE,
         "sample",
         logits=logits,
-        sampling=sampling,
-        recent=recent,
-        token=builder.output("output.token", "rows", dtype=I32),
+        sampling=builder.request("request.sampling", "rows", 16),
+        recent=_recent(builder, limits),
     )
-    ring = builder.output("output.ring", limits.ring_events, 8, dtype=I32)
     written = {"token": token, "output_rows": rows, "query": query}
-    builder.emit(Opcode.STREAM_OUT, "stream_out", **written, ring=ring)
-    builder.emit(Opcode.FEED_TOKENS, "feed_tokens", **written, sampling=sampling, recent=recent)
+    builder.emit(
+        Opcode.STREAM_OUT,
+        "stream_out",
+        **written,
+        step=builder.request(STEP_BUFFER, 1, 4),
+        ring=builder.output("output.ring", limits.ring_events, 8, dtype=I32),
+    )
+    slots = _slot_table(builder, limits)
+    builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
+
+
+def _slot_table(builder: GraphBuilder, limits: Limits) -> View:
+    return builder.buffer("state.slots", BufferKind.STATE, I32, (limits.slots, 8))
+
+
+def _recent(builder: GraphBuilder, limits: Limits) -> View:
+    shape = (limits.slots, limits.recent_tokens)
+    return builder.buffer("state.recent", BufferKind.STATE, I32, shape)
 
 
 def label(name: str, layer: int | None) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contract.ir.graph import Graph, GraphBuilder
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import attention
 from reference.model.families.emitter import GELU, Emitter
 from reference.model.families.feed_forward import dense
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:

@@ -6,6 +6,7 @@ import math
 
 from contract.ir.graph import Graph, GraphBuilder, View
 from contract.opcodes import Opcode
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import (
     FUSED,
@@ -18,7 +19,7 @@ from reference.model.families.attention import (
 )
 from reference.model.families.emitter import GELU, Emitter
 from reference.model.families.feed_forward import dense, experts, route
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
@@ -52,7 +53,7 @@ def per_layer_embeddings(e: Emitter, x: View) -> View:
     builder, config = e.builder, e.config
     width, total = config.per_layer_width, config.layers * config.per_layer_width
     table = e.weight("per_layer_token_embd", None, config.vocab, total)
-    a = builder.emit(Opcode.EMBED, "per_layer_embed", query=e.query, table=table)
+    a = builder.emit(Opcode.EMBED, "per_layer_embed", query=e.resolved, table=table)
     a = builder.emit(Opcode.SCALE, "per_layer_embed_scale", x=a, factor=math.sqrt(width))
     b = e.linear(x, "per_layer_model_proj", None, total, config.hidden)
     factor = 1.0 / math.sqrt(config.hidden)

@@ -6,12 +6,13 @@ from functools import partial
 
 from contract.errors import ModelFileError
 from contract.ir.graph import Graph, GraphBuilder
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import gated_attention
 from reference.model.families.delta_net import delta_net
 from reference.model.families.emitter import Emitter, file_name
 from reference.model.families.feed_forward import add_feed_forward
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 ATTENTION_TENSOR = "attn_q.weight"
 DELTA_NET_TENSOR = "ssm_conv1d.weight"

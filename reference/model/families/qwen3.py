@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contract.ir.graph import Graph
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.decoder import build_decoder
-from reference.model.families.tensors import Limits, ModelTensors
+from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:

@@ -9,41 +9,7 @@ from contract.dtypes import F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
-from contract.spec import KV
 from reference.model.gguf import TensorInfo
-
-RING_STEPS = 4
-"""Decode steps whose tokens the output ring holds: more than are ever under way at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The sizes an engine is built for: all of them concrete numbers in the graph.
-
-    ``context`` positions a slot may reach; ``pages`` KV pages of 16 positions in the pool;
-    ``recent_tokens`` tokens the sampling penalties look back at.
-    """
-
-    slots: int
-    context: int
-    pages: int
-    kv_dtype: DType = F32
-    recent_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        if self.kv_dtype not in KV:
-            accepted = ", ".join(map(str, KV))
-            raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
-
-    @property
-    def ring_events(self) -> int:
-        """Entries of the output ring: its header and the tokens of RING_STEPS decode steps."""
-        return 1 + RING_STEPS * self.slots
-
-    @property
-    def slot_pages(self) -> int:
-        """Width of the page table."""
-        return -(-self.context // 16)
 
 
 @dataclass(slots=True)

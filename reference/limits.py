@@ -1,0 +1,72 @@
+"""The sizes an engine is built for: what the graph, the memory plan, the runner and the scheduler
+all go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import F32, DType
+from contract.shape_key import ShapeKey
+from contract.spec import KV
+
+RING_STEPS = 4
+"""Steps whose events the output ring holds: more than are ever under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``slots`` sequences of up to ``context`` positions on ``pages`` KV pages of 16 positions.
+
+    A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits;
+    ``recent_tokens`` tokens are kept for the sampling penalties; ``saved_states`` recurrent states
+    can be kept beside those of the slots. Raises ValueError for storage that
+    keys and values cannot have.
+    """
+
+    slots: int
+    context: int
+    pages: int
+    kv_dtype: DType = F32
+    recent_tokens: int = 64
+    step_tokens: int = 64
+    step_rows: int = 16
+    saved_states: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV:
+            accepted = ", ".join(map(str, KV))
+            raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
+
+    @property
+    def largest(self) -> ShapeKey:
+        """The largest step."""
+        return ShapeKey(self.step_tokens, self.step_rows)
+
+    @property
+    def ring_events(self) -> int:
+        """Entries of the output ring: a power of two, so that event numbers may wrap around."""
+        return RING_STEPS << max(0, self.step_rows - 1).bit_length()
+
+    @property
+    def slot_pages(self) -> int:
+        """Width of the page table."""
+        return pages_for(self.context)
+
+
+def pages_for(positions: int) -> int:
+    """KV pages that hold so many positions of one sequence."""
+    return -(-positions // PAGE_TOKENS)
+
+
+def whole_contexts(
+    slots: int,
+    context: int,
+    kv_dtype: DType,
+    step_tokens: int,
+    step_rows: int,
+    recent_tokens: int = 64,
+) -> Limits:
+    """Limits with pages for the whole context of every slot."""
+    pages = slots * pages_for(context)
+    return Limits(slots, context, pages, kv_dtype, recent_tokens, step_tokens, step_rows)

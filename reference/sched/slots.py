@@ -1,0 +1,116 @@
+"""What the host knows of every slot, as arrays, and the inputs of a step made of it.
+
+Nothing here takes time per slot in Python: a step of 64 sequences costs what one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.records import LAST_TOKEN, QUERY_TOKEN, SAMPLING
+from contract.types import SamplingParams
+from reference.limits import Limits
+from reference.runner import LOGITS, StepInput
+from reference.sched.planner import PENDING
+
+Int32 = NDArray[np.int32]
+
+
+class SlotTable:
+    """The sequences in slots: where each stands, its pages and how it is sampled.
+
+    Positions below ``computed`` were submitted. The first ``known`` tokens are the host's to give,
+    the others the device samples; nothing is computed from position ``end`` on. ``every_row``
+    marks sequences whose logits are wanted at every position, ``samples`` those that go on.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        slots = limits.slots
+        self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
+        self.computed, self.known, self.end = (np.zeros(slots, np.int32) for _ in range(3))
+        self.every_row = np.zeros(slots, bool)
+        self.samples = np.zeros(slots, bool)
+        self._sampling = np.zeros(slots, SAMPLING)
+
+    def occupy(
+        self,
+        slot: int,
+        pages: Sequence[int],
+        known: int,
+        end: int,
+        sampling: SamplingParams,
+        *,
+        every_row: bool,
+        samples: bool,
+    ) -> None:
+        """Begin a sequence of ``known`` given tokens in ``slot``, none of them computed."""
+        self.page_table[slot] = 0
+        self.page_table[slot, : len(pages)] = pages
+        self.computed[slot], self.known[slot], self.end[slot] = 0, known, end
+        self.every_row[slot], self.samples[slot] = every_row, samples
+        self._sampling[slot] = sampling_record(sampling, slot)
+
+    def pending(self, slots: Int32) -> NDArray[np.void]:
+        """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
+        computed, known = self.computed[slots], self.known[slots]
+        pending = np.empty(len(slots), PENDING)
+        pending["slot"], pending["computed"] = slots, computed
+        pending["length"] = np.where(
+            computed < known, known, np.minimum(computed + 1, self.end[slots])
+        )
+        return pending
+
+    def rows_of(self, chunks: NDArray[np.void]) -> Int32:
+        """Rows of logits each chunk needs."""
+        slots, stop = chunks["slot"], chunks["start"] + chunks["count"]
+        last = (stop >= self.known[slots]) & self.samples[slots]
+        return np.where(self.every_row[slots], chunks["count"], last).astype(np.int32)
+
+    def step_input(
+        self, chunks: NDArray[np.void], rows: Int32, prompts: Sequence[Int32]
+    ) -> StepInput:
+        """The inputs of a step over ``chunks``, ``rows`` rows of each.
+
+        ``prompts`` gives the known tokens of each chunk's sequence.
+        """
+        count = chunks["count"]
+        ends = np.cumsum(count)
+        query = np.empty(int(count.sum()), QUERY_TOKEN)
+        query["token"], query["flags"] = LAST_TOKEN, 0
+        query["slot"] = np.repeat(chunks["slot"], count)
+        query["position"] = np.arange(len(query)) + np.repeat(chunks["start"] - ends + count, count)
+        for index in np.flatnonzero(chunks["start"] < self.known[chunks["slot"]]):
+            start, stop = int(chunks["start"][index]), int(ends[index])
+            length = int(count[index])
+            query["token"][stop - length : stop] = prompts[index][start : start + length]
+        output_rows = np.arange(int(rows.sum())) + np.repeat(ends - np.cumsum(rows), rows)
+        sampling = self._sampling[query["slot"][output_rows]]
+        sampling["position"] = query["position"][output_rows] + 1
+        return StepInput(
+            query=query,
+            output_rows=output_rows.astype(np.int32),
+            sampling=sampling,
+            page_table=self.page_table,
+            wanted=(LOGITS,) if self.every_row[chunks["slot"]].any() else (),
+        )
+
+
+def sampling_record(sampling: SamplingParams, slot: int, position: int = 0) -> NDArray[np.void]:
+    """The SAMPLING record, shape [], of the token at ``position`` of ``slot``."""
+    record = np.zeros((), SAMPLING)
+    record["temperature"] = sampling.temperature
+    record["top_p"] = sampling.top_p
+    record["min_p"] = sampling.min_p
+    record["repeat_penalty"] = sampling.repeat_penalty
+    record["presence_penalty"] = sampling.presence_penalty
+    record["frequency_penalty"] = sampling.frequency_penalty
+    record["top_k"] = sampling.top_k
+    record["seed_low"] = sampling.seed & 0xFFFFFFFF
+    record["seed_high"] = sampling.seed >> 32
+    record["position"] = position
+    record["slot"] = slot
+    record["repeat_last_n"] = sampling.repeat_last_n if sampling.penalizes else 0
+    return record
