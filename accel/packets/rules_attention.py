@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 from accel.packets.lowering import ANY, ROWS, Lowering, cheap
 from accel.packets.step import Op, Tensor
-from contract.arithmetic import HEAD_DIM_MAX, KV_SPAN, KV_TILE, PAGE_TOKENS
-from contract.errors import UnsupportedOp
+from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.ir.nodes import Node
-from contract.ops import TABLE
 
 SPLIT_TOKENS = 4
 """Attention of at most this many tokens divides the context among workers."""
@@ -18,12 +16,8 @@ PART_HEADER = 2
 
 
 def lower_attention(low: Lowering, node: Node) -> None:
-    """FLASH_ATTN and FLASH_ATTN_BATCHED. Raises UnsupportedOp for heads too wide."""
+    """FLASH_ATTN and FLASH_ATTN_BATCHED."""
     dims = low.dims(node)
-    head_dim = dims["head_dim"]
-    if head_dim > HEAD_DIM_MAX:
-        name = TABLE[node.opcode].name
-        raise UnsupportedOp(low.tier, [f"{name} of head_dim {head_dim}, above {HEAD_DIM_MAX}"])
     if 0 < dims["tokens"] <= SPLIT_TOKENS and low.parts > 1:
         _split_attention(low, node, dims)
         return

@@ -16,7 +16,9 @@ from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
-cl = pytest.importorskip("pyopencl")
+pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
+
+import pyopencl as cl
 
 from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import find_devices
@@ -286,8 +288,9 @@ def test_sinks(attention: Attention) -> None:
 def test_broken_rows_break_their_own_outputs(attention: Attention) -> None:
     """NaN and infinity in queries, keys and values, and magnitudes beyond and below 2^40."""
     call = call_of(12, (1100,), (*run_of(0, 55, 30), (0, 1050)), 4, 2, 32, window=70)
-    q, keys, values = call.q.copy(), *(
-        x.copy() for x in (call.sequences[0].keys, call.sequences[0].values)
+    q, keys, values = (
+        call.q.copy(),
+        *(x.copy() for x in (call.sequences[0].keys, call.sequences[0].values)),
     )
     q[3, 40], q[5, 7], q[8, 100] = np.nan, np.inf, 2.0**40
     q[9, :32], q[10, :32] = 0.0, 2.0**-41
