@@ -61,7 +61,8 @@ OUTLINED void add_query(QUERY_BLOCK *block, const KV_HEAD *head, const GLOBAL fl
         uint16 high = (uint16)(0);
         if (channels > d + 16)
             high = row_integers(load_padded(q + d + 16, channels - d - 16), factor);
-        block->q[n * block->vectors + i] = channel_pairs(low, high, (short)((2 << bits) - 1));
+        const uint16 pairs = clamp_pairs(pairs_of(low, high), (short)((2 << bits) - 1));
+        block->q[n * block->vectors + i] = head->dtype == I12 ? neighbour_pairs(pairs) : pairs;
     }
     begin_span(block, n);
     if (exponent == BROKEN_ROW) block->span[n].total = as_float(QUIET_NAN);
@@ -149,7 +150,7 @@ INLINE void attend_step(const KV_HEAD *head, const KV_INTEGERS *tile, uint start
         const uint *q = (const uint *)(block->q + n * block->vectors);
         UNROLL for (uint i = 0; i < TILE_VECTORS; i += STEP_VECTORS) {
             tile_products(q, 16 * block->vectors, tile->keys[0] + i, TILE_VECTORS,
-                           (head->head_dim + 1) / 2, rows, STEP_VECTORS, sum);
+                          16 * block->vectors, rows, STEP_VECTORS, sum);
             UNROLL for (uint r = 0; r < rows; r++)
                 UNROLL for (uint k = 0; k < STEP_VECTORS; k++) found[r][i + k] = sum[r][k];
         }

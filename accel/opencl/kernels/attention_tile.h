@@ -85,6 +85,18 @@ INLINE int most_of_16(int16 v) {
 
 // The bits of the largest magnitude of a row of KV pages.
 INLINE int kv_most(const KV_HEAD *head, uint dtype, bool whole, ulong row) {
+    if (dtype == F16 && whole) {
+        // Magnitudes of halves compare as their bits do.
+        const GLOBAL ushort *bits = (const GLOBAL ushort *)head->kv + row;
+        ushort16 largest = (ushort16)(0);
+        for (uint d = 0; d < head->head_dim; d += 16)
+            largest = max(largest, vload16(0, bits + d) & (ushort16)(0x7FFF));
+        ushort8 a = max(largest.lo, largest.hi);
+        ushort4 b = max(a.lo, a.hi);
+        ushort2 c = max(b.lo, b.hi);
+        const ushort half_bits = max(c.x, c.y);
+        return as_int(vload_half(0, (const half *)&half_bits));
+    }
     int16 most = (int16)(0);
     for (uint d = 0; d < head->head_dim; d += 16)
         most = max(most, magnitude_bits(load_kv(head, dtype, whole, row + d,
@@ -104,24 +116,35 @@ INLINE uint16 clamp_pairs(uint16 pairs, short limit) {
                     as_uint8(min(max(as_short16(pairs.hi), -most), most)));
 }
 
-// Thirty-two channels as pairs of neighbours, of two times sixteen integers.
-INLINE uint16 channel_pairs(uint16 low, uint16 high, short limit) {
-    const short16 a = convert_short16(as_int16(low)), b = convert_short16(as_int16(high));
-    return clamp_pairs((uint16)(as_uint8(a), as_uint8(b)), limit);
+// Pairs of two times sixteen integers.
+INLINE uint16 pairs_of(uint16 low, uint16 high) {
+    return (low & 0xFFFFu) | (high << 16);
 }
 
-// Keys of one page as pairs of channels, and their exponents. Of positions [begin, end) of the
-// page; the others are zero.
+// The same thirty-two integers as pairs of neighbours, as I12 keeps them.
+INLINE uint16 neighbour_pairs(uint16 pairs) {
+    const short16 low = convert_short16(as_int16(pairs)), high = convert_short16(as_int16(pairs >> 16));
+    return (uint16)(as_uint8(low), as_uint8(high));
+}
+
+// Whether rounding takes the largest magnitude of a row beyond KV_MOST. Never that of a half.
+INLINE bool rounds_up(int most) {
+    return (most & 0x7FFFFF) >= 0x7FF000;
+}
+
+// Keys of one page as pairs of channels 16 apart, and their exponents. Of positions [begin, end) of
+// the page; the others are zero.
 INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
                       uint end, KV_INTEGERS *tile, int *exponent) {
-    const uint vectors = pair_vectors(head->head_dim);
+    const uint vectors = pair_vectors(head->head_dim), stride = head->kv_heads * head->head_dim;
+    const ulong page = kv_row(head, position, 0);
     for (uint i = 0; i < PAGE_TOKENS; i++) {
         exponent[i] = LEAST_EXPONENT;
         if (i < begin || i >= end) {
             for (uint n = 0; n < vectors; n++) tile->page[i][n] = (uint16)(0);
             continue;
         }
-        const ulong row = kv_row(head, position + i, 0);
+        const ulong row = page + i * stride;
         const int most = kv_most(head, dtype, whole, row);
         const float factor = row_factor(most, KV_BITS);
         exponent[i] = row_exponent(most);
@@ -132,8 +155,11 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
             uint16 high = (uint16)(0);
             if (left > 16)
                 high = row_integers(load_kv(head, dtype, whole, place + 16, left - 16), factor);
-            tile->page[i][n] = channel_pairs(low, high, KV_MOST);
+            tile->page[i][n] = pairs_of(low, high);
         }
+        if (rounds_up(most))
+            for (uint n = 0; n < vectors; n++)
+                tile->page[i][n] = clamp_pairs(tile->page[i][n], KV_MOST);
     }
 }
 
@@ -141,20 +167,23 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
 INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
                         uint end, uint16 *values, int *exponent) {
     const uint vectors = 2 * pair_vectors(head->head_dim);
+    const uint stride = head->kv_heads * head->head_dim;
+    const ulong page = kv_row(head, position, 1);
     for (uint i = 0; i < PAGE_TOKENS; i += 2, values += vectors) {
         ulong row[2];
         float factor[2];
-        bool exists[2];
+        bool exists[2], clamped = false;
         UNROLL for (uint k = 0; k < 2; k++) {
             exists[k] = i + k >= begin && i + k < end;
             exponent[i + k] = LEAST_EXPONENT;
             row[k] = 0;
             factor[k] = 0.0f;
             if (!exists[k]) continue;
-            row[k] = kv_row(head, position + i + k, 1);
+            row[k] = page + (i + k) * stride;
             const int most = kv_most(head, dtype, whole, row[k]);
             factor[k] = row_factor(most, KV_BITS);
             exponent[i + k] = row_exponent(most);
+            clamped |= rounds_up(most);
         }
         for (uint n = 0; n < vectors; n++) {
             const int left = (int)head->head_dim - 16 * (int)n;
@@ -165,8 +194,9 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
                     pair[k] = row_integers(load_kv(head, dtype, whole, row[k] + 16 * n, left),
                                            factor[k]);
             }
-            values[n] = clamp_pairs((pair[0] & 0xFFFFu) | (pair[1] << 16), KV_MOST);
+            values[n] = pairs_of(pair[0], pair[1]);
         }
+        for (uint n = 0; clamped && n < vectors; n++) values[n] = clamp_pairs(values[n], KV_MOST);
     }
 }
 
@@ -200,7 +230,7 @@ INLINE short i12_integer(const GLOBAL uchar *high, const GLOBAL uchar *low, uint
     return (short)(*(const GLOBAL char *)high * 16 | (*low >> shift & 15));
 }
 
-// load_keys for I12; `whole`: halves of a row are whole sixteens.
+// load_keys for I12, as pairs of neighbours; `whole`: halves of a row are whole sixteens.
 INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint begin, uint end,
                           KV_INTEGERS *tile, int *exponent) {
     const uint head_dim = head->head_dim, half_dim = head_dim / 2;
