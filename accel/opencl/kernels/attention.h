@@ -190,17 +190,16 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         tile->key_scale[page] = tile->exponent[page] = tile->value_scale[page] = (float16)(0.0f);
         return;
     }
-    for (uint i = 0; next && i < PAGE_TOKENS; i++) prefetch_rows(head, next, i);
     float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
 #define CALL(dtype, whole)                                                    \
     {                                                                         \
-        load_keys(head, dtype, whole, position, begin, end, tile, key);       \
-        load_values(head, dtype, whole, position, begin, end, values, value); \
+        load_keys(head, dtype, whole, position, begin, end, next, tile, key);       \
+        load_values(head, dtype, whole, position, begin, end, next, values, value); \
     }
     if (head->dtype == I12) {
         const bool whole = head->head_dim % 32 == 0;
-        load_keys_i12(head, whole, position, begin, end, tile, key);
-        load_values_i12(head, whole, position, begin, end, values, value);
+        load_keys_i12(head, whole, position, begin, end, next, tile, key);
+        load_values_i12(head, whole, position, begin, end, next, values, value);
     } else {
         FOR_KV_TYPE(head, CALL)
     }

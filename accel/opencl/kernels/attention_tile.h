@@ -56,20 +56,21 @@ INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong elemen
     return vload16(0, lane);
 }
 
-// Hints that row i of the keys and values from `position` on is wanted soon.
-INLINE void prefetch_rows(const KV_HEAD *head, uint position, uint i) {
-    const uint head_dim = head->head_dim;
+// Hints that row i of keys or values from `position` on is wanted soon; of I12 a sixteenth of half a
+// record. Spread over the work on the page before, so that its loads wait for nothing. Position 0
+// is none.
+INLINE void prefetch_row(const KV_HEAD *head, uint position, uint which, uint i) {
+    const GLOBAL uchar *bytes;
+    uint count;
+    if (!position) return;
     if (head->dtype == I12) {
-        const uint bytes = 3 * head_dim + 2;
-        const GLOBAL uchar *row = i12_page(head, position) + i * bytes;
-        for (uint d = 0; d < bytes; d += 64) prefetch_line(row + d);
-        return;
+        count = (3 * head->head_dim + 2) / 2;
+        bytes = i12_page(head, position) + (which * PAGE_TOKENS + i) * count;
+    } else {
+        count = kv_bytes(head->dtype, head->head_dim);
+        bytes = head->kv + kv_bytes(head->dtype, kv_row(head, position + i, which));
     }
-    for (uint which = 0; which < 2; which++) {
-        const ulong row = kv_row(head, position + i, which);
-        const GLOBAL uchar *bytes = head->kv + kv_bytes(head->dtype, row);
-        for (uint d = 0; d < kv_bytes(head->dtype, head_dim); d += 64) prefetch_line(bytes + d);
-    }
+    for (uint d = 0; d < count; d += 64) prefetch_line(bytes + d);
 }
 
 INLINE int16 magnitude_bits(float16 x) {
@@ -135,10 +136,11 @@ INLINE bool rounds_up(int most) {
 // Keys of one page as pairs of channels 16 apart, and their exponents. Of positions [begin, end) of
 // the page; the others are zero.
 INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
-                      uint end, KV_INTEGERS *tile, int *exponent) {
+                      uint end, uint next, KV_INTEGERS *tile, int *exponent) {
     const uint vectors = pair_vectors(head->head_dim), stride = head->kv_heads * head->head_dim;
     const ulong page = kv_row(head, position, 0);
     for (uint i = 0; i < PAGE_TOKENS; i++) {
+        prefetch_row(head, next, 0, i);
         exponent[i] = LEAST_EXPONENT;
         if (i < begin || i >= end) {
             for (uint n = 0; n < vectors; n++) tile->page[i][n] = (uint16)(0);
@@ -165,7 +167,7 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
 
 // Values of one page as pairs of positions, and their exponents.
 INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint position, uint begin,
-                        uint end, uint16 *values, int *exponent) {
+                        uint end, uint next, uint16 *values, int *exponent) {
     const uint vectors = 2 * pair_vectors(head->head_dim);
     const uint stride = head->kv_heads * head->head_dim;
     const ulong page = kv_row(head, position, 1);
@@ -174,6 +176,7 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
         float factor[2];
         bool exists[2], clamped = false;
         UNROLL for (uint k = 0; k < 2; k++) {
+            prefetch_row(head, next, 1, i + k);
             exists[k] = i + k >= begin && i + k < end;
             exponent[i + k] = LEAST_EXPONENT;
             row[k] = 0;
@@ -232,13 +235,14 @@ INLINE short i12_integer(const GLOBAL uchar *high, const GLOBAL uchar *low, uint
 
 // load_keys for I12, as pairs of neighbours; `whole`: halves of a row are whole sixteens.
 INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint begin, uint end,
-                          KV_INTEGERS *tile, int *exponent) {
+                          uint next, KV_INTEGERS *tile, int *exponent) {
     const uint head_dim = head->head_dim, half_dim = head_dim / 2;
     const GLOBAL uchar *record = i12_page(head, position);
     const GLOBAL char *exponents = (const GLOBAL char *)record + I12_EXPONENTS;
     for (uint i = 0; i < PAGE_TOKENS; i++) {
         const GLOBAL uchar *high = record + i * head_dim, *low = record + I12_LOW + i * half_dim;
         short16 *row = (short16 *)tile->page[i];
+        prefetch_row(head, next, 0, i);
         exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
         if (whole) {
             for (uint d = 0; d < half_dim; d += 16) {
@@ -269,7 +273,7 @@ INLINE void channels_to_lanes(const short16 *channel, uint16 *values, uint strid
 
 // load_values for I12. Positions that are not written yet hold any integers.
 INLINE void load_values_i12(const KV_HEAD *head, bool whole, uint position, uint begin, uint end,
-                            uint16 *values, int *exponent) {
+                            uint next, uint16 *values, int *exponent) {
     const uint head_dim = head->head_dim, half_dim = head_dim / 2;
     const uint vectors = 2 * pair_vectors(head_dim);
     const GLOBAL uchar *record = i12_page(head, position);
@@ -279,6 +283,8 @@ INLINE void load_values_i12(const KV_HEAD *head, bool whole, uint position, uint
         exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
     for (uint n = 0; n < vectors; n++) {
         short16 channel[16];
+        for (uint i = n * PAGE_TOKENS / vectors; i < (n + 1) * PAGE_TOKENS / vectors; i++)
+            prefetch_row(head, next, 1, i);
         UNROLL for (uint k = 0; k < 16; k++) {
             const uint d = 16 * n + k, shift = d < half_dim ? 0 : 4;
             const uint pair = d < half_dim ? d : d - half_dim;
