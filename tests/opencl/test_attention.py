@@ -306,3 +306,11 @@ def test_scores_beyond_2_to_the_20_break_a_query(attention: Attention) -> None:
     keys = call.sequences[0].keys.copy()
     keys[50] *= 1e6
     check(attention, replace(call, sequences=(replace(call.sequences[0], keys=keys),)))
+
+
+def test_parts_take_little_beside_the_pages() -> None:
+    """Tiles where a context is short or many workers want them, else spans."""
+    assert part_slots(100, parts=2) == 2
+    assert part_slots(1024, parts=2) == 16
+    assert part_slots(32768, parts=2) == 32
+    assert part_slots(32768, parts=64) == 64

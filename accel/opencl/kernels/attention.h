@@ -118,14 +118,17 @@ INLINE void add_values(const KV_INTEGERS *tile, const uint *weights, uint from, 
     const uint vectors = 2 * block->vectors;
     float16 *output = block->output + n * vectors;
     const uint16 *values = tile->values + from * vectors;
+    const FACTORS *factors = block->factors + n;
     int16 sum[STEP_ROWS][STEP_VECTORS];
     uint i = 0;
-#define ADD_VECTORS(count)                                                                     \
-    tile_products(weights + from, TILE_PAIRS, values + i, vectors, to - from, rows, count, sum); \
-    UNROLL for (uint r = 0; r < rows; r++)                                                     \
-        UNROLL for (uint k = 0; k < count; k++)                                                \
-            output[r * vectors + i + k] = output[r * vectors + i + k] * block->factors[n + r].keep + \
-                                          convert_float16(sum[r][k]) * block->factors[n + r].add;
+#define ADD_VECTORS(count)                                                                    \
+    tile_products(weights + from, TILE_PAIRS, values + i, vectors, to - from, rows, count,    \
+                  sum);                                                                       \
+    UNROLL for (uint r = 0; r < rows; r++) {                                                  \
+        float16 *sums = output + r * vectors + i;                                             \
+        UNROLL for (uint k = 0; k < count; k++)                                               \
+            sums[k] = sums[k] * factors[r].keep + convert_float16(sum[r][k]) * factors[r].add; \
+    }
     for (; i + STEP_VECTORS <= vectors; i += STEP_VECTORS) { ADD_VECTORS(STEP_VECTORS) }
     for (; i < vectors; i++) { ADD_VECTORS(1) }
 #undef ADD_VECTORS
@@ -191,8 +194,8 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         return;
     }
     float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
-#define CALL(dtype, whole)                                                    \
-    {                                                                         \
+#define CALL(dtype, whole)                                                          \
+    {                                                                               \
         load_keys(head, dtype, whole, position, begin, end, next, tile, key);       \
         load_values(head, dtype, whole, position, begin, end, next, values, value); \
     }

@@ -90,7 +90,9 @@ INLINE void begin_rows(__local TILE_MEMORY *tile, const KV_HEAD *head, const GRO
     const int exponent = row_exponent(most);
     const float factor = row_factor(most, bits);
     FOR_ITEM_CHANNELS(d, lane, 16, head->head_dim)
-        if (exists) tile->q[n * head->head_dim + d] = (short)group_integer(q[d], factor, (2 << bits) - 1);
+        if (exists)
+            tile->q[n * head->head_dim + d] =
+                (short)group_integer(q[d], factor, (2 << bits) - 1);
     if (lane == 0) {
         const uint position = rows->query[token * rows->query_stride + 2];
         tile->query_factor[n] = exponent == BROKEN_ROW ? 0.0f : score_factor(head, exponent);
@@ -274,9 +276,9 @@ INLINE void fold_softmax(__local TILE_MEMORY *tile) {
     tile->span[item] = none;
 }
 
-// All tiles from `start` to before `stop` that a query sees: the sum is in tile->output or, if there
-// are several spans, in y. Returns how many were before the last. There is no barrier in
-// a branch: a compiler for processors would copy all that follows.
+// All tiles from `start` to before `stop` that a query sees: the sum is in tile->output or, if
+// there are several spans, in y. Returns how many were before the last. There is no barrier in a
+// branch: a compiler for processors would copy all that follows.
 INLINE uint attend_group(__local TILE_MEMORY *tile, const KV_HEAD *head, const GROUP_ROWS *rows,
                          uint start, uint stop) {
     uint from = tile->first[0], to = tile->end[0], spans = 0;

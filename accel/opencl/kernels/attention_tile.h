@@ -56,9 +56,9 @@ INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong elemen
     return vload16(0, lane);
 }
 
-// Hints that row i of keys or values from `position` on is wanted soon; of I12 a sixteenth of half a
-// record. Spread over the work on the page before, so that its loads wait for nothing. Position 0
-// is none.
+// Hints that row i of keys or values from `position` on is wanted soon; of I12 a sixteenth of half
+// a record. Spread over the work on the page before, so that its loads wait for nothing. Position
+// 0 is none.
 INLINE void prefetch_row(const KV_HEAD *head, uint position, uint which, uint i) {
     const GLOBAL uchar *bytes;
     uint count;
@@ -124,7 +124,8 @@ INLINE uint16 pairs_of(uint16 low, uint16 high) {
 
 // The same thirty-two integers as pairs of neighbours, as I12 keeps them.
 INLINE uint16 neighbour_pairs(uint16 pairs) {
-    const short16 low = convert_short16(as_int16(pairs)), high = convert_short16(as_int16(pairs >> 16));
+    const short16 low = convert_short16(as_int16(pairs));
+    const short16 high = convert_short16(as_int16(pairs >> 16));
     return (uint16)(as_uint8(low), as_uint8(high));
 }
 
@@ -203,7 +204,7 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
     }
 }
 
-// Rows of a matrix whose rows are spread over vectors: interleaves vector i with vector i + half.
+// The lanes of vector i and of vector i + half in turn. Rows become columns by repeating it.
 #define INTERLEAVE(to, from, half)                                                               \
     UNROLL for (int i = 0; i < half; i++) {                                                      \
         uint16 a = from[i], b = from[i + half];                                                  \

@@ -69,13 +69,14 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
     const uint head_dim = packet->size[3], kv_heads = width / head_dim;
-    const uint rows = packet->dtype == I12 ? head_dim : 1;
-    const uint step = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : rows, blocks = width / step;
+    const uint block = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1;
+    const uint step = packet->dtype == I12 ? head_dim : block, blocks = width / step;
     FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
         const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
         const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
         const uint slot = query[1], position = query[2];
-        const ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
+        const GLOBAL int *pages = OPERAND(int, 3) + (ulong)slot * packet->stride[3];
+        const ulong page = pages[position / page_tokens];
         const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
         const GLOBAL float *x =
             OPERAND(float, which) + (ulong)token * packet->stride[which] + k;
