@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from contract.dtypes import F16, F32, I12, Q8_0, DType
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
+from reference.ops.kv_write_batched import kv_write_batched
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
@@ -31,7 +32,8 @@ from contract.errors import TierUnavailable
 
 Float32 = NDArray[np.float32]
 
-KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched")
+KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched", "kv_write_batched")
+FILES = ("flash_attn.cl", "flash_attn_batched.cl", "kv_write_batched.cl")
 ENTRY = """
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_NAME(ulong packet) {
     DECLARE_GROUP_MEMORY
@@ -119,8 +121,7 @@ class Attention:
         self._queue = cl.CommandQueue(context)
         files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **{name: kernel_text(name) for name in HEADERS},
-            **{name: kernel_text(name) for name in ("flash_attn.cl", "flash_attn_batched.cl")},
+            **{name: kernel_text(name) for name in (*HEADERS, *FILES)},
             "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
         }
         options = (
@@ -153,16 +154,20 @@ class Attention:
                 ),
             ]
         for one in packets:
-            one["dtype"] = call.dtype.ggml_id
-            groups = workers
-            if self._group_size > 1:
-                groups = launch_groups(one[0], self._group_size, workers)
-            size = groups * self._group_size
-            kernel = self._kernels[OPS[one["op"][0]]]
-            kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
-            self._queue.finish()
+            self.launch(one, call.dtype, workers)
         assert (y[:, -MARGIN:] == UNWRITTEN).all()
         return y[:, :-MARGIN]
+
+    def launch(self, one: NDArray[np.void], dtype: DType, workers: int) -> None:
+        """Run a packet over KV pages of ``dtype`` to its end."""
+        one["dtype"] = dtype.ggml_id
+        groups = workers
+        if self._group_size > 1:
+            groups = launch_groups(one[0], self._group_size, workers)
+        size = groups * self._group_size
+        kernel = self._kernels[OPS[one["op"][0]]]
+        kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
+        self._queue.finish()
 
 
 def packet(
@@ -306,6 +311,41 @@ def test_scores_beyond_2_to_the_20_break_a_query(attention: Attention) -> None:
     keys = call.sequences[0].keys.copy()
     keys[50] *= 1e6
     check(attention, replace(call, sequences=(replace(call.sequences[0], keys=keys),)))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [(F32, 17), (F16, 40), (Q8_0, 64), (I12, 64), (I12, 6)], ids=str
+)
+def test_pages_are_written(attention: Attention, dtype: DType, head_dim: int, workers: int) -> None:
+    """Every byte of the pages, also those of rows that are broken, tiny or rounded up."""
+    kv_heads, pages = 3, 5
+    rng = np.random.default_rng(head_dim)
+    positions = [0, 1, 15, 16, 40, 3]
+    query = np.array([(0, 0, position, 0) for position in positions], np.int32)
+    page_table = rng.permutation(pages)[:3].astype(np.int32)[None]
+    k, v = rng.standard_normal((2, len(query), kv_heads * head_dim), dtype=np.float32)
+    k[0, 2], v[1, 1], k[2, 3], v[3] = np.nan, np.inf, 2.0**40, 2.0**-41
+    k[4], v[5, 0], v[5, 1:head_dim] = -0.0, 1.99999, 0.5
+    nbytes = pages * 2 * PAGE_TOKENS * kv_heads * dtype.row_bytes(head_dim)
+    shape = (pages, 2, PAGE_TOKENS, kv_heads, head_dim)
+    got, expected = (page_view(np.full(nbytes, UNUSED, np.uint8), dtype, shape) for _ in range(2))
+    sizes = (len(query), kv_heads * head_dim, PAGE_TOKENS, head_dim)
+    operands = (k, v, query, page_table, got)
+    attention.launch(packet("kv_write_batched", operands, sizes), dtype, workers)
+    kv_write_batched(
+        k=k,
+        v=v,
+        query=query,
+        page_table=page_table,
+        kv=expected,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    if dtype in (F32, F16):
+        assert np.array_equal(got, expected, equal_nan=True)
+    else:
+        assert got.tobytes() == expected.tobytes()
 
 
 def test_parts_take_little_beside_the_pages() -> None:
