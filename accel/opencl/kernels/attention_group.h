@@ -98,7 +98,8 @@ INLINE void begin_rows(__local TILE_MEMORY *tile, const KV_HEAD *head, const GRO
         tile->query_factor[n] = exponent == BROKEN_ROW ? 0.0f : score_factor(head, exponent);
         tile->first[n] = first_visible(position, head->window);
         tile->end[n] = exists ? position + 1 : 0;
-        tile->span[n] = tile->all[n] = none;
+        tile->span[n] = none;
+        tile->all[n] = none;
         if (exponent == BROKEN_ROW) tile->span[n].total = as_float(QUIET_NAN);
     }
     LOCAL_BARRIER;
