@@ -257,17 +257,20 @@ def test_what_attention_cannot_do_exactly(params: dict[str, float], problem: str
     given = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 0.5, **params}
     size = int(given["head_dim"])
     b = GraphBuilder("g")
-    b.emit(
-        Opcode.FLASH_ATTN_BATCHED,
-        q=b.buffer("q", K.REQUEST, F32, ("tokens", size)),
-        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 1, size)),
-        page_table=b.request("pages", 1, 3),
-        query=b.request("query", "tokens", 4),
-        y=b.output("y", "tokens", size),
-        **given,
-    )
-    with pytest.raises(VerifyError, match=re.escape(problem)):
+    operands = {
+        "q": b.buffer("q", K.REQUEST, F32, ("tokens", size)),
+        "kv": b.buffer("kv", K.STATE, F32, (3, 2, 16, 1, size)),
+        "page_table": b.request("pages", 1, 3),
+        "query": b.request("query", "tokens", 4),
+        "y": b.output("y", "tokens", size),
+    }
+
+    def built() -> None:
+        b.emit(Opcode.FLASH_ATTN_BATCHED, **operands, **given)
         b.build()
+
+    with pytest.raises(VerifyError, match=re.escape(problem)):
+        built()
 
 
 def test_a_storage_type_the_operand_does_not_take() -> None:
