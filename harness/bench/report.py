@@ -63,7 +63,6 @@ def _subject(report: Report) -> list[str]:
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
         f"{settings['threads']} threads, prompt {settings['prompt_tokens']}, "
         f"decode {settings['decode_tokens']}, {settings['repeat']} repetitions",
-        *filter(None, [report["peer"]]),
     ]
     if settings["beside"]:
         subject.append(f"beside {settings['beside']} busy processes")

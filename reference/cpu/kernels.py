@@ -71,7 +71,8 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
             soft_cap=float(params["soft_cap"]),
         )
         q, kv, page_table, query = (bound[name] for name in ("q", "kv", "page_table", "query"))
-        return partial(paged_attention, q, kv, page_table, query, shape, bound["y"], threads)
+        y, sinks = bound["y"], bound.get("sinks")
+        return partial(paged_attention, q, kv, page_table, query, shape, y, sinks, threads)
 
     def convolution(bound: Operands, params: Parameters) -> Call:
         operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}

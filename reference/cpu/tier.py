@@ -18,7 +18,7 @@ import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import BF16, F16, F32, I32, DType, StorageClass
+from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
@@ -35,6 +35,7 @@ from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
 from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.threads import thread_count
+from reference.exact.kv_storage import page_view
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
 
@@ -336,6 +337,8 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Call:
 
 def _array(decl: BufferDecl, data: NDArray[np.uint8], key: ShapeKey) -> NDArray[Any]:
     shape = concrete_shape(decl, key)
+    if decl.dtype is I12:
+        return page_view(data, decl.dtype, shape)
     dtype = NUMPY_DTYPES.get(decl.dtype, np.dtype(np.uint8))
     if decl.dtype not in NUMPY_DTYPES:
         shape = (*shape[:-1], decl.dtype.row_bytes(shape[-1]))

@@ -199,8 +199,7 @@ def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_pat
 def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
     need_installed("llama_cpp", "peer")
     report = run_json(tiny_model_path, "--peer", PEER, "--repeat", "1")
-    assert report["peer"] == f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
-    assert report["peer"] in render(report)
+    assert report["peer"]["version"] in render(report)
     assert set(report["engines"]) == {"cpu", PEER}
     assert set(report["ratios"]["cpu"]) == METRICS
     ours, peer = (report["engines"][name]["prefill"]["samples"] for name in ("cpu", PEER))
