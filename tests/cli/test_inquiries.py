@@ -19,7 +19,7 @@ from contract.ir.codec import graph_digest
 from contract.spec import KV
 from harness import generate
 from harness.catalog import DEFAULT_ID, find, model_path
-from harness.cli import exactness, graph_command
+from harness.cli import exactness
 from harness.digest import logits_digest
 from harness.memory import plan_context
 from harness.settings import SETTINGS
@@ -57,7 +57,7 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
     assert memory["context"] == 64
     assert memory["kv_per_token"] == 2 * 2 * 2 * 64 * 2
     assert memory["kv"] == 64 * memory["kv_per_token"]
-    parts = ("kv", "scratch", "step_data", "constants")
+    parts = ("kv", "scratch", "step_data", "constants", "state")
     assert memory["total"] == weights + sum(memory[part] for part in parts)
     assert facts["vocabulary"]["tokens"] == 320
     doubled = json_of(zinc("inspect", tiny_model, "--json", "--kv-dtype", "f32"))
@@ -175,28 +175,6 @@ def test_graph_dot_to_a_file(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> No
     result = zinc("graph", "--model", tiny_model, "--format", "dot", "--out", out)
     assert (result.code, result.out) == (0, "")
     assert out.read_text().startswith("digraph")
-
-
-def test_graph_svg_needs_graphviz(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it the error says what to install; with it the program gets the DOT text."""
-    words = ("graph", "--model", tiny_model, "--format", "svg")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = zinc(*words)
-    assert result.code == 2
-    assert "apt install graphviz" in result.err
-    dot = tmp_path / "dot"
-    dot.write_text(
-        f"#!{sys.executable}\nimport sys\nprint('<svg>', sys.argv[1], sys.stdin.read()[:7])\n"
-    )
-    dot.chmod(0o755)
-    assert zinc(*words).out == "<svg> -Tsvg digraph\n"
-    dot.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no memory')\n")
-    assert "dot failed: no memory" in zinc(*words).err
-    dot.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
-    monkeypatch.setattr(graph_command, "DRAWING_SECONDS", 0.2)
-    assert "did not finish" in zinc(*words).err
 
 
 def test_logits_are_the_same_for_every_chunk(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
