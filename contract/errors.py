@@ -53,6 +53,7 @@ class DoesNotFit(ZincError):
     def __init__(self, what: str, need: int, have: int, remedy: str) -> None:
         self.need = need
         self.have = have
+        self.remedy = remedy
         super().__init__(f"{what}: needs {need:,} bytes of memory, has {have:,}; {remedy}")
 
 

@@ -111,30 +111,17 @@ class KernelHeader:
     scratch_bytes: int = 0
 
 
+_WORDS = (
+    *("code_size", "entry_offset", "buffer_count", "push_constant_bytes", "subgroup_size"),
+    *("workgroup_size", "lds_bytes", "vgpr_count", "sgpr_count", "occupancy_hint"),
+    *("name_offset", "name_size", "rsrc1", "rsrc2", "rsrc3", "user_sgpr_count", "scratch_bytes"),
+)
+"""The 32-bit fields of the header in file order; the size of a work-group is three words."""
 _LAYOUT = np.dtype(
     [
-        ("magic", "S4"),
-        ("abi_version", "<u2"),
-        ("target", "<u2"),
-        ("code_size", "<u4"),
-        ("entry_offset", "<u4"),
-        ("buffer_count", "<u4"),
-        ("push_constant_bytes", "<u4"),
-        ("subgroup_size", "<u4"),
-        ("workgroup_size", "<u4", (3,)),
-        ("lds_bytes", "<u4"),
-        ("vgpr_count", "<u4"),
-        ("sgpr_count", "<u4"),
-        ("occupancy_hint", "<u4"),
-        ("name_offset", "<u4"),
-        ("name_size", "<u4"),
-        ("rsrc1", "<u4"),
-        ("rsrc2", "<u4"),
-        ("rsrc3", "<u4"),
-        ("user_sgpr_count", "<u4"),
-        ("scratch_bytes", "<u4"),
-        ("zero", "V12"),
-        ("sha256", "V32"),
+        *(("magic", "S4"), ("abi_version", "<u2"), ("target", "<u2")),
+        *((name, "<u4", (3,) if name == "workgroup_size" else ()) for name in _WORDS),
+        *(("zero", "V12"), ("sha256", "V32")),
     ]
 )
 HEADER_BYTES = _LAYOUT.itemsize

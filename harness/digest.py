@@ -1,8 +1,9 @@
-"""The digest by which logits are compared and stored."""
+"""Digests: of files, and of logits as they are compared and stored."""
 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,3 +28,9 @@ def logits_digest(logits: NDArray[np.float32]) -> str:
         part = flat[start : start + CHUNK_ELEMENTS] + np.float32(0.0)
         digest.update(np.ascontiguousarray(part, "<f4").data)
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a whole file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -22,11 +22,12 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.cli.progress import NullProgress, Progress
 from harness.memory import budget_of, longest_context, plan_context
+from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.limits import Limits, whole_contexts
+from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
@@ -201,6 +202,34 @@ class Generation(Iterator[TextPiece]):
         self._steps += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a session is made of; its template's process runs if it has one and is for chat."""
+
+    model: Model
+    tier: Tier
+    template: ChatTemplate | None
+    plan: MemoryPlan
+    limits: Limits
+
+
+def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
+    """All that comes before a session takes memory; what is opened belongs to ``owned``.
+
+    Raises what ``Session.open`` raises, apart from what only the weights show.
+    """
+    model = open_model(path)
+    owned.callback(model.file.close)
+    longest_context(model, options.context)
+    template = _chat_template(model, owned) if options.chat else None
+    if template is not None:
+        template.start()
+    tier = owned.enter_context(open_tier(options.tier, options.tier_options))
+    budget = budget_of(tier.available_bytes, options.memory_budget)
+    plan = plan_context(model, tier, options.limits, options.context, budget)
+    return Prepared(model, tier, template, plan, options.limits(plan.context))
+
+
 class Session:
     """A model on a tier, ready to generate for one user. A context manager."""
 
@@ -224,22 +253,14 @@ class Session:
         """
         started = time.perf_counter()
         with ExitStack() as owned:
-            model = open_model(path)
-            owned.callback(model.file.close)
-            longest_context(model, options.context)
-            template = _chat_template(model, owned) if options.chat else None
-            if template is not None:
-                template.start()
-            tier = owned.enter_context(open_tier(options.tier, options.tier_options))
-            budget = budget_of(tier.available_bytes, options.memory_budget)
-            plan = plan_context(model, tier, options.limits, options.context, budget)
-            limits = options.limits(plan.context)
-            runner = owned.enter_context(_load(model, tier, limits, progress))
-            session = cls(model, tier, runner, min(options.chunk, plan.context))
+            prepared = prepare_session(path, options, owned)
+            model, tier = prepared.model, prepared.tier
+            runner = owned.enter_context(_load(model, tier, prepared.limits, progress))
+            session = cls(model, tier, runner, min(options.chunk, prepared.plan.context))
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
-            if template is not None:
-                session.template = template
+            if prepared.template is not None:
+                session.template = prepared.template
         return session
 
     @property

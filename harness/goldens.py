@@ -27,9 +27,9 @@ from contract.ir.codec import graph_digest
 from contract.tier import Tier
 from contract.types import Request
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.cli.progress import NullProgress, Progress, progress_on
 from harness.digest import logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
+from harness.progress import NullProgress, Progress, progress_on
 from harness.settings import add_flags, resolve
 from harness.synth import (
     GENERATOR_VERSION,

@@ -9,7 +9,7 @@ from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
 from contract.spec import KV
 from contract.tier import Tier
-from harness.cli.progress import format_bytes
+from harness.progress import format_bytes
 from reference.limits import Limits
 from reference.memory.planner import (
     FootprintOf,

@@ -160,7 +160,7 @@ SETTINGS: Mapping[str, Setting] = {
             "model",
             TEXT,
             None,
-            "GGUF file, or catalog id (see `zinc-rt model list`)",
+            "GGUF file, catalog id (see `zinc-rt model list`), or hf.co/ORG/REPO[:QUANT]",
             "the model chosen with `zinc-rt model use`, else smollm2-135m-instruct",
         ),
         Setting("tier", choice(*TIERS), "auto", "device tier that runs the model"),

@@ -20,12 +20,14 @@ class TierOptions:
     """What a caller may choose about a tier; a tier ignores what is not its own.
 
     ``threads`` is the most host threads to use, None for all cores. ``opencl_mode`` is auto,
-    persistent or launch; ``opencl_device`` a part of a device's name, empty for the first.
+    persistent or launch, ``opencl_workers`` how many workers every step gets, None to adapt,
+    ``opencl_device`` a part of a device's name, empty for the first.
     ``note`` is told of long work, such as compiling kernels.
     """
 
     threads: int | None = None
     opencl_mode: str = "auto"
+    opencl_workers: int | None = None
     opencl_device: str = ""
     note: Callable[[str], None] | None = None
 
@@ -52,12 +54,19 @@ def _open_cpu(options: TierOptions) -> Tier:
 
 
 def _open_opencl(options: TierOptions) -> Tier:
+    from accel.opencl.crew import Crews, FixedCrew
     from accel.opencl.launcher import Mode
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
 
+    fixed = options.opencl_workers
     cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
-    choices = Choices(mode=Mode(options.opencl_mode), threads=options.threads, cache=cache)
+    choices = Choices(
+        mode=Mode(options.opencl_mode),
+        threads=options.threads,
+        crew=Crews if fixed is None else lambda most: FixedCrew(min(fixed, most)),
+        cache=cache,
+    )
     return OpenClTier(options.opencl_device, choices, options.note)
 
 

@@ -29,13 +29,13 @@ LogitsSink = Callable[[int, NDArray[np.float32]], None]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way: its place, and how many tokens it was given so far."""
+    """A request on its way, and its place. ``last`` is the position its last token may have."""
 
     request: Request
     prompt: NDArray[np.int32]
+    last: int
     on_logits: LogitsSink | None
     slot: int = -1
-    generated: int = 0
     pages: list[int] = field(default_factory=list)
 
 
@@ -96,7 +96,8 @@ class Engine:
         """
         self._check(request)
         self._live.add(request.id)
-        self._waiting.append(Sequence(request, np.array(request.prompt, np.int32), on_logits))
+        prompt = np.array(request.prompt, np.int32)
+        self._waiting.append(Sequence(request, prompt, self._reach(request) - 1, on_logits))
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages. An unknown id is already finished."""
@@ -204,7 +205,7 @@ class Engine:
         while self._waiting and self._free_slots:
             sequence = self._waiting[0]
             request = sequence.request
-            needed = pages_for(self._reach(request))
+            needed = pages_for(sequence.last + 1)
             if needed > self.pool.free:
                 return
             self._waiting.popleft()
@@ -217,7 +218,7 @@ class Engine:
                 sequence.slot,
                 sequence.pages,
                 known=length,
-                end=max(length, self._reach(request) - 1),
+                end=max(length, sequence.last),
                 sampling=request.sampling,
                 every_row=sequence.on_logits is not None,
                 samples=request.max_tokens > 0,
@@ -228,16 +229,16 @@ class Engine:
         tokens = output.token.tolist()
         starts = step.chunks["start"].tolist()
         stops = (step.chunks["start"] + step.chunks["count"]).tolist()
-        last = 0
-        for sequence, start, stop, rows in zip(
-            step.sequences, starts, stops, step.rows.tolist(), strict=True
+        lasts = np.cumsum(step.rows).tolist()
+        running = self._running
+        for sequence, start, stop, rows, last in zip(
+            step.sequences, starts, stops, step.rows.tolist(), lasts, strict=True
         ):
-            first, last = last, last + rows
             # A sequence that ended or was cancelled may be in steps that were under way.
-            if not self._runs(sequence):
+            if running.get(sequence.slot) is not sequence:
                 continue
             if sequence.on_logits is not None:
-                sequence.on_logits(start, output.logits[first:last].copy())
+                sequence.on_logits(start, output.logits[last - rows : last].copy())
             if stop >= len(sequence.prompt):
                 events.append(self._event(sequence, stop, tokens[last - 1] if rows else -1))
         return events
@@ -252,10 +253,8 @@ class Engine:
             reason = FinishReason.ERROR
         elif token in self.end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
-        else:
-            sequence.generated += 1
-            if sequence.generated >= request.max_tokens or position + 1 >= self._reach(request):
-                reason = FinishReason.LENGTH
+        elif position >= sequence.last:
+            reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(sequence)
         return TokenEvent(request.id, token, position, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from contract.errors import RequestError
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.late_tier import LateTier
+from tests.needs import need_device
 
 SLOTS = 3
 PAGES = 12
@@ -40,7 +42,7 @@ def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
-    **({"opencl": lambda: open_tier("opencl")} if "opencl" in available_tiers() else {}),
+    "opencl": lambda: need_device(partial(open_tier, "opencl")),
 }
 
 

@@ -1,17 +1,31 @@
-"""Instructions of this machine's processor that an OpenCL compiler may not know it has."""
+"""This machine's processor, of which an OpenCL compiler or cache may know less."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
+from functools import cache
 from pathlib import Path
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
+FLAG_FIELDS = ("flags", "Features")
+"""What Linux calls the list of instruction sets on x86 and on ARM."""
+DIGEST_CHARACTERS = 16
 
 
-def has_cpu_flag(flag: str, source: Path = CPU_INFORMATION) -> bool:
-    """Whether Linux lists ``flag`` for every core; False where there is no such list."""
+@cache
+def cpu_flags(source: Path = CPU_INFORMATION) -> frozenset[str]:
+    """What Linux lists for every core; nothing where there is no such list."""
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return False
-    flags = [line.partition(":")[2].split() for line in lines if line.startswith("flags")]
-    return bool(flags) and all(flag in core for core in flags)
+        return frozenset()
+    fields = (line.partition(":") for line in lines)
+    cores = [frozenset(value.split()) for name, _, value in fields if name.strip() in FLAG_FIELDS]
+    return frozenset.intersection(*cores) if cores else frozenset()
+
+
+def processor_key(source: Path = CPU_INFORMATION) -> str:
+    """Hexadecimal digits that differ where the architecture or the instruction sets do."""
+    described = " ".join((platform.machine(), *sorted(cpu_flags(source))))
+    return hashlib.sha256(described.encode()).hexdigest()[:DIGEST_CHARACTERS]

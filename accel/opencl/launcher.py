@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
-from accel.packets.grid import launch_groups
-from accel.packets.packet import OPS
+from accel.packets.ops import OPS
+from accel.packets.step import Op
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -61,7 +64,7 @@ class Engine:
         return self.memory.version, self.scratch.version
 
     def leading_arguments(self) -> tuple[Any, ...]:
-        """The arguments every kernel begins with."""
+        """The arguments every kernel begins with; the address of the step's inputs follows."""
         place = self.scratch
         numbers = (place.shared, place.own, place.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
@@ -70,8 +73,11 @@ class Engine:
 class Recording(Protocol):
     """Packets ready to be enqueued any number of times."""
 
-    def enqueue(self) -> Any:
-        """Start them; the event of the last one."""
+    def enqueue(self, inputs: int, tokens: int) -> Any:
+        """Start them with the inputs at address ``inputs``, those of a step of ``tokens``.
+
+        Returns the event of the last one.
+        """
 
 
 class Launcher(Protocol):
@@ -79,8 +85,8 @@ class Launcher(Protocol):
 
     workers: int
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
-        """Prepare ``packets``, which lie at ``address`` in device memory."""
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory."""
 
     def check(self) -> None:
         """Raise WorkersLost when the step that just ended was given up."""
@@ -89,22 +95,43 @@ class Launcher(Protocol):
         """Give back what the launcher holds. Safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step under way."""
+
+    event: Any
+    tokens: int
+    groups: int
+
+
 class PersistentLauncher:
-    """One kernel a step: ``groups`` work-groups walk the packets and meet at barriers."""
+    """One kernel a step: work-groups walk the packets and meet at barriers.
+
+    There are ``groups`` at most; ``choice`` says how many a step gets, and is told how long it
+    took, for which the queue must keep times. Without it a step gets all.
+    """
 
     def __init__(
-        self, engine: Engine, groups: int, group_size: int, spin_limit: int = SPIN_LIMIT
+        self,
+        engine: Engine,
+        groups: int,
+        group_size: int,
+        spin_limit: int = SPIN_LIMIT,
+        choice: Choice | None = None,
     ) -> None:
         self.engine = engine
         self.workers = groups * group_size
-        self._group_size = group_size
+        self.choice = choice or FixedCrew(groups)
+        self.group_size = group_size
+        self._timed = choice is not None
+        self._started: deque[_Started] = deque()
         self._spin_limit = spin_limit
         meeting = engine.memory.allocate("opencl.meeting", MEETING_BYTES)
         self._meeting: Allocation | None = meeting
         self._address = np.uint64(meeting.address)
         self._words = engine.memory.map(meeting).view(np.uint32)
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
         """See Launcher."""
         trailing = (
             np.uint64(address),
@@ -112,11 +139,21 @@ class PersistentLauncher:
             self._address,
             np.uint32(self._spin_limit),
         )
-        sizes = (self.workers,), (self._group_size,)
-        return _PersistentRecording(self.engine, trailing, *sizes)
+        return _PersistentRecording(self, trailing)
+
+    def groups_for(self, tokens: int) -> int:
+        """Work-groups of a step that is about to be enqueued."""
+        self._note_ended()
+        return self.choice.choose(tokens)
+
+    def started(self, event: Any, tokens: int, groups: int) -> None:
+        """A step was enqueued."""
+        if self._timed:
+            self._started.append(_Started(event, tokens, groups))
 
     def close(self) -> None:
         """See Launcher."""
+        self._started.clear()
         if self._meeting is not None:
             self.engine.memory.free(self._meeting)
             self._meeting = None
@@ -127,28 +164,44 @@ class PersistentLauncher:
             self._words[:] = 0
             raise WorkersLost
 
+    def _note_ended(self) -> None:
+        """The device's own times of steps: those of queued ones leave out the wait for others."""
+        complete = self.engine.cl.command_execution_status.COMPLETE
+        while self._started and self._started[0].event.command_execution_status <= complete:
+            step = self._started.popleft()
+            if step.event.command_execution_status == complete:
+                times = step.event.profile
+                seconds = (times.end - times.start) * 1e-9
+                self.choice.note(step.tokens, step.groups, seconds)
+
 
 class _PersistentRecording:
-    def __init__(
-        self,
-        engine: Engine,
-        trailing: tuple[Any, ...],
-        global_size: tuple[int],
-        local_size: tuple[int],
-    ) -> None:
-        self._engine = engine
+    def __init__(self, launcher: PersistentLauncher, trailing: tuple[Any, ...]) -> None:
+        self._launcher = launcher
         self._trailing = trailing
-        self._sizes = global_size, local_size
-        self._kernel = engine.cl.Kernel(engine.program, "run_packets")
+        self._kernel = launcher.engine.cl.Kernel(launcher.engine.program, "run_packets")
         self._bound: tuple[int, int] | None = None
+        self._inputs = 0
+        self._place = 0
 
-    def enqueue(self) -> Any:
+    def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
-        engine = self._engine
+        launcher, engine = self._launcher, self._launcher.engine
         if self._bound != engine.version():
-            self._kernel.set_args(*engine.leading_arguments(), *self._trailing)
+            leading = engine.leading_arguments()
+            self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
             self._bound = engine.version()
-        return engine.cl.enqueue_nd_range_kernel(engine.queue, self._kernel, *self._sizes)
+            self._place = len(leading)
+        elif inputs != self._inputs:
+            self._kernel.set_arg(self._place, np.uint64(inputs))
+        self._inputs = inputs
+        groups = launcher.groups_for(tokens)
+        size = launcher.group_size
+        event = engine.cl.enqueue_nd_range_kernel(
+            engine.queue, self._kernel, (groups * size,), (size,)
+        )
+        launcher.started(event, tokens, groups)
+        return event
 
 
 class PacketLauncher:
@@ -159,13 +212,13 @@ class PacketLauncher:
         self.workers = groups * group_size
         self._group_size = group_size
 
-    def record(self, packets: NDArray[np.void], address: int) -> Recording:
+    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
         if self._group_size == 1:
             workers = [self.workers] * len(packets)
             return _PacketRecording(self.engine, packets, address, workers, None)
         size, most = self._group_size, self.workers // self._group_size
-        workers = [size * launch_groups(packet, size, most) for packet in packets]
+        workers = [size * op.launch_groups(size, most) for op in ops]
         return _PacketRecording(self.engine, packets, address, workers, (size,))
 
     def check(self) -> None:
@@ -188,19 +241,20 @@ class _PacketRecording:
         self._address = np.uint64(address)
         # A kernel object for each packet: binding arguments costs as much as a launch.
         self._launches = [
-            (engine.cl.Kernel(engine.program, f"launch_{OPS[number]}"), (count,), local_size)
+            (engine.cl.Kernel(engine.program, f"launch_{OPS[number].name}"), (count,), local_size)
             for number, count in zip(packets["op"], workers, strict=True)
         ]
-        self._bound: tuple[int, int] | None = None
+        self._bound: tuple[tuple[int, int], int] | None = None
 
-    def enqueue(self) -> Any:
+    def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
         engine = self._engine
-        if self._bound != engine.version():
-            leading = engine.leading_arguments()
+        bound = engine.version(), inputs
+        if self._bound != bound:
+            leading = (*engine.leading_arguments(), np.uint64(inputs), self._address)
             for index, (kernel, *_) in enumerate(self._launches):
-                kernel.set_args(*leading, self._address, np.uint32(index))
-            self._bound = engine.version()
+                kernel.set_args(*leading, np.uint32(index))
+            self._bound = bound
         event = None
         for launch in self._launches:
             event = engine.cl.enqueue_nd_range_kernel(engine.queue, *launch)

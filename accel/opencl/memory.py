@@ -25,8 +25,9 @@ Bytes = NDArray[np.uint8]
 class Allocation:
     """``nbytes`` at ``address``; ``host`` are its bytes in host memory, None until mapped.
 
-    Once mapped they are ``sent`` before every submission and ``fetched`` after it. ``borrowed``
-    are bytes that are not the memory's own: a view of the caller's.
+    Once mapped they are ``sent`` before a submission to an idle device and ``fetched`` after every
+    one; what is not fetched is read anew whenever it is mapped. ``borrowed`` are bytes that are not
+    the memory's own: a view of the caller's.
     """
 
     address: int
@@ -44,7 +45,7 @@ class Memory(Protocol):
     used: int
     version: int
     """Changes whenever ``arguments`` does."""
-    shared: bool
+    shared: ClassVar[bool]
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
 
     @property
@@ -58,8 +59,8 @@ class Memory(Protocol):
     def expect(self, nbytes: int) -> None:
         """Allocations of so many bytes in all, aligned, are about to follow."""
 
-    def allocate(self, what: str, nbytes: int) -> Allocation:
-        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
+        """Memory that is zeroed unless told otherwise. Raises OutOfMemory naming ``what``."""
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
         """Read-only memory holding ``data``: a view where the device reads host memory.
@@ -68,7 +69,7 @@ class Memory(Protocol):
         """
 
     def map(self, allocation: Allocation) -> Bytes:
-        """The bytes in host memory, from now on exchanged with every submission."""
+        """The bytes in host memory, from now on exchanged as the allocation says."""
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
         """A copy of some of the bytes."""
@@ -82,11 +83,14 @@ class Memory(Protocol):
     def arguments(self) -> tuple[Any, ...]:
         """The buffers every kernel takes."""
 
-    def to_device(self) -> None:
-        """Enqueue the transfer of what the host may have written."""
+    def to_device(self) -> list[Any]:
+        """Enqueue the transfer of what the host may have written; the events of it.
 
-    def to_host(self) -> Any | None:
-        """Enqueue the transfer of what the device may have written; the last event, if any."""
+        An event given up waits for its transfer.
+        """
+
+    def to_host(self) -> list[Any]:
+        """Enqueue the transfer of what the device may have written; the events of it."""
 
 
 def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
@@ -94,9 +98,12 @@ def _check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
         raise OutOfMemory(what, nbytes, used, capacity - used)
 
 
-def aligned_zeros(nbytes: int) -> Bytes:
-    """Zeroed host bytes that begin at a multiple of ALIGNMENT."""
-    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
+    """Host bytes that begin at a multiple of ALIGNMENT.
+
+    numpy asks for huge pages where it does not zero, which halves the time of filling them.
+    """
+    memory = (np.zeros if zeroed else np.empty)(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
 
@@ -104,7 +111,7 @@ def aligned_zeros(nbytes: int) -> Bytes:
 class SharedMemory:
     """For devices that dereference host addresses: nothing is ever copied."""
 
-    shared = True
+    shared: ClassVar[bool] = True
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -120,15 +127,15 @@ class SharedMemory:
     @property
     def available(self) -> int:
         """See Memory."""
-        return min(self.capacity - self.used, psutil.virtual_memory().available)
+        return min(self.capacity - self.used, int(psutil.virtual_memory().available))
 
     def expect(self, nbytes: int) -> None:
         """See Memory."""
 
-    def allocate(self, what: str, nbytes: int) -> Allocation:
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
         """See Memory."""
         _check_fits(what, nbytes, self.used, self.capacity)
-        data = aligned_zeros(nbytes)
+        data = aligned_bytes(nbytes, zeroed=zeroed)
         self.used += nbytes
         return Allocation(data.ctypes.data, nbytes, data)
 
@@ -162,12 +169,13 @@ class SharedMemory:
         """See Memory."""
         return ()
 
-    def to_device(self) -> None:
+    def to_device(self) -> list[Any]:
         """See Memory."""
+        return []
 
-    def to_host(self) -> Any | None:
+    def to_host(self) -> list[Any]:
         """See Memory."""
-        return None
+        return []
 
 
 @dataclass(slots=True)
@@ -213,35 +221,38 @@ class BankedMemory:
         """See Memory."""
         self._expected = self._placed + nbytes
 
-    def allocate(self, what: str, nbytes: int) -> Allocation:
+    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
         """See Memory."""
         allocation = self._take(what, nbytes)
-        self._fill_zero(allocation)
+        if zeroed:
+            self._fill_zero(allocation)
         return allocation
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> Allocation:
         """See Memory."""
         allocation = self._take(what, data.nbytes)
         if data.nbytes:
-            self._copy(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
+            self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
         return allocation
 
     def map(self, allocation: Allocation) -> Bytes:
         """See Memory."""
         if allocation.host is None:
-            allocation.host = aligned_zeros(allocation.nbytes)
+            allocation.host = aligned_bytes(allocation.nbytes)
             self._mapped.append(allocation)
-            if allocation.nbytes:
-                self._copy(allocation, allocation.host, to_device=False).wait()
+        elif allocation.fetched:
+            return allocation.host
+        if allocation.nbytes:
+            self.transfer(allocation, allocation.host, to_device=False).wait()
         return allocation.host
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
         """See Memory. Of mapped memory the host has the newest bytes."""
-        if allocation.host is not None:
+        if allocation.host is not None and allocation.fetched:
             return allocation.host[offset : offset + nbytes].copy()
         data = np.empty(nbytes, np.uint8)
         if nbytes:
-            self._copy(allocation, data, to_device=False, first=offset).wait()
+            self.transfer(allocation, data, to_device=False, first=offset).wait()
         return data
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
@@ -250,7 +261,7 @@ class BankedMemory:
             allocation.host[offset : offset + data.nbytes] = data
         if data.nbytes:
             host = np.ascontiguousarray(data)
-            self._copy(allocation, host, to_device=True, first=offset).wait()
+            self.transfer(allocation, host, to_device=True, first=offset).wait()
 
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
@@ -269,21 +280,20 @@ class BankedMemory:
         """See Memory."""
         return tuple(bank.buffer if bank is not None else None for bank in self._banks)
 
-    def to_device(self) -> None:
+    def to_device(self) -> list[Any]:
         """See Memory."""
-        for allocation in self._mapped:
-            if allocation.sent and allocation.nbytes:
-                assert allocation.host is not None
-                self._copy(allocation, allocation.host, to_device=True)
+        return self._exchange([mapped for mapped in self._mapped if mapped.sent], True)
 
-    def to_host(self) -> Any | None:
+    def to_host(self) -> list[Any]:
         """See Memory."""
-        event = None
-        for allocation in self._mapped:
-            if allocation.fetched and allocation.nbytes:
-                assert allocation.host is not None
-                event = self._copy(allocation, allocation.host, to_device=False)
-        return event
+        return self._exchange([mapped for mapped in self._mapped if mapped.fetched], False)
+
+    def _exchange(self, allocations: list[Allocation], to_device: bool) -> list[Any]:
+        return [
+            self.transfer(allocation, allocation.host, to_device)
+            for allocation in allocations
+            if allocation.host is not None and allocation.nbytes
+        ]
 
     def _take(self, what: str, nbytes: int) -> Allocation:
         size = aligned(nbytes)
@@ -327,7 +337,9 @@ class BankedMemory:
         pattern = np.zeros(4, np.uint32)
         self.cl.enqueue_fill_buffer(self.queue, bank.buffer, pattern, offset, size)
 
-    def _copy(self, allocation: Allocation, host: Bytes, to_device: bool, first: int = 0) -> Any:
+    def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int = 0) -> Any:
+        """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on; the event
+        of it, which waits for its end when it is given up."""
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = (allocation.address & ((1 << BANK_SHIFT) - 1)) + first

@@ -14,8 +14,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
-from accel.packets.packet import OPS
+from accel.packets.accessors import op_list, packet_accessors, packet_constants
+from accel.packets.ops import OPS, TABLE
 from contract.errors import TierError
 
 HEADERS = (
@@ -29,6 +31,7 @@ HEADERS = (
     "sample.h",
     "sample_item.h",
     "sample_group.h",
+    "lanes_layout.h",
     "matmul_operands.h",
     "matmul_experts.h",
     "matmul_lanes.h",
@@ -42,6 +45,8 @@ HEADERS = (
     "matmul_float.h",
     "matmul_group.h",
 )
+CONSTANTS_FILE = "packet_constants.h"
+OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
 DIGEST_BYTES = 32
 MAX_LOG_CHARACTERS = 4000
@@ -68,7 +73,7 @@ class BuildOptions:
     native_divide: bool
     native_sqrt: bool
     group_size: int
-    yield_syscall: int
+    futex_syscall: int
     dot_vnni: bool
 
     def text(self, device: Device) -> str:
@@ -79,7 +84,7 @@ class BuildOptions:
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
             "GROUP_SIZE": self.group_size,
-            "YIELD_SYSCALL": self.yield_syscall,
+            "FUTEX_SYSCALL": self.futex_syscall,
             "DOT_VNNI": int(self.dot_vnni),
         }
         options = ["-cl-std=CL1.2"]
@@ -89,8 +94,13 @@ class BuildOptions:
 
 
 def kernel_text(name: str) -> str:
-    """The text of one file of ``kernels``."""
-    return resources.files("accel.opencl").joinpath("kernels", name).read_text(encoding="utf-8")
+    """The text of one file of ``kernels``. Raises BuildError when there is none."""
+    file = resources.files("accel.opencl").joinpath("kernels", name)
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        problem = "accel/packets/ops.py names an op whose kernel file does not exist"
+        raise BuildError("accel/opencl/kernels", name, problem) from None
 
 
 def source_of(files: Mapping[str, str]) -> str:
@@ -98,24 +108,30 @@ def source_of(files: Mapping[str, str]) -> str:
     return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
-def step_files(ops: Sequence[str] = OPS) -> dict[str, str]:
-    """Every file of the program that runs steps of ``ops``, in order, by name.
+def step_files(ops: Sequence[str] = OP_NAMES) -> dict[str, str]:
+    """Every file of the program that runs steps of ``ops``, in order, by name."""
+    return {**op_files(ops), "entry.cl": kernel_text("entry.cl")}
 
-    The two halves of a row reduction share a file.
+
+def op_files(ops: Sequence[str]) -> dict[str, str]:
+    """The code of ``ops`` and their list, without kernels that run them.
+
+    Raises KeyError for an op that is not in the table and BuildError for one without a kernel file.
     """
-    cases = " ".join(f"X({OPS.index(name)}, {name})" for name in ops)
-    sources = dict.fromkeys(name.removesuffix("_part") for name in ops)
-    names = (*HEADERS, *(f"{name}.cl" for name in sources))
+    sources = dict.fromkeys(f"{TABLE[name].source}.cl" for name in ops)
     return {
-        **{name: kernel_text(name) for name in names},
-        "ops.h": f"#define FOR_EACH_OP(X) {cases}",
-        "entry.cl": kernel_text("entry.cl"),
+        CONSTANTS_FILE: packet_constants(),
+        **{name: kernel_text(name) for name in HEADERS},
+        "accessors.h": packet_accessors(TABLE[name] for name in ops),
+        **{name: kernel_text(name) for name in sources},
+        "ops.h": op_list(ops),
     }
 
 
 def self_test_files() -> dict[str, str]:
     """The files of the start-up self-test."""
-    return {name: kernel_text(name) for name in ("packet.h", "exact.h", "self_test.cl")}
+    texts = {name: kernel_text(name) for name in ("packet.h", "exact.h", "self_test.cl")}
+    return {CONSTANTS_FILE: packet_constants(), **texts}
 
 
 def build_program(
@@ -131,6 +147,10 @@ def build_program(
     Raises BuildError naming the kernel file and the compiler's log.
     """
     source = source_of(files)
+    if device.is_cpu:
+        # PoCL compiles for what this processor can do and caches by the processor's name and the
+        # options: two virtual machines of one name may differ in what they can do.
+        options = f"{options} -DPROCESSOR=x{processor_key()}"
     identity = (device.name, device.driver, device.platform, options, source)
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
     path = cache / f"{key}.bin" if cache is not None else None

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from accel.opencl.cpu_flags import has_cpu_flag
+from accel.opencl.cpu_flags import cpu_flags
+from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
@@ -26,11 +27,12 @@ from accel.opencl.launcher import (
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
 from accel.opencl.program import BuildOptions, Progress, build_program, step_files
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
-from accel.packets.packet import OPS, PACKET
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
 ACCELERATOR_GROUP_SIZE = 128
-SCHED_YIELD_X86_64 = 24
+FUTEX_X86_64 = 202
 PROBE_SPIN_LIMIT = 1 << 27
 PROBE_ROUNDS = 64
 PROBE_WIDTH = 16
@@ -43,13 +45,15 @@ ROW_PARTS = 64
 class Choices:
     """What a caller may decide about a device; None leaves it to the probes.
 
-    ``threads`` is the most cores of a CPU device to use, ``memory_bytes`` the most memory,
+    ``threads`` is the most cores of a CPU device to use; ``crew`` makes, of that number, what
+    says how many of them each step gets. ``memory_bytes`` is the most memory,
     ``cache`` the folder of built programs, None for no cache on disk. ``native_arithmetic`` False
     uses the integer remedies for division and square root whatever the self-test says.
     """
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
+    crew: Callable[[int], Choice] = Crews
     memory_bytes: int | None = None
     cache: Path | None = None
     shared_addresses: bool | None = None
@@ -82,7 +86,8 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
     try:
         context = cl.Context([device.handle])
-        queue = cl.CommandQueue(context, device.handle)
+        timed = cl.command_queue_properties.PROFILING_ENABLE if device.is_cpu else 0
+        queue = cl.CommandQueue(context, device.handle, timed)
     except cl.Error as error:
         raise TierUnavailable(
             TIER, f"{device.name} cannot be opened ({error})", "free the device or choose another"
@@ -100,18 +105,24 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         )
         return Engine(cl, queue, program, memory, ScratchPlace())
 
-    mode, chosen, launcher = _launcher(engine, choices.mode, groups, options.group_size, device)
+    mode, chosen, launcher = _launcher(engine, choices, groups, options.group_size, device)
     parts = launcher.workers if device.is_cpu else ROW_PARTS
     return Runtime(device, context, memory, chosen, launcher, mode, parts)
 
 
 def _launcher(
-    engine: Callable[[bool], Engine], wanted: Mode, groups: int, group_size: int, device: Device
+    engine: Callable[[bool], Engine],
+    choices: Choices,
+    groups: int,
+    group_size: int,
+    device: Device,
 ) -> tuple[Mode, Engine, Launcher]:
-    if wanted is not Mode.LAUNCH:
+    if choices.mode is not Mode.LAUNCH:
         persistent = engine(True)
-        if wanted is Mode.PERSISTENT or _runs_together(persistent, groups, group_size):
-            launcher = PersistentLauncher(persistent, groups, group_size)
+        wanted = choices.mode is Mode.PERSISTENT
+        if wanted or _runs_together(persistent, groups, group_size):
+            choice = choices.crew(groups) if device.is_cpu else None
+            launcher = PersistentLauncher(persistent, groups, group_size, choice=choice)
             return Mode.PERSISTENT, persistent, launcher
     single = engine(False)
     if not device.is_cpu:
@@ -135,7 +146,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
         for data in (start.copy(), np.zeros_like(start), next_row)
     ]
     packets = np.zeros(PROBE_ROUNDS, PACKET)
-    packets["op"] = OPS.index("select_rows")
+    packets["op"] = NUMBERS["select_rows"]
     packets["wait"] = 1
     packets["size"][:, :2] = rows, PROBE_WIDTH
     packets["stride"][:, :3] = PROBE_WIDTH, 1, PROBE_WIDTH
@@ -143,7 +154,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
     packets["operand"][0::2, :3] = here, wander, there
     packets["operand"][1::2, :3] = there, wander, here
     places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
-    launcher.record(packets, places[-1].address).enqueue()
+    launcher.record(packets, places[-1].address).enqueue(0, tokens=1)
     memory.to_host()
     engine.queue.finish()
     try:
@@ -167,8 +178,8 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         native_divide=choices.native_arithmetic is not False,
         native_sqrt=choices.native_arithmetic is not False,
         group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
-        yield_syscall=_yield_syscall(device),
-        dot_vnni=device.is_cpu and device.is_pocl and has_cpu_flag("avx512_vnni"),
+        futex_syscall=_futex_syscall(device),
+        dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
     )
     test = SelfTest(context, queue, device, options, choices.cache)
     check_layout(test)
@@ -188,10 +199,10 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
     return options
 
 
-def _yield_syscall(device: Device) -> int:
-    """The number of sched_yield where a kernel runs as a thread of this Linux process, else 0."""
+def _futex_syscall(device: Device) -> int:
+    """The number of futex where a kernel runs as a thread of this Linux process, else 0."""
     linux = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return SCHED_YIELD_X86_64 if device.is_pocl and device.is_cpu and linux else 0
+    return FUTEX_X86_64 if device.is_pocl and device.is_cpu and linux else 0
 
 
 def _memory(

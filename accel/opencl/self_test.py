@@ -21,6 +21,7 @@ LAYOUT_FIELDS = (
     "split_columns",
     "dtype",
     "layout",
+    "counted",
     "operand",
     "stride",
     "size",

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.opencl.arrange import Arranger, Matrix
 from accel.opencl.device import TIER, find_device, import_pyopencl
-from accel.opencl.launcher import Mode, Recording, WorkersLost
+from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
 from accel.opencl.program import Progress, build_program
 from accel.opencl.runtime import Choices, open_runtime
+from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
-from accel.packets.footprint import StepMemory, opencl_footprint, step_memory
-from accel.packets.layouts import Layout, repack
+from accel.packets.footprint import (
+    MAPPED_OUTPUT_BYTES,
+    StepMemory,
+    opencl_footprint,
+    step_memory,
+)
+from accel.packets.forms import step_forms
+from accel.packets.layouts import Layout
 from accel.packets.rules import RULES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
+from contract.ir.inputs import InputLayout, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import Heap, TierInfo, check_range
+from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
 POLL_SECONDS = 20e-6
 SLEPT_SHARE = 0.9
 """Of the usual duration of a step: asking earlier takes a core from the device's workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A weight arranged for the products. ``row_bytes`` is the kernel's stride."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: Layout
 
 
 @dataclass(slots=True, eq=False)
@@ -73,46 +73,6 @@ class OpenClKernel:
     program: Any
 
 
-@dataclass(slots=True)
-class Pace:
-    """How long a step has taken lately, so that the host need not ask before it can be done."""
-
-    seconds: float = 0.0
-
-    def note(self, seconds: float) -> None:
-        """One more step took ``seconds``; slow ones count little."""
-        self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class OpenClBatch:
-    """A step's packets in device memory and how to enqueue them.
-
-    ``barriers`` is how often the workers meet in one step.
-    """
-
-    key: ShapeKey
-    packets: int
-    barriers: int
-    recording: Recording
-    pace: Pace
-
-
-@dataclass(slots=True, eq=False)
-class OpenClFence:
-    """Completion of one submission, whose batch lives until then."""
-
-    batch: OpenClBatch
-    event: Any
-    complete: int
-    submitted: float
-
-    @property
-    def done(self) -> bool:
-        """True once every write of the submission is visible to the host."""
-        return bool(self.event.command_execution_status <= self.complete)
-
-
 class OpenClTier:
     """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
 
@@ -130,9 +90,12 @@ class OpenClTier:
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._memory = self._runtime.memory
+        self._arranger = Arranger(self._runtime, self._choices.cache, progress)
         self._buffers: set[OpenClBuffer] = set()
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
+        self._submissions = Submissions(self._runtime.engine)
+        self._idle_since = 0.0
         self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
         self._lost = ""
 
@@ -169,9 +132,11 @@ class OpenClTier:
     @property
     def allocated_bytes(self) -> int:
         """Memory taken from the device. Where it is the host's, the sources of arranged weights
-        that are no view of the model file count too."""
+        that are no view of the model file count too, and the snapshots of inputs."""
+        if not self._memory.shared:
+            return self._memory.held
         sources = (b.source.nbytes for b in self._buffers if b.source is not None and b.owned)
-        return self._memory.held + (sum(sources) if self._memory.shared else 0)
+        return self._memory.held + sum(sources) + self._submissions.nbytes
 
     @property
     def available_bytes(self) -> int:
@@ -182,19 +147,23 @@ class OpenClTier:
         """See ``contract.tier.Tier``."""
         return self._footprint(graph, largest, self._step_memory(graph, largest))
 
-    def reserve(self, graph: Graph, largest: ShapeKey, variants: int) -> None:
+    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """See ``contract.tier.Tier``."""
+        return step_forms(largest)
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in a bank that has room for the buffers to come."""
         steps = self._step_memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
-        in_all = sum(planned.buffers.values()) + planned.scratch + variants * planned.variant
-        self._memory.expect(in_all)
+        self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
+        self._reserve_inputs(input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         allocation = self._memory.allocate(decl.name, nbytes)
         allocation.sent = decl.kind is not BufferKind.OUTPUT
-        allocation.fetched = decl.kind is not BufferKind.REQUEST
+        allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
         return self._keep(OpenClBuffer(decl.name, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> OpenClBuffer:
@@ -206,12 +175,9 @@ class OpenClTier:
         buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
         if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
             matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-            repacked = repack(decl.dtype, data, matrices)
-            stored = repacked.layout is Layout.STORED
-            allocation = self._memory.adopt(decl.name, repacked.bytes, borrowed=stored)
-            buffer.matrix = Matrix(allocation, repacked.bytes.shape[-1], repacked.layout)
-            if stored:
-                buffer.allocation = allocation
+            buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
+            if buffer.matrix.layout is Layout.STORED:
+                buffer.allocation = buffer.matrix.allocation
         else:
             buffer.allocation = self._memory.adopt(decl.name, data, borrowed=True)
         return self._keep(buffer)
@@ -264,53 +230,57 @@ class OpenClTier:
         return OpenClKernel(header, program)
 
     def lower(
-        self, graph: Graph, buffers: Mapping[str, OpenClBuffer], key: ShapeKey
+        self,
+        graph: Graph,
+        buffers: Mapping[str, OpenClBuffer],
+        form: ShapeKey,
+        inputs: InputLayout,
     ) -> OpenClBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         runtime = self._runtime
-        step, schedule = self._scheduled(graph, key)
+        step, schedule = self._scheduled(graph, form)
         self._reserve(schedule.shared_bytes, schedule.own_bytes)
+        self._reserve_inputs(inputs.nbytes)
         packets = bind_step(
             step,
             schedule,
+            inputs,
             lambda name: self._stored(buffers[name]).address,
             lambda name: _matrix(buffers[name]),
         )
         place = self._memory.adopt(f"packets of {graph.name}", packets.view(np.uint8))
-        recording = runtime.launcher.record(packets, place.address)
-        batch = OpenClBatch(key, len(packets), schedule.barriers, recording, Pace())
+        batch = OpenClBatch(
+            form,
+            len(packets),
+            schedule.barriers,
+            runtime.launcher.record(packets, place.address, step.ops),
+            inputs.nbytes,
+            {
+                decl.name: (decl, self._stored(buffers[decl.name]))
+                for decl in graph.of_kind(BufferKind.OUTPUT)
+            },
+        )
         weakref.finalize(batch, self._memory.free, place)
         return batch
 
-    def submit(self, batch: OpenClBatch, *, resume: bool = False) -> OpenClFence:
+    def submit(
+        self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+    ) -> OpenClFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         if self._lost:
             raise DeviceLost(self._lost)
-        cl = self._cl
         try:
-            if not resume:
-                self._memory.to_device()
-            event = batch.recording.enqueue()
-            event = self._memory.to_host() or event
-            self._runtime.engine.queue.flush()
-        except cl.Error as error:
+            return self._submissions.submit(batch, inputs, wanted)
+        except self._cl.Error as error:
             raise self._fail(f"submitting a step failed: {error}") from None
-        return OpenClFence(batch, event, cl.command_execution_status.COMPLETE, time.monotonic())
 
     def wait(self, fence: OpenClFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
-        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        pace = fence.batch.pace
-        ahead = fence.submitted + SLEPT_SHARE * pace.seconds - time.monotonic()
+        if self._lost:
+            raise DeviceLost(self._lost)
         try:
-            if ahead > 0:
-                time.sleep(min(ahead, seconds))
-            while not fence.done:
-                if time.monotonic() > deadline:
-                    raise self._fail(f"a step did not end within {seconds:g} s")
-                time.sleep(POLL_SECONDS)
-            pace.note(time.monotonic() - fence.submitted)
+            if not fence.done:
+                self._await(fence, DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout)
             status = fence.event.command_execution_status
         except self._cl.Error as error:
             raise self._fail(f"a step failed: {error}") from None
@@ -321,15 +291,32 @@ class OpenClTier:
         except WorkersLost:
             raise self._fail("workers of a step waited for one another in vain") from None
 
+    def _await(self, fence: OpenClFence, seconds: float) -> None:
+        """Sleep until the step can be done, which begins when the one before has ended, then ask
+        again and again."""
+        deadline = time.monotonic() + seconds
+        pace = fence.batch.pace
+        begun = max(fence.submitted, self._idle_since)
+        ahead = begun + SLEPT_SHARE * pace.seconds - time.monotonic()
+        if ahead > 0:
+            time.sleep(min(ahead, seconds))
+        while not fence.done:
+            if time.monotonic() > deadline:
+                raise self._fail(f"a step did not end within {seconds:g} s")
+            time.sleep(POLL_SECONDS)
+        self._idle_since = time.monotonic()
+        pace.note(self._idle_since - begun)
+
     def close(self) -> None:
         """Wait for the device, then free all buffers."""
         if not self._lost:
             self._runtime.engine.queue.finish()
+        self._submissions.close()
         for buffer in list(self._buffers):
             self.free(buffer)
-        for allocation in filter(None, (self._scratch, self._own)):
+        for allocation in filter(None, (self._scratch, self._own, self._submissions.place)):
             self._memory.free(allocation)
-        self._scratch = self._own = None
+        self._scratch = self._own = self._submissions.place = None
         self._runtime.launcher.close()
 
     def __enter__(self) -> Self:
@@ -358,9 +345,9 @@ class OpenClTier:
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source, borrowed=True)
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, key: ShapeKey) -> tuple[Step, Schedule]:
+    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         runtime = self._runtime
-        step = lower_graph(graph, key, runtime.parts, TIER)
+        step = lower_graph(graph, form, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
         return step, schedule_launches(step)
@@ -372,7 +359,7 @@ class OpenClTier:
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """The answer for the graph asked about last is kept: what is planned is then made."""
         if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda key: self._scheduled(graph, key), largest)
+            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
             self._planned = (graph, largest, steps)
         return self._planned[2]
 
@@ -390,6 +377,12 @@ class OpenClTier:
             place.shared, place.own, place.own_bytes = found
             place.version += 1
 
+    def _reserve_inputs(self, nbytes: int) -> None:
+        """Make the place of a step's inputs in a device's own memory at least this large."""
+        if not self._memory.shared:
+            place = self._submissions.place
+            self._submissions.place = self._grown("inputs of a step", place, nbytes)
+
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
         if current is not None and current.nbytes >= nbytes:
             return current
@@ -406,3 +399,7 @@ def _matrix(buffer: OpenClBuffer) -> tuple[int, int, Layout]:
     matrix = buffer.matrix
     assert matrix is not None, f"{buffer.name} is not a matrix"
     return matrix.allocation.address, matrix.row_bytes, matrix.layout
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[OpenClBuffer, OpenClBatch, OpenClFence]] = OpenClTier

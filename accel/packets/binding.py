@@ -8,22 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import Layout
-from accel.packets.packet import ABSENT, OPS, OWN_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import ABSENT, INPUT_MEMORY, OWN_MEMORY, PACKET, SCRATCH_MEMORY
 from accel.packets.step import Op, Placement, Schedule, Step, Tensor
-
-OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
+from contract.ir.inputs import InputLayout
 
 AddressOf = Callable[[str], int]
-"""Device address of a buffer of the graph that is not step-local."""
+"""Device address of a buffer of the graph that outlives a step."""
 
 MatrixOf = Callable[[str], tuple[int, int, Layout]]
 """Device address, bytes of a row and layout of a matrix prepared for the products."""
 
 
 def bind_step(
-    step: Step, schedule: Schedule, address_of: AddressOf, matrix_of: MatrixOf
+    step: Step,
+    schedule: Schedule,
+    inputs: InputLayout,
+    address_of: AddressOf,
+    matrix_of: MatrixOf,
 ) -> NDArray[np.void]:
-    """PACKET[ops] in execution order."""
+    """PACKET[ops] in execution order; ``inputs`` says where REQUEST buffers lie."""
     packets = np.zeros(len(step.ops), PACKET)
     factors = product_factors(step)
     for packet, op, placement in zip(packets, step.ops, schedule.placements, strict=True):
@@ -37,7 +41,7 @@ def bind_step(
                 address, stride, layout = matrix_of(tensor.buffer)
                 packet["layout"] = layout
             else:
-                address = _address(tensor, schedule, address_of)
+                address = _address(tensor, schedule, inputs, address_of)
             packet["operand"][index] = address
             packet["stride"][index] = stride
     return packets
@@ -63,19 +67,22 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _fill(packet: np.void, op: Op, placement: Placement) -> None:
-    packet["op"] = OP_NUMBERS[op.name]
+    packet["op"] = NUMBERS[op.name]
     packet["wait"] = placement.wait
     packet["everyone"] = placement.everyone
     packet["split_columns"] = placement.columns
     packet["dtype"] = op.dtype.ggml_id if op.dtype is not None else 0
-    packet["size"][: len(op.sizes)] = op.sizes
+    packet["counted"] = op.count.per
+    packet["size"][: len(op.device.sizes)] = op.count.multiplier, *op.sizes
     packet["real"][: len(op.reals)] = op.reals
 
 
-def _address(tensor: Tensor, schedule: Schedule, address_of: AddressOf) -> int:
+def _address(tensor: Tensor, schedule: Schedule, inputs: InputLayout, address_of: AddressOf) -> int:
     offset = tensor.start * tensor.item_bytes
     if tensor.buffer in schedule.own:
         return OWN_MEMORY | schedule.own[tensor.buffer] + offset
     if tensor.buffer in schedule.shared:
         return SCRATCH_MEMORY | schedule.shared[tensor.buffer] + offset
+    if tensor.buffer in inputs.offsets:
+        return INPUT_MEMORY | inputs.offsets[tensor.buffer] + offset
     return address_of(tensor.buffer) + offset

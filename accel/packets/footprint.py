@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from accel.packets.binding import stored_operands
-from accel.packets.layouts import repacked_bytes
+from accel.packets.forms import step_forms
+from accel.packets.layouts import arranged_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.rules_attention import SPLIT_TOKENS
 from accel.packets.step import Schedule, Step
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
@@ -17,41 +17,33 @@ from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 
 Lower = Callable[[ShapeKey], tuple[Step, Schedule]]
-"""The step of a graph for one ShapeKey, and its schedule."""
+"""The step of a graph for one form, and its schedule."""
 
-FEW = 12
-"""Tokens of a step whose rows of usual widths are still cheap enough to be computed repeatedly."""
-EXCHANGED = (BufferKind.REQUEST, BufferKind.OUTPUT)
+MAPPED_OUTPUT_BYTES = 1 << 16
+"""Outputs below this are brought to the host after every step, others when a step wants them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """The most that steps up to some size take: bytes of scratch ``shared`` by all workers, each
-    worker's ``own``, and the ``packets`` of one step. ``stored`` are the buffers that ops read as
-    the graph declares them."""
+    """What all forms take together: bytes of scratch ``shared`` by all workers, each worker's
+    ``own``, and the ``packets`` of each form. ``stored`` are the buffers that ops read as the graph
+    declares them."""
 
     shared: int
     own: int
-    packets: int
+    packets: tuple[int, ...]
     stored: frozenset[str]
 
 
 def step_memory(lower: Lower, largest: ShapeKey) -> StepMemory:
-    """Looks at the steps whose form differs: few tokens split attention, and work that is cheap
-    enough is repeated by every worker."""
-    lowered = [lower(key) for key in _telling_keys(largest)]
+    """Looks at every form of the steps up to ``largest``."""
+    lowered = [lower(form) for form in step_forms(largest)]
     return StepMemory(
         shared=max(schedule.shared_bytes for _, schedule in lowered),
         own=max(schedule.own_bytes for _, schedule in lowered),
-        packets=max(len(step.ops) for step, _ in lowered) * PACKET.itemsize,
+        packets=tuple(len(step.ops) * PACKET.itemsize for step, _ in lowered),
         stored=frozenset().union(*(stored_operands(step) for step, _ in lowered)),
     )
-
-
-def _telling_keys(largest: ShapeKey) -> Iterator[ShapeKey]:
-    """The largest step, the largest that splits attention, and one of much repeated work."""
-    for count in sorted({min(n, largest.tokens) for n in (SPLIT_TOKENS, FEW, largest.tokens)}):
-        yield ShapeKey(count, min(count, largest.rows))
 
 
 def opencl_footprint(
@@ -74,22 +66,26 @@ def opencl_footprint(
                 mapped[decl.name] = read
         else:
             buffers[decl.name] = sum(aligned(part) for part in (arranged, read) if part)
-            kept = decl.kind in EXCHANGED or (_uploaded(decl) and owns_upload(decl))
-            mirrors += nbytes if kept else 0
+            mirrors += nbytes if _kept_by_host(decl, nbytes) else 0
     scratch = steps.shared + steps.own * workers
-    variant = steps.packets
+    variants = sum(steps.packets)
     if not shared:
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
-        variant = aligned(variant)
-    return Footprint(buffers, mapped, scratch, variant, mirrors=mirrors)
+        variants = sum(map(aligned, steps.packets))
+    return Footprint(buffers, mapped, scratch, variants, mirrors=mirrors)
 
 
-def _uploaded(decl: BufferDecl) -> bool:
-    return decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT)
+def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:
+    """Whether a device with memory of its own has a twin of the buffer in the host's."""
+    if decl.kind is BufferKind.OUTPUT:
+        return nbytes < MAPPED_OUTPUT_BYTES
+    if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
+        return owns_upload(decl)
+    return decl.kind is BufferKind.REQUEST
 
 
 def _arranged_bytes(decl: BufferDecl) -> int:
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)
-    return math.prod(matrices) * repacked_bytes(decl.dtype, rows, columns)
+    return math.prod(matrices) * arranged_bytes(decl.dtype, rows, columns)

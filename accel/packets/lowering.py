@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
 
-from accel.packets.step import Op, Split, Step, Tensor
+from accel.packets.ops import TABLE as DEVICE_OPS
+from accel.packets.ops import DeviceOp, Operand
+from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 from contract.dtypes import F16, F32, I32, DType, StorageClass
 from contract.ir.nodes import BufferKind, Graph, Node, View
@@ -13,19 +17,27 @@ from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import bind_shapes
 
-ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
-
 PRIVATE_ELEMENTS = 8192
 """An op over at most this many elements costs less than the barrier it saves."""
 ITEM_BYTES = {F32: 4, I32: 4, F16: 2}
+PER = {"tokens": Per.TOKEN, "rows": Per.ROW}
+
+Field: TypeAlias = Tensor | Count | int | float | None
+"""What an operand, the count, a size or a real of an op is given as."""
+
+NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0})
+"""Fields of a product by one matrix."""
 
 
 class Lowering:
-    """Collects the ops of one graph for one ShapeKey; ``tier`` names the device in errors."""
+    """Collects the ops of one graph for steps of one ``form``: its most tokens and rows.
 
-    def __init__(self, graph: Graph, key: ShapeKey, parts: int, tier: str) -> None:
+    ``tier`` names the device in errors.
+    """
+
+    def __init__(self, graph: Graph, form: ShapeKey, parts: int, tier: str) -> None:
         self.graph = graph
-        self.key = key
+        self.form = form
         self.parts = parts
         self.tier = tier
         self.step = Step()
@@ -33,7 +45,7 @@ class Lowering:
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
         """Of each routing its chunks and order, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
-            self.step.scratch[decl.name] = buffer_bytes(decl, key)
+            self.step.scratch[decl.name] = buffer_bytes(decl, form)
 
     def tensor(self, view: View) -> Tensor:
         """The view as a tensor of binary32, binary16 or int32 elements."""
@@ -41,6 +53,10 @@ class Lowering:
         width = self._size(decl.shape[-1]) if len(decl.shape) > 1 else 1
         start, stop = view.columns or (0, self._size(decl.shape[-1]))
         return Tensor(view.buffer, start, stop - start, width, ITEM_BYTES[decl.dtype])
+
+    def tensors(self, node: Node) -> dict[str, Tensor]:
+        """Every operand the node has, by the name the opcode table gives it."""
+        return {name: self.tensor(view) for name, view in node.operands.items()}
 
     def stored(self, view: View) -> Tensor:
         """A matrix of any storage type, rows of bytes as the model file holds them."""
@@ -57,144 +73,211 @@ class Lowering:
         self.step.scratch[name] = rows * columns * item_bytes
         return Tensor(name, 0, columns, columns, item_bytes)
 
-    def add(self, op: Op) -> None:
-        """Append ``op``."""
-        self.step.ops.append(op)
+    def add(
+        self,
+        name: str,
+        *shared: Mapping[str, Field],
+        dtype: DType | None = None,
+        private: bool = False,
+        matrix: bool = True,
+        **fields: Field,
+    ) -> None:
+        """Append op ``name``: its operands, count, sizes and reals by the names of the table, in
+        ``shared`` and ``fields`` together.
+
+        ``matrix`` False says that the op's weights are a vector. An operand the table calls
+        optional may be left out. Raises ValueError naming the op and the field that is missing,
+        unknown or of the wrong kind.
+        """
+        device = DEVICE_OPS[name]
+        for some in shared:
+            fields |= some
+        _refuse_unknown(device, fields)
+        operands = tuple(_operand(device, operand, fields) for operand in device.operands)
+        count, *sizes = (_given(device, size, fields) for size in device.sizes)
+        reals = (_given(device, real, fields) for real in device.reals)
+        if not isinstance(count, Count):
+            raise ValueError(f"{name}: {device.sizes[0]} is {count!r}, not a count")
+        self.step.ops.append(
+            Op(
+                device,
+                operands,
+                device.splits,
+                count,
+                tuple(_number(device, size) for size in sizes),
+                tuple(_real(device, real) for real in reals),
+                dtype,
+                private,
+                device.matrix if matrix else None,
+            )
+        )
 
     def dtype(self, view: View) -> DType:
         """Storage type of the buffer behind ``view``."""
         return self.graph.buffers[view.buffer].dtype
 
     def dims(self, node: Node) -> dict[str, int]:
-        """Every dimension and integer parameter of ``node`` by name."""
-        shapes = {name: self.graph.shape(view) for name, view in node.operands.items()}
-        bound = bind_shapes(TABLE[node.opcode], shapes, node.params)
-        return {name: self._size(dim) for name, dim in bound.items()}
+        """Every dimension and integer parameter of ``node`` by name, in a step of the most."""
+        return {name: self._size(dim) for name, dim in self._bound(node).items()}
 
-    def quantized(self, x: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    def count(self, node: Node, name: str = "tokens") -> Count:
+        """How often the op of ``node`` is done in a step: its dimension ``name``."""
+        dim = self._bound(node)[name]
+        if isinstance(dim, str):
+            return Count(1, PER[dim], self._size(dim))
+        return Count(dim, Per.STEP, dim)
+
+    def quantized(self, x: Tensor, tokens: Count) -> tuple[Tensor, Tensor, Tensor]:
         """x by rule R5: integers, scales and block sums, made once for all products of ``x``."""
         if x not in self._quantized:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)
             padded = segments * SEGMENT
-            parts = (
-                self.new(f"{name}.m", tokens, padded, 2),
-                self.new(f"{name}.scale", tokens, segments),
-                self.new(f"{name}.sums", tokens, padded // 32),
-            )
-            self._quantized[x] = parts
+            m = self.new(f"{name}.m", tokens.most, padded, 2)
+            scale = self.new(f"{name}.scale", tokens.most, segments)
+            sums = self.new(f"{name}.sums", tokens.most, padded // 32)
+            self._quantized[x] = m, scale, sums
             self.add(
-                Op(
-                    "quantize_activation",
-                    (x, *parts),
-                    (ROWS,) * 4,
-                    (1, 2, 3),
-                    (tokens, x.columns),
-                    private=cheap(tokens, x.columns),
-                )
+                "quantize_activation",
+                x=x,
+                m=m,
+                scale=scale,
+                sums=sums,
+                tokens=tokens,
+                columns=x.columns,
+                private=cheap(tokens, x.columns),
             )
         return self._quantized[x]
 
-    def product(self, x: Tensor, weight: View, y: Tensor, tokens: int) -> None:
-        """y = x weight^T."""
+    def product(
+        self,
+        x: Tensor,
+        weight: View,
+        y: Tensor,
+        tokens: Count,
+        routing: Mapping[str, Field] = NO_EXPERTS,
+        places: int = 0,
+    ) -> None:
+        """y = x weight^T; of experts as ``routing`` says, ``places`` rows of y sharing one of x."""
         dtype = self.dtype(weight)
-        inputs: tuple[Tensor | None, ...] = (x, None, None)
+        inputs: dict[str, Field] = {"x": x}
         if dtype.storage is not StorageClass.FLOAT:
-            inputs = self.quantized(x, tokens)
+            share = max(places, 1)
+            rows = Count(tokens.multiplier // share, tokens.per, tokens.most // share)
+            inputs = dict(zip(("x", "scale", "sums"), self.quantized(x, rows), strict=True))
         self.add(
-            Op(
-                "matmul",
-                (*inputs, self.stored(weight), y),
-                (ANY, ANY, ANY, ANY, COLUMNS),
-                (4,),
-                (tokens, y.columns, x.columns),
-                dtype=dtype,
-                matrix=3,
-            )
+            "matmul",
+            inputs,
+            routing,
+            places=places,
+            weight=self.stored(weight),
+            y=y,
+            tokens=tokens,
+            rows=y.columns,
+            columns=x.columns,
+            dtype=dtype,
         )
 
     def norm(
-        self, x: Tensor, weight: Tensor | None, y: Tensor, tokens: int, groups: int, eps: float
+        self, x: Tensor, weight: Tensor | None, y: Tensor, tokens: Count, groups: int, eps: float
     ) -> None:
         """y = rms_norm(x) weight in each of ``groups``."""
         self.add(
-            Op(
-                "rms_norm",
-                (x, weight, y),
-                (ROWS, ANY, ROWS),
-                (2,),
-                (tokens, groups, x.columns // groups),
-                (eps,),
-                private=cheap(tokens, x.columns),
-            )
+            "rms_norm",
+            x=x,
+            weight=weight,
+            y=y,
+            tokens=tokens,
+            groups=groups,
+            width=x.columns // groups,
+            eps=eps,
+            private=cheap(tokens, x.columns),
         )
 
     def elementwise(
-        self,
-        name: str,
-        operands: Sequence[Tensor],
-        tokens: int,
-        sizes: tuple[int, ...] = (),
-        reals: tuple[float, ...] = (),
+        self, name: str, tokens: Count, tensors: Mapping[str, Tensor], **fields: Field
     ) -> None:
-        """The last operand is the result."""
-        y = operands[-1]
-        self.add(
-            Op(
-                name,
-                tuple(operands),
-                (ROWS,) * len(operands),
-                (len(operands) - 1,),
-                (tokens, y.columns, *sizes),
-                reals,
-                by_columns=True,
-                private=cheap(tokens, y.columns),
-            )
-        )
+        """Op ``name`` over the tensor y [tokens, width]."""
+        width = tensors["y"].columns
+        fields |= {"tokens": tokens, "width": width}
+        self.add(name, tensors, fields, private=cheap(tokens, width))
 
-    def rotate(self, x: Tensor, node: Node, heads: int, tokens: int, pairs: int, y: Tensor) -> None:
+    def rotate(self, x: Tensor, node: Node, heads: int, y: Tensor) -> None:
         """y = rope(x) of ``heads`` heads."""
+        tokens = self.count(node)
         self.add(
-            Op(
-                "rope",
-                (
-                    x,
-                    self.tensor(node.operands["rope_table"]),
-                    self.tensor(node.operands["query"]),
-                    y,
-                ),
-                (ROWS, ANY, ANY, ROWS),
-                (3,),
-                (tokens, heads, int(node.params["head_dim"]), int(node.params["neox"]), pairs),
-                private=cheap(tokens, x.columns),
-            )
+            "rope",
+            x=x,
+            rope_table=self.tensor(node.operands["rope_table"]),
+            query=self.tensor(node.operands["query"]),
+            y=y,
+            tokens=tokens,
+            heads=heads,
+            head_dim=int(node.params["head_dim"]),
+            neox=int(node.params["neox"]),
+            rotary_pairs=self.dims(node)["rotary_pairs"],
+            private=cheap(tokens, x.columns),
         )
 
-    def store_kv(self, k: Tensor, v: Tensor, node: Node, tokens: int) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, node: Node) -> None:
         """Put k and v into their pages."""
-        kv = node.operands["kv"]
+        kv, tokens = node.operands["kv"], self.count(node)
         self.add(
-            Op(
-                "kv_write_batched",
-                (
-                    k,
-                    v,
-                    self.tensor(node.operands["query"]),
-                    self.tensor(node.operands["page_table"]),
-                    self.pages(kv),
-                ),
-                (ROWS, ROWS, ANY, ANY, ANY),
-                (4,),
-                (tokens, k.columns, PAGE_TOKENS, int(node.params["head_dim"])),
-                dtype=self.dtype(kv),
-                private=cheap(tokens, k.columns),
-            )
+            "kv_write_batched",
+            k=k,
+            v=v,
+            query=self.tensor(node.operands["query"]),
+            page_table=self.tensor(node.operands["page_table"]),
+            kv=self.pages(kv),
+            tokens=tokens,
+            width=k.columns,
+            page_tokens=PAGE_TOKENS,
+            head_dim=int(node.params["head_dim"]),
+            dtype=self.dtype(kv),
+            private=cheap(tokens, k.columns),
         )
+
+    def _bound(self, node: Node) -> Mapping[str, int | str]:
+        shapes = {name: self.graph.shape(view) for name, view in node.operands.items()}
+        return bind_shapes(TABLE[node.opcode], shapes, node.params)
 
     def _size(self, dim: int | str) -> int:
-        return self.key.sizes()[dim] if isinstance(dim, str) else dim
+        return self.form.sizes()[dim] if isinstance(dim, str) else dim
 
 
-def cheap(tokens: int, columns: int) -> bool:
+def cheap(count: Count, columns: int) -> bool:
     """Whether an op is small enough for every worker to compute it for itself."""
-    return tokens * columns <= PRIVATE_ELEMENTS
+    return count.most * columns <= PRIVATE_ELEMENTS
+
+
+def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
+    known = {operand.name for operand in device.operands} | {*device.sizes, *device.reals}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"{device.name}: the table of device ops has no {name!r} for it")
+
+
+def _given(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
+    try:
+        return fields[name]
+    except KeyError:
+        raise ValueError(f"{device.name}: {name} is missing") from None
+
+
+def _operand(device: DeviceOp, operand: Operand, fields: Mapping[str, Field]) -> Tensor | None:
+    value = fields.get(operand.name)
+    if isinstance(value, Tensor) or (value is None and operand.optional):
+        return value
+    raise ValueError(f"{device.name}: operand {operand.name} is {value!r}, not a tensor")
+
+
+def _number(device: DeviceOp, value: Field) -> int:
+    if isinstance(value, int):
+        return value
+    raise ValueError(f"{device.name}: a size is {value!r}, not a whole number")
+
+
+def _real(device: DeviceOp, value: Field) -> float:
+    if isinstance(value, float):
+        return value
+    raise ValueError(f"{device.name}: a real is {value!r}, not a float")

@@ -1,12 +1,17 @@
-"""The packet an op receives, as the device reads it, and the list of ops."""
+"""The packet an op receives, as the device reads it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-OPERANDS = 8
-SIZES = 12
-REALS = 4
+from accel.packets.ops import OPS
+from contract.records import OUTPUT_EVENT, SLOT, STEP
+
+OPERANDS = max(len(op.operands) for op in OPS)
+SIZES = max(len(op.sizes) for op in OPS)
+REALS = max(len(op.reals) for op in OPS)
+SIZES += (OPERANDS + SIZES + REALS) % 2
+"""Even words: a packet is a whole number of 64-bit words."""
 
 PACKET = np.dtype(
     [
@@ -16,7 +21,8 @@ PACKET = np.dtype(
         ("split_columns", "<u4"),
         ("dtype", "<u4"),
         ("layout", "<u4"),
-        ("reserved", "<u4", (2,)),
+        ("counted", "<u4"),
+        ("reserved", "<u4"),
         ("operand", "<u8", (OPERANDS,)),
         ("stride", "<u4", (OPERANDS,)),
         ("size", "<i4", (SIZES,)),
@@ -25,51 +31,38 @@ PACKET = np.dtype(
 )
 """Mirrored by ``PACKET`` of ``kernels/packet.h``, which says what the fields mean."""
 
-OPS = (
-    "embed",
-    "select_rows",
-    "rms_norm",
-    "quantize_activation",
-    "matmul",
-    "rope",
-    "kv_write_batched",
-    "flash_attn_part",
-    "flash_attn",
-    "flash_attn_batched",
-    "add",
-    "mul",
-    "scale",
-    "bias_add",
-    "soft_cap",
-    "swiglu",
-    "argmax_part",
-    "argmax",
-    "sample_part",
-    "sample",
-    "stream_out",
-    "feed_tokens",
-    "load_request_state",
-    "store_request_state",
-    "verify_k",
-    "scale_columns",
-    "ssm_conv1d",
-    "ssm_delta_inputs",
-    "ssm_delta_net",
-    "ssm_gated_norm",
-    "expert_topk",
-    "expert_group",
-    "expert_sum",
-    "gated_add",
-)
-"""Names of the ops; ``packet.op`` is an index of this list."""
-
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
 OWN_MEMORY = 1 << 63
 SCRATCH_MEMORY = 1 << 62
+INPUT_MEMORY = 1 << 61
 BANK_SHIFT = 56
 BANKS = 16
 COLUMN_GRANULE = 32
-"""Constants of ``kernels/packet.h``."""
+"""Columns of matrix products, and of the elementwise ops that follow them, are split by this."""
+
+
+def _word(record: np.dtype[np.void], field: str) -> int:
+    assert record.fields is not None
+    return record.fields[field][1] // 4
+
+
+CONSTANTS = {
+    "OPERANDS": OPERANDS,
+    "SIZES": SIZES,
+    "REALS": REALS,
+    "ABSENT": ABSENT,
+    "OWN_MEMORY": OWN_MEMORY,
+    "SCRATCH_MEMORY": SCRATCH_MEMORY,
+    "INPUT_MEMORY": INPUT_MEMORY,
+    "BANK_SHIFT": BANK_SHIFT,
+    "BANKS": BANKS,
+    "COLUMN_GRANULE": COLUMN_GRANULE,
+    "SLOT_POSITION": _word(SLOT, "position"),
+    "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
+    "STEP_FIRST_EVENT": _word(STEP, "first_event"),
+    "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
+}
+"""What ``kernels/packet.h`` is given by ``accessors.packet_constants``."""
 
 ALIGNMENT = 256
 """Bytes; of whatever lies in device memory."""

@@ -5,109 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
+from accel.packets.lowering import Field, Lowering, cheap
 from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
-from accel.packets.step import Op, Step, Tensor
+from accel.packets.step import Step, Tensor
 from contract.errors import UnsupportedOp
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 
+SLOT_WORDS = 8
+"""int32 words of a SLOT record."""
 BEST_WORDS = 3
 """int32 words of the arg-max record of ``kernels/argmax.h``."""
 
 
-def lower_graph(graph: Graph, key: ShapeKey, parts: int, tier: str) -> Step:
-    """The ops of ``graph`` for ``key`` on ``tier``; row reductions are cut in ``parts``.
+def lower_graph(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
+    """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``.
 
     Raises UnsupportedOp for an opcode that is not in RULES and for sizes no op has room for.
     """
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)
-    lowering = Lowering(graph, key, parts, tier)
+    lowering = Lowering(graph, form, parts, tier)
     for node in graph.nodes:
         RULES[node.opcode](lowering, node)
     return lowering.step
 
 
-def _tensors(low: Lowering, node: Node) -> list[Tensor]:
-    """The node's operands in the order of the opcode table."""
-    return [low.tensor(node.operands[o.name]) for o in TABLE[node.opcode].operands]
-
-
 def _embed(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tokens, hidden = dims["tokens"], dims["hidden"]
+    table, y = node.operands["table"], low.tensor(node.operands["y"])
+    tokens = low.count(node)
     low.add(
-        Op(
-            "embed",
-            (
-                low.tensor(node.operands["query"]),
-                low.stored(node.operands["table"]),
-                low.tensor(node.operands["y"]),
-            ),
-            (ANY, ANY, ROWS),
-            (2,),
-            (tokens, hidden),
-            dtype=low.dtype(node.operands["table"]),
-            private=cheap(tokens, hidden),
-            matrix=1,
-        )
+        "embed",
+        query=low.tensor(node.operands["query"]),
+        table=low.stored(table),
+        y=y,
+        tokens=tokens,
+        hidden=y.columns,
+        dtype=low.dtype(table),
+        private=cheap(tokens, y.columns),
     )
 
 
 def _select_rows(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    rows, hidden = dims["rows"], dims["hidden"]
-    low.add(
-        Op(
-            "select_rows",
-            tuple(_tensors(low, node)),
-            (ANY, ANY, ROWS),
-            (2,),
-            (rows, hidden),
-            private=cheap(rows, hidden),
-        )
-    )
+    tensors, rows = low.tensors(node), low.count(node, "rows")
+    hidden = tensors["y"].columns
+    low.add("select_rows", tensors, rows=rows, hidden=hidden, private=cheap(rows, hidden))
 
 
 def _elementwise(low: Lowering, node: Node) -> None:
-    tensors = _tensors(low, node)
-    rows = low.dims(node).get("tokens", low.dims(node).get("rows", 0))
-    sizes = tuple(int(v) for v in node.params.values() if isinstance(v, int))
-    reals = tuple(v for v in node.params.values() if isinstance(v, float))
-    low.elementwise(TABLE[node.opcode].name, tensors, rows, sizes, reals)
+    name = TABLE[node.opcode].name
+    count = low.count(node, "rows" if node.opcode is Opcode.SOFT_CAP else "tokens")
+    low.elementwise(name, count, low.tensors(node), **node.params)
 
 
 def _rms_norm(low: Lowering, node: Node) -> None:
-    weight = node.operands.get("weight")
+    tensors = low.tensors(node)
     low.norm(
-        low.tensor(node.operands["x"]),
-        low.tensor(weight) if weight else None,
-        low.tensor(node.operands["y"]),
-        low.dims(node)["tokens"],
+        tensors["x"],
+        tensors.get("weight"),
+        tensors["y"],
+        low.count(node),
         int(node.params["groups"]),
         node.params["eps"],
     )
 
 
 def _residual_rms_norm(low: Lowering, node: Node) -> None:
-    x, residual, weight, total, y = _tensors(low, node)
-    tokens = low.dims(node)["tokens"]
-    low.elementwise("add", (residual, x, total), tokens)
-    low.norm(total, weight, y, tokens, 1, node.params["eps"])
+    tensors, tokens = low.tensors(node), low.count(node)
+    x, residual, total = tensors["x"], tensors["residual"], tensors["sum"]
+    low.elementwise("add", tokens, {"a": residual, "b": x, "y": total})
+    low.norm(total, tensors["norm_weight"], tensors["y"], tokens, 1, node.params["eps"])
 
 
 def _product(x: str, weight: str, y: str) -> Callable[[Lowering, Node], None]:
     def rule(low: Lowering, node: Node) -> None:
-        dims = low.dims(node)
-        tokens = dims["rows"] if node.opcode is Opcode.LM_HEAD else dims["tokens"]
+        count = low.count(node, "rows" if node.opcode is Opcode.LM_HEAD else "tokens")
         source, target = low.tensor(node.operands[x]), low.tensor(node.operands[y])
-        low.product(source, node.operands[weight], target, tokens)
+        low.product(source, node.operands[weight], target, count)
 
     return rule
 
@@ -116,9 +95,8 @@ def _norm_products(*names: str) -> Callable[[Lowering, Node], None]:
     """One norm, then a product per name: x name_weight^T goes to name."""
 
     def rule(low: Lowering, node: Node) -> None:
-        x = low.tensor(node.operands["x"])
-        tokens = low.dims(node)["tokens"]
-        h = low.new(f"{node.name}.h", tokens, x.columns)
+        x, tokens = low.tensor(node.operands["x"]), low.count(node)
+        h = low.new(f"{node.name}.h", tokens.most, x.columns)
         norm_weight = low.tensor(node.operands["norm_weight"])
         low.norm(x, norm_weight, h, tokens, 1, node.params["eps"])
         for name in names:
@@ -129,19 +107,17 @@ def _norm_products(*names: str) -> Callable[[Lowering, Node], None]:
 
 
 def _rope(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
     x, y = low.tensor(node.operands["x"]), low.tensor(node.operands["y"])
-    low.rotate(x, node, dims["heads"], dims["tokens"], dims["rotary_pairs"], y)
+    low.rotate(x, node, low.dims(node)["heads"], y)
 
 
 def _kv_write(low: Lowering, node: Node) -> None:
-    k, v = low.tensor(node.operands["k"]), low.tensor(node.operands["v"])
-    low.store_kv(k, v, node, low.dims(node)["tokens"])
+    low.store_kv(low.tensor(node.operands["k"]), low.tensor(node.operands["v"]), node)
 
 
 def _norm_rope_kv_write(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tokens, head_dim = dims["tokens"], dims["head_dim"]
+    dims, tokens = low.dims(node), low.count(node)
+    head_dim = dims["head_dim"]
     packed = low.tensor(node.operands["qkv"])
     parts: dict[str, Tensor] = {}
     start = packed.start
@@ -151,77 +127,80 @@ def _norm_rope_kv_write(low: Lowering, node: Node) -> None:
     for name, heads in (("q", dims["heads"]), ("k", dims["kv_heads"])):
         x = parts[name]
         if f"{name}_norm" in node.operands:
-            y = low.new(f"{node.name}.{name}_norm", tokens, x.columns)
+            y = low.new(f"{node.name}.{name}_norm", tokens.most, x.columns)
             weight = low.tensor(node.operands[f"{name}_norm"])
             low.norm(x, weight, y, tokens, heads, node.params["eps"])
             x = y
         y = low.tensor(node.operands["q"])
         if name == "k":
-            y = low.new(f"{node.name}.k_rope", tokens, x.columns)
+            y = low.new(f"{node.name}.k_rope", tokens.most, x.columns)
             parts["k"] = y
-        low.rotate(x, node, heads, tokens, dims["rotary_pairs"], y)
-    low.store_kv(parts["k"], parts["v"], node, tokens)
+        low.rotate(x, node, heads, y)
+    low.store_kv(parts["k"], parts["v"], node)
 
 
 def _argmax(low: Lowering, node: Node) -> None:
-    logits, token = _tensors(low, node)
-    rows, vocab = low.dims(node)["rows"], logits.columns
-    parts = low.new(f"{node.name}.parts", rows, low.parts * BEST_WORDS)
-    low.add(Op("argmax_part", (logits, parts), (COLUMNS, ANY), (1,), (rows, vocab, low.parts)))
-    low.add(Op("argmax", (parts, token), (ANY, ROWS), (1,), (rows, low.parts)))
+    tensors, rows = low.tensors(node), low.count(node, "rows")
+    logits, token = tensors["logits"], tensors["token"]
+    best = low.new(f"{node.name}.parts", rows.most, low.parts * BEST_WORDS)
+    parts = low.parts
+    low.add("argmax_part", logits=logits, best=best, rows=rows, vocab=logits.columns, parts=parts)
+    low.add("argmax", best=best, token=token, rows=rows, parts=parts)
 
 
 def _sample(low: Lowering, node: Node) -> None:
-    logits, sampling, recent, token = _tensors(low, node)
-    rows, vocab = low.dims(node)["rows"], logits.columns
-    values, ids, weights = (
-        low.new(f"{node.name}.{name}", rows, vocab) for name in ("values", "ids", "weights")
-    )
-    parts = low.new(f"{node.name}.parts", rows, low.parts * BEST_WORDS)
+    tensors, rows = low.tensors(node), low.count(node, "rows")
+    vocab = tensors["logits"].columns
+    shared: dict[str, Field] = {
+        "sampling": tensors["sampling"],
+        "values": low.new(f"{node.name}.values", rows.most, vocab),
+        "best": low.new(f"{node.name}.parts", rows.most, low.parts * BEST_WORDS),
+        "rows": rows,
+        "vocab": vocab,
+        "parts": low.parts,
+    }
     low.add(
-        Op(
-            "sample_part",
-            (logits, sampling, recent, values, parts),
-            (COLUMNS, ANY, ANY, COLUMNS, ANY),
-            (3, 4),
-            (rows, vocab, low.parts, recent.columns),
-        )
+        "sample_part",
+        shared,
+        logits=tensors["logits"],
+        recent=tensors["recent"],
+        recent_tokens=tensors["recent"].columns,
     )
     low.add(
-        Op(
-            "sample",
-            (values, sampling, parts, ids, weights, token),
-            (ROWS, ANY, ANY, ROWS, ROWS, ROWS),
-            (0, 3, 4, 5),
-            (rows, vocab, low.parts),
-        )
+        "sample",
+        shared,
+        ids=low.new(f"{node.name}.ids", rows.most, vocab),
+        weights=low.new(f"{node.name}.weights", rows.most, vocab),
+        token=tensors["token"],
     )
 
 
 def _stream_out(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    sizes = (dims["rows"], dims["ring_events"])
-    low.add(Op("stream_out", tuple(_tensors(low, node)), (ANY,) * 4, (3,), sizes))
+    rows, events = low.count(node, "rows"), low.dims(node)["ring_events"]
+    low.add("stream_out", low.tensors(node), rows=rows, ring_events=events)
 
 
-def _feed_tokens(low: Lowering, node: Node) -> None:
-    sizes = (low.dims(node)["rows"],)
-    low.add(Op("feed_tokens", tuple(_tensors(low, node)), (ANY,) * 5, (2, 3, 4), sizes))
+def _load_request_state(low: Lowering, node: Node) -> None:
+    tensors, tokens = low.tensors(node), low.count(node)
+    places = tensors["recent"].columns
+    private = cheap(tokens, tensors["resolved"].columns)
+    low.add("load_request_state", tensors, tokens=tokens, recent_tokens=places, private=private)
 
 
-def _slot_state(written: int) -> Callable[[Lowering, Node], None]:
-    def rule(low: Lowering, node: Node) -> None:
-        name = TABLE[node.opcode].name
-        sizes = (low.dims(node)["rows"], int(node.params["field"]))
-        low.add(Op(name, tuple(_tensors(low, node)), (ANY,) * 3, (written,), sizes))
+def _store_request_state(low: Lowering, node: Node) -> None:
+    rows = low.count(node, "rows")
+    low.add("store_request_state", low.tensors(node), rows=rows, private=cheap(rows, SLOT_WORDS))
 
-    return rule
+
+def _copy_rows(low: Lowering, node: Node) -> None:
+    tensors = low.tensors(node)
+    width = tensors["target"].columns
+    low.add("copy_rows", tensors, rows=low.count(node, "rows"), width=width)
 
 
 def _verify_k(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    sizes = (dims["rows"], dims["draft_tokens"])
-    low.add(Op("verify_k", tuple(_tensors(low, node)), (ROWS,) * 3, (2,), sizes))
+    rows, drafts = low.count(node, "rows"), low.dims(node)["draft_tokens"]
+    low.add("verify_k", low.tensors(node), rows=rows, draft_tokens=drafts)
 
 
 RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
@@ -250,9 +229,10 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.ARGMAX: _argmax,
         Opcode.SAMPLE: _sample,
         Opcode.STREAM_OUT: _stream_out,
-        Opcode.LOAD_REQUEST_STATE: _slot_state(2),
-        Opcode.STORE_REQUEST_STATE: _slot_state(2),
+        Opcode.LOAD_REQUEST_STATE: _load_request_state,
+        Opcode.STORE_REQUEST_STATE: _store_request_state,
         Opcode.VERIFY_K: _verify_k,
+        Opcode.COPY_ROWS: _copy_rows,
         Opcode.BARRIER: lambda low, node: None,
         **RECURRENT_RULES,
         **EXPERT_RULES,

@@ -4,47 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accel.packets.lowering import ANY, ROWS, Lowering, cheap
-from accel.packets.step import Op, Tensor
+from accel.packets.forms import SPLIT_TOKENS
+from accel.packets.lowering import Field, Lowering, cheap
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.ir.nodes import Node
 
-SPLIT_TOKENS = 4
-"""Attention of at most this many tokens divides the context among workers."""
 PART_HEADER = 2
 """Floats before the values of one part, see ``kernels/flash_attn.cl``."""
 
 
 def lower_attention(low: Lowering, node: Node) -> None:
     """FLASH_ATTN and FLASH_ATTN_BATCHED."""
-    dims = low.dims(node)
-    if 0 < dims["tokens"] <= SPLIT_TOKENS and low.parts > 1:
-        _split_attention(low, node, dims)
+    tokens, fields = low.count(node), _fields(low, node)
+    if 0 < tokens.most <= SPLIT_TOKENS and low.parts > 1:
+        _split_attention(low, node, fields)
         return
-    q, kv, page_table, query, y = _tensors(low, node)
-    low.add(
-        Op(
-            "flash_attn_batched",
-            (q, kv, page_table, query, y, _sinks(low, node)),
-            (ANY,) * 6,
-            (4,),
-            tuple(dims[name] for name in ("tokens", "heads", "kv_heads", "head_dim", "window")),
-            (node.params["scale"], node.params["soft_cap"]),
-            dtype=low.dtype(node.operands["kv"]),
-        )
-    )
-
-
-def _tensors(low: Lowering, node: Node) -> tuple[Tensor, ...]:
-    """Operands in the order of the opcode table."""
-    q, page_table, query, y = (
-        low.tensor(node.operands[name]) for name in ("q", "page_table", "query", "y")
-    )
-    return q, low.pages(node.operands["kv"]), page_table, query, y
-
-
-def _sinks(low: Lowering, node: Node) -> Tensor | None:
-    return low.tensor(node.operands["sinks"]) if "sinks" in node.operands else None
+    fields |= _sinks(low, node)
+    dtype = low.dtype(node.operands["kv"])
+    y = low.tensor(node.operands["y"])
+    low.add("flash_attn_batched", fields, y=y, tokens=tokens, dtype=dtype)
 
 
 def part_slots(positions: int, parts: int) -> int:
@@ -57,33 +35,44 @@ def part_slots(positions: int, parts: int) -> int:
     return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
 
 
-def _split_attention(low: Lowering, node: Node, dims: Mapping[str, int]) -> None:
+def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> None:
     """Parts in parallel, then their merge: what keeps all workers busy with few tokens."""
-    q, kv, page_table, query, y = _tensors(low, node)
-    tokens, heads, head_dim, window = (
-        dims[name] for name in ("tokens", "heads", "head_dim", "window")
-    )
-    slots = part_slots(page_table.columns * PAGE_TOKENS, low.parts)
+    tokens, dims = low.count(node), low.dims(node)
+    heads, head_dim = dims["heads"], dims["head_dim"]
+    positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
+    most_parts = part_slots(positions, low.parts)
     part = PART_HEADER + -(-head_dim // 16) * 16
-    parts = low.new(f"{node.name}.parts", tokens, heads * slots * part)
+    parts = low.new(f"{node.name}.parts", tokens.most, heads * most_parts * part)
+    dtype = low.dtype(node.operands["kv"])
     low.add(
-        Op(
-            "flash_attn_part",
-            (q, kv, page_table, query, parts),
-            (ANY,) * 5,
-            (4,),
-            (tokens, heads, dims["kv_heads"], head_dim, window, slots),
-            (node.params["scale"], node.params["soft_cap"]),
-            dtype=low.dtype(node.operands["kv"]),
-        )
+        "flash_attn_part", fields, parts=parts, tokens=tokens, most_parts=most_parts, dtype=dtype
     )
+    y = low.tensor(node.operands["y"])
     low.add(
-        Op(
-            "flash_attn",
-            (parts, query, y, _sinks(low, node)),
-            (ANY, ANY, ROWS, ANY),
-            (2,),
-            (tokens, heads, head_dim, window, slots),
-            private=cheap(tokens, y.columns),
-        )
+        "flash_attn",
+        _sinks(low, node),
+        parts=parts,
+        query=low.tensor(node.operands["query"]),
+        y=y,
+        tokens=tokens,
+        heads=heads,
+        head_dim=head_dim,
+        window=dims["window"],
+        most_parts=most_parts,
+        private=cheap(tokens, y.columns),
     )
+
+
+def _fields(low: Lowering, node: Node) -> dict[str, Field]:
+    """What the ops over pages share."""
+    dims = low.dims(node)
+    return {
+        **{name: low.tensor(node.operands[name]) for name in ("q", "page_table", "query")},
+        "kv": low.pages(node.operands["kv"]),
+        **{name: dims[name] for name in ("heads", "kv_heads", "head_dim", "window")},
+        **{name: node.params[name] for name in ("scale", "soft_cap")},
+    }
+
+
+def _sinks(low: Lowering, node: Node) -> dict[str, Field]:
+    return {"sinks": low.tensor(node.operands["sinks"])} if "sinks" in node.operands else {}

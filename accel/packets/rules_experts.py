@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.packets.grid import SLOTS
-from accel.packets.lowering import ANY, COLUMNS, ROWS, Lowering, cheap
-from accel.packets.step import Op, Tensor
-from contract.dtypes import F32, StorageClass
-from contract.ir.nodes import Node, View
+from accel.packets.lowering import NO_EXPERTS, PRIVATE_ELEMENTS, Field, Lowering, cheap
+from accel.packets.ops import SLOTS
+from accel.packets.step import Count, Tensor
+from contract.dtypes import F32
+from contract.ir.nodes import Node
 from contract.opcodes import Opcode
 
 CHUNK_WORDS = 3
@@ -17,156 +17,119 @@ CHUNK_WORDS = 3
 
 
 def _gate_topk(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tokens, experts, used = dims["tokens"], dims["experts"], dims["used"]
-    x, logits, ids, weights = (
-        low.tensor(node.operands[name]) for name in ("x", "logits", "ids", "weights")
-    )
-    low.product(x, node.operands["gate_weight"], logits, tokens)
+    dims, tokens = low.dims(node), low.count(node)
+    names = ("x", "logits", "ids", "weights")
+    tensors = {name: low.tensor(node.operands[name]) for name in names}
+    experts, used = dims["experts"], dims["used"]
+    low.product(tensors.pop("x"), node.operands["gate_weight"], tensors["logits"], tokens)
     low.add(
-        Op(
-            "expert_topk",
-            (logits, low.new(f"{node.name}.p", tokens, experts + used), ids, weights),
-            (ROWS,) * 4,
-            (1, 2, 3),
-            (tokens, experts, used),
-            private=cheap(tokens, experts),
-        )
+        "expert_topk",
+        tensors,
+        p=low.new(f"{node.name}.p", tokens.most, experts + used),
+        tokens=tokens,
+        experts=experts,
+        used=used,
+        private=cheap(tokens, experts),
     )
 
 
-def _grouped(low: Lowering, ids: Tensor, tokens: int, experts: int) -> tuple[Tensor, Tensor]:
+def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[Tensor, Tensor]:
     """The chunks and the order of a routing, made once for all products that follow it."""
     if ids not in low.expert_groups:
-        pairs = tokens * ids.columns
+        pairs = tokens.times(ids.columns)
         name = f"{ids.buffer}[{ids.start}:{ids.stop}]"
         chunks = low.new(f"{name}.chunks", _most_chunks(pairs, experts) + 1, CHUNK_WORDS)
-        order = low.new(f"{name}.order", 2, pairs)
+        order = low.new(f"{name}.order", 2, pairs.most)
         low.expert_groups[ids] = chunks, order
         low.add(
-            Op(
-                "expert_group",
-                (ids, low.new(f"{name}.starts", 1, experts), chunks, order),
-                (ANY,) * 4,
-                (1, 2, 3),
-                (tokens, ids.columns, experts),
-                private=cheap(1, pairs + experts),
-            )
+            "expert_group",
+            ids=ids,
+            starts=low.new(f"{name}.starts", 1, experts),
+            chunks=chunks,
+            order=order,
+            tokens=tokens,
+            used=ids.columns,
+            experts=experts,
+            private=pairs.most + experts <= PRIVATE_ELEMENTS,
         )
     return low.expert_groups[ids]
 
 
-def _most_chunks(pairs: int, experts: int) -> int:
+def _most_chunks(pairs: Count, experts: int) -> int:
     """Chunks of at most SLOTS pairs, those of every expert apart."""
-    return min(pairs, experts + pairs // SLOTS)
+    return min(pairs.most, experts + pairs.most // SLOTS)
 
 
-def _product(
-    low: Lowering,
-    x: Tensor,
-    places: int,
-    weight: View,
-    ids: Tensor,
-    y: Tensor,
-    dims: Mapping[str, int],
-) -> None:
+def _product(low: Lowering, node: Node, x: str, weight: str, y: Tensor, places: int) -> None:
     """y = x weight[ids]^T, where ``places`` rows of y share a row of x.
 
     The experts of a single token are all different, so there is nothing to group.
     """
-    tokens, used, experts = dims["tokens"], dims["used"], dims["experts"]
-    pairs = tokens * used
-    dtype = low.dtype(weight)
-    inputs: tuple[Tensor | None, ...] = (x, None, None)
-    if dtype.storage is not StorageClass.FLOAT:
-        inputs = low.quantized(x, pairs // places)
-    groups: tuple[Tensor | None, ...] = (None, None)
-    if tokens > 1:
-        groups = _grouped(low, ids, tokens, experts)
-    low.add(
-        Op(
-            "matmul",
-            (*inputs, low.stored(weight), y, ids, *groups),
-            (ANY, ANY, ANY, ANY, COLUMNS, ANY, ANY, ANY),
-            (4,),
-            (pairs, y.columns, x.columns, places, used, _most_chunks(pairs, experts)),
-            dtype=dtype,
-            matrix=3,
-        )
-    )
+    dims, tokens = low.dims(node), low.count(node)
+    used, experts = dims["used"], dims["experts"]
+    ids, pairs = low.tensor(node.operands["ids"]), tokens.times(used)
+    routing: dict[str, Field] = {
+        "ids": ids,
+        "used": used,
+        "most_chunks": _most_chunks(pairs, experts),
+    }
+    if tokens.most > 1:
+        routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
+    source = low.tensor(node.operands[x])
+    low.product(source, node.operands[weight], y, pairs, routing, places)
 
 
 def _gate_up(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    x, ids = low.tensor(node.operands["x"]), low.tensor(node.operands["ids"])
+    used = low.dims(node)["used"]
     for name in ("gate", "up"):
         y = low.tensor(node.operands[name])
-        _product(low, x, dims["used"], node.operands[f"{name}_weight"], ids, y, dims)
+        _product(low, node, "x", f"{name}_weight", y, used)
 
 
 def _swiglu(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tensors = [low.tensor(node.operands[name]) for name in ("gate", "up", "y")]
-    rows, activation = dims["tokens"] * dims["used"], int(node.params["activation"])
-    low.elementwise("swiglu", tensors, rows, (activation,))
+    pairs = low.count(node).times(low.dims(node)["used"])
+    low.elementwise("swiglu", pairs, low.tensors(node), **node.params)
 
 
 def _down_acc(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tokens, used, hidden = dims["tokens"], dims["used"], dims["hidden"]
-    x, ids, weights, y = (low.tensor(node.operands[name]) for name in ("x", "ids", "weights", "y"))
-    products = low.new(f"{node.name}.products", tokens * used, hidden)
-    _product(low, x, 1, node.operands["down_weight"], ids, products, dims)
-    expert_scale, residual = (
-        low.tensor(node.operands[name]) if name in node.operands else None
-        for name in ("expert_scale", "residual")
-    )
-    low.add(
-        Op(
-            "expert_sum",
-            (products, ids, weights, expert_scale, residual, y),
-            (COLUMNS, ANY, ANY, ANY, COLUMNS, COLUMNS),
-            (5,),
-            (tokens, hidden, used),
-        )
-    )
+    dims, tokens = low.dims(node), low.count(node)
+    used, hidden = dims["used"], dims["hidden"]
+    products = low.new(f"{node.name}.products", tokens.times(used).most, hidden)
+    _product(low, node, "x", "down_weight", products, 1)
+    names = ("ids", "weights", "expert_scale", "residual", "y")
+    tensors = {name: low.tensor(node.operands[name]) for name in names if name in node.operands}
+    low.add("expert_sum", tensors, products=products, tokens=tokens, width=hidden, used=used)
 
 
 def _shared_expert(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    tokens, width, hidden = dims["tokens"], dims["width"], dims["hidden"]
+    dims, tokens = low.dims(node), low.count(node)
+    width, hidden = dims["width"], dims["hidden"]
     x, residual, y = (low.tensor(node.operands[name]) for name in ("x", "residual", "y"))
     gate, up, gated = (
-        low.new(f"{node.name}.{name}", tokens, width) for name in ("gate", "up", "gated")
+        low.new(f"{node.name}.{name}", tokens.most, width) for name in ("gate", "up", "gated")
     )
     router = None
     if "router_weight" in node.operands:
-        router = low.new(f"{node.name}.router", tokens, 1)
-        weight = low.tensor(node.operands["router_weight"])
+        router = low.new(f"{node.name}.router", tokens.most, 1)
         low.add(
-            Op(
-                "matmul",
-                (x, None, None, weight, router),
-                (ANY, ANY, ANY, ANY, COLUMNS),
-                (4,),
-                (tokens, 1, hidden),
-                dtype=F32,
-            )
+            "matmul",
+            NO_EXPERTS,
+            x=x,
+            weight=low.tensor(node.operands["router_weight"]),
+            y=router,
+            tokens=tokens,
+            rows=1,
+            columns=hidden,
+            places=0,
+            dtype=F32,
+            matrix=False,
         )
     low.product(x, node.operands["gate_weight"], gate, tokens)
     low.product(x, node.operands["up_weight"], up, tokens)
-    low.elementwise("swiglu", (gate, up, gated), tokens)
-    down = low.new(f"{node.name}.down", tokens, hidden)
+    low.elementwise("swiglu", tokens, {"gate": gate, "up": up, "y": gated}, activation=0)
+    down = low.new(f"{node.name}.down", tokens.most, hidden)
     low.product(gated, node.operands["down_weight"], down, tokens)
-    low.add(
-        Op(
-            "gated_add",
-            (residual, router, down, y),
-            (COLUMNS, ANY, COLUMNS, COLUMNS),
-            (3,),
-            (tokens, hidden),
-        )
-    )
+    low.add("gated_add", residual=residual, gate=router, x=down, y=y, tokens=tokens, width=hidden)
 
 
 EXPERT_RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from accel.packets.ops import Split
 from accel.packets.packet import aligned
-from accel.packets.step import Op, Placement, Schedule, Split, Step, Touch
+from accel.packets.step import Op, Placement, Schedule, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
 """Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 
+from accel.packets.ops import DeviceOp, Split, pieces
 from contract.dtypes import DType
 
 
-class Split(Enum):
-    """How an op divides a tensor among workers; equal splits of equal tensors need no barrier."""
+class Per(IntEnum):
+    """What the count of an op grows with: ``packet->counted``."""
 
-    ROWS = "rows"
-    COLUMNS = "columns"
-    ANY = "any"
-    """Any worker may touch any element."""
+    STEP = 0
+    """Nothing: it is the same in every step."""
+    TOKEN = 1
+    ROW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """``multiplier`` times the tokens or rows a step has, at most ``most``."""
+
+    multiplier: int
+    per: Per
+    most: int
+
+    def times(self, number: int) -> Count:
+        """``number`` for each of these."""
+        return Count(self.multiplier * number, self.per, self.most * number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +79,50 @@ class Touch:
 class Op:
     """One op of the step, in the order of the graph.
 
-    ``operands`` in the order the kernel lists them, None where absent; ``splits`` gives for each
-    how the work divides, ``written`` which of them are results. ``by_columns`` marks an elementwise
-    op that may divide columns instead of rows. ``private`` marks an op so cheap that every worker
-    may compute it whole for itself. ``matrix`` is the operand holding stored weights.
+    ``device`` is its row of the table; ``operands`` are in its order, None where absent, ``sizes``
+    those after the count. ``splits`` says how the work divides each operand. ``private`` marks an
+    op so cheap that every worker may compute it whole for itself. ``matrix`` is the place of stored
+    weights among the operands.
     """
 
-    name: str
+    device: DeviceOp
     operands: tuple[Tensor | None, ...]
     splits: tuple[Split, ...]
-    written: tuple[int, ...]
-    sizes: tuple[int, ...]
+    count: Count
+    sizes: tuple[int, ...] = ()
     reals: tuple[float, ...] = ()
     dtype: DType | None = None
-    by_columns: bool = False
     private: bool = False
     matrix: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+        return self.device.name
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Places of the results among the operands."""
+        return self.device.written
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether it may divide columns instead of rows."""
+        return self.device.by_columns
+
+    def most_sizes(self) -> dict[str, int]:
+        """Every size by name, the count being the most it can be."""
+        return dict(zip(self.device.sizes, (self.count.most, *self.sizes), strict=True))
+
+    def launch_groups(self, group_size: int, most: int) -> int:
+        """Work-groups, from 1 to ``most``, that its launch is worth on a device that is not a CPU.
+
+        It is right with any number of them.
+        """
+        dtype = self.dtype.ggml_id if self.dtype is not None else 0
+        units = self.device.units(dtype=dtype, **self.most_sizes())
+        groups = units if self.device.by_groups else pieces(units, group_size)
+        return max(1, min(groups, most))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
         """What the op reads and writes when it divides rows, or ``columns``, or is repeated."""
@@ -98,7 +140,7 @@ class Op:
 
 @dataclass(slots=True)
 class Step:
-    """All ops of a graph for one ShapeKey. ``scratch`` gives the bytes of step-local buffers."""
+    """All ops of a graph for one form. ``scratch`` gives the bytes of step-local buffers."""
 
     ops: list[Op] = field(default_factory=list)
     scratch: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import groupby
 
 from contract.ir.cost import Cost, cost, traffic
@@ -116,7 +116,7 @@ def weight_storage(graph: Graph) -> tuple[Storage, ...]:
     return tuple(sorted(found.values(), key=lambda row: (-row.nbytes, row.dtype)))
 
 
-class Mixer(Enum):
+class Mixer(StrEnum):
     """How a layer lets tokens see each other."""
 
     FULL = "full attention"
@@ -125,7 +125,7 @@ class Mixer(Enum):
     NONE = "no mixer"
 
 
-class FeedForward(Enum):
+class FeedForward(StrEnum):
     """What a layer does to each token by itself."""
 
     DENSE = "dense"

@@ -34,33 +34,25 @@ INTEGER, REAL = 0, 1
 
 Item = TypeVar("Item")
 
+
+def _record(**fields: str) -> np.dtype[Any]:
+    return np.dtype(list(fields.items()))
+
+
 SECTIONS = {
     "text": np.dtype("u1"),
-    "strings": np.dtype([("start", "<u4"), ("size", "<u4")]),
+    "strings": _record(start="<u4", size="<u4"),
     "dims": np.dtype("<i8"),
-    "buffers": np.dtype(
-        [
-            ("name", "<u4"),
-            ("source", "<u4"),
-            ("dtype", "<u2"),
-            ("kind", "<u2"),
-            ("first_dim", "<u4"),
-            ("dims", "<u4"),
-        ]
+    "buffers": _record(
+        name="<u4", source="<u4", dtype="<u2", kind="<u2", first_dim="<u4", dims="<u4"
     ),
-    "operands": np.dtype([("name", "<u4"), ("buffer", "<u4"), ("start", "<i8"), ("stop", "<i8")]),
-    "params": np.dtype([("name", "<u4"), ("kind", "<u4"), ("bits", "<u8")]),
-    "nodes": np.dtype(
-        [
-            ("name", "<u4"),
-            ("opcode", "<u4"),
-            ("first_operand", "<u4"),
-            ("operands", "<u4"),
-            ("first_param", "<u4"),
-            ("params", "<u4"),
-        ]
+    "operands": _record(name="<u4", buffer="<u4", start="<i8", stop="<i8"),
+    "params": _record(name="<u4", kind="<u4", bits="<u8"),
+    "nodes": _record(
+        name="<u4", opcode="<u4", first_operand="<u4", operands="<u4", first_param="<u4",
+        params="<u4",
     ),
-}
+}  # fmt: skip
 """Sections in file order. A dimension below 0 is the symbol ``SYMBOLS[-1 - dimension]``."""
 
 HEADER = np.dtype(
@@ -128,34 +120,27 @@ def _digest(data: memoryview) -> bytes:
     return digest.digest()
 
 
+def _damaged(problem: str, offset: int) -> CodecError:
+    return CodecError(problem, section="header", offset=offset)
+
+
 def _header(data: memoryview) -> np.void:
     """The header, after checking everything that can be checked without reading a section."""
     if bytes(data[: len(MAGIC)]) != MAGIC[: len(data)] or not data:
-        raise CodecError(f"not a graph: no {MAGIC!r} magic", section="header", offset=0)
+        raise _damaged(f"not a graph: no {MAGIC!r} magic", 0)
     if len(data) < HEADER.itemsize:
-        raise CodecError("the file ends inside its header", section="header", offset=len(data))
+        raise _damaged("the file ends inside its header", len(data))
     header: np.void = np.frombuffer(data, HEADER, 1)[0]
     version = int(header["version"])
     if version != IR_VERSION:
         age = "from a newer release" if version > IR_VERSION else "no longer readable"
-        raise CodecError(
-            f"version {version} is {age}; this build reads version {IR_VERSION}",
-            section="header",
-            offset=4,
-        )
+        raise _damaged(f"version {version} is {age}; this build reads version {IR_VERSION}", 4)
     end = _layout(header)[-1][2]
     if end != len(data):
-        raise CodecError(
-            f"the sections end at byte {end}, the file at {len(data)}",
-            section="header",
-            offset=min(end, len(data)),
-        )
+        problem = f"the sections end at byte {end}, the file at {len(data)}"
+        raise _damaged(problem, min(end, len(data)))
     if _digest(data) != bytes(data[_DIGEST]):
-        raise CodecError(
-            "SHA-256 does not match the contents: the file is damaged",
-            section="header",
-            offset=_DIGEST.start,
-        )
+        raise _damaged("SHA-256 does not match the contents: the file is damaged", _DIGEST.start)
     return header
 
 
@@ -192,16 +177,9 @@ class _Writer:
         dims = self.rows["dims"]
         first = len(dims)
         dims += [-1 - SYMBOLS.index(d) if isinstance(d, str) else d for d in decl.shape]
-        self.rows["buffers"].append(
-            (
-                self.string(decl.name),
-                self.string(decl.source),
-                decl.dtype.ggml_id,
-                decl.kind.value,
-                first,
-                len(decl.shape),
-            )
-        )
+        names = self.string(decl.name), self.string(decl.source)
+        record = (*names, decl.dtype.ggml_id, decl.kind.value, first, len(decl.shape))
+        self.rows["buffers"].append(record)
 
     def node(self, node: Node, places: dict[str, int]) -> None:
         """One node; ``places`` numbers the buffers."""
@@ -218,16 +196,9 @@ class _Writer:
             kind, dtype = (REAL, "<f8") if isinstance(value, float) else (INTEGER, "<i8")
             bits = int(np.array(value, dtype).view("<u8"))
             params.append((self.string(param.name), kind, bits))
-        self.rows["nodes"].append(
-            (
-                self.string(node.name),
-                node.opcode.value,
-                first_operand,
-                len(operands) - first_operand,
-                first_param,
-                len(params) - first_param,
-            )
-        )
+        operand_count, param_count = len(operands) - first_operand, len(params) - first_param
+        record = (node.opcode.value, first_operand, operand_count, first_param, param_count)
+        self.rows["nodes"].append((self.string(node.name), *record))
 
     def sections(self) -> dict[str, NDArray[Any]]:
         """The arrays, in file order."""
@@ -250,9 +221,9 @@ class _Reader:
     def graph(self, name: int, stage: int) -> Graph:
         """Assemble the graph. Raises CodecError on a reference or number out of range."""
         if not 1 <= stage <= Stage.BOTH.value:
-            raise CodecError(f"stage {stage} is unknown", section="header", offset=6)
+            raise _damaged(f"stage {stage} is unknown", 6)
         if name >= len(self._strings):
-            raise CodecError(f"string {name} does not exist", section="header", offset=8)
+            raise _damaged(f"string {name} does not exist", 8)
         decls = [self._buffer(row) for row in range(len(self._sections["buffers"]))]
         buffers = {decl.name: decl for decl in decls}
         if len(buffers) != len(decls):

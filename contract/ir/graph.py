@@ -8,7 +8,7 @@ from types import MappingProxyType
 from contract.dtypes import F32, I32, DType
 from contract.errors import VerifyError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
-from contract.ir.verify import Rule, check_signature, verify
+from contract.ir.verify import Rule, signature_problems, verify
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import (
@@ -89,7 +89,8 @@ class GraphBuilder:
         name = self._unique(label or spec.name)
         operands = {k: v for k, v in arguments.items() if isinstance(v, View)}
         params = self._params(spec, name, arguments)
-        check_signature(self.name, Node(name, opcode, operands, params))
+        for rule, problem in signature_problems(Node(name, opcode, operands, params)):
+            raise VerifyError(self.name, name, rule, problem)
         try:
             self._complete(spec, name, operands, params)
         except ShapeMismatch as error:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import combinations
 
 from contract.errors import VerifyError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
@@ -74,46 +75,52 @@ class Rule(StrEnum):
     OUTPUT_WRITTEN = "output written"
 
 
+Problems = Iterator[tuple[Rule, str]]
+"""Rules that something breaks, each with a sentence for people."""
+
+
 def verify(graph: Graph) -> None:
     """Raise VerifyError for the first rule the graph breaks, in order of nodes."""
-    if not graph.nodes:
-        raise VerifyError(graph.name, "", Rule.NOT_EMPTY, "the graph has no nodes")
-    for name, decl in graph.buffers.items():
-        check_declaration(graph.name, name, decl)
     memory = _Memory(graph)
+    for place, problems in _checks(graph, memory):
+        for rule, problem in problems:
+            raise VerifyError(graph.name, place, rule, problem)
+
+
+def _checks(graph: Graph, memory: _Memory) -> Iterator[tuple[str, Problems]]:
+    """Every check with the name of the node or buffer that it is of."""
+    if not graph.nodes:
+        yield "", iter([(Rule.NOT_EMPTY, "the graph has no nodes")])
+    for name, decl in graph.buffers.items():
+        yield name, declaration_problems(name, decl)
     seen: set[str] = set()
     for node in graph.nodes:
         if not node.name or node.name in seen:
-            raise VerifyError(
-                graph.name, node.name, Rule.UNIQUE_NAME, "the name is empty or used twice"
-            )
+            yield node.name, iter([(Rule.UNIQUE_NAME, "the name is empty or used twice")])
         seen.add(node.name)
-        _check_node(graph, node)
-        memory.step(node)
-    memory.finish()
+        yield node.name, _node_problems(graph, node)
+        yield node.name, memory.step(node)
+    for decl in graph.of_kind(BufferKind.OUTPUT):
+        yield decl.name, memory.output_problems(decl)
 
 
-def check_declaration(graph: str, name: str, decl: BufferDecl) -> None:
+def declaration_problems(name: str, decl: BufferDecl) -> Problems:
     """Check one buffer on its own: name, dimensions, whole quantization blocks."""
     if decl.name != name or not name:
-        raise VerifyError(
-            graph, name, Rule.ONE_DECLARATION, f"the declaration calls itself {decl.name!r}"
-        )
+        yield Rule.ONE_DECLARATION, f"the declaration calls itself {decl.name!r}"
     if not decl.shape:
-        raise VerifyError(graph, name, Rule.BUFFER_SHAPE, "a buffer has at least one dimension")
+        yield Rule.BUFFER_SHAPE, "a buffer has at least one dimension"
     for axis, dim in enumerate(decl.shape):
         if isinstance(dim, str):
             problem = _symbol_problem(decl, axis, dim)
         else:
             problem = f"dimension {axis} is {dim}" if dim < 1 else ""
         if problem:
-            raise VerifyError(graph, name, Rule.BUFFER_SHAPE, problem)
+            yield Rule.BUFFER_SHAPE, problem
     last = decl.shape[-1]
     block = decl.dtype.block_elements
     if block > 1 and (isinstance(last, str) or last % block):
-        raise VerifyError(
-            graph,
-            name,
+        yield (
             Rule.WHOLE_BLOCKS,
             f"rows of {last} elements are not a multiple of {block} ({decl.dtype})",
         )
@@ -129,27 +136,20 @@ def _symbol_problem(decl: BufferDecl, axis: int, symbol: str) -> str:
     return ""
 
 
-def check_signature(graph: str, node: Node) -> None:
+def signature_problems(node: Node) -> Problems:
     """Check a node's operand and parameter names, and its parameter values."""
     spec = TABLE.get(node.opcode)
     if spec is None:
-        raise VerifyError(
-            graph, node.name, Rule.KNOWN_OPCODE, f"{node.opcode!r} is not in the opcode table"
-        )
-    known = {o.name for o in spec.operands}
-    if surplus := sorted(set(node.operands) - known):
-        raise VerifyError(
-            graph, node.name, Rule.OPERANDS, f"{spec.name} has no operand {', '.join(surplus)}"
-        )
-    params = {p.name for p in spec.params}
-    if surplus := sorted(set(node.params) - params):
-        raise VerifyError(
-            graph, node.name, Rule.PARAMS, f"{spec.name} has no parameter {', '.join(surplus)}"
-        )
+        yield Rule.KNOWN_OPCODE, f"{node.opcode!r} is not in the opcode table"
+        return
+    if surplus := sorted(set(node.operands) - {o.name for o in spec.operands}):
+        yield Rule.OPERANDS, f"{spec.name} has no operand {', '.join(surplus)}"
+    if surplus := sorted(set(node.params) - {p.name for p in spec.params}):
+        yield Rule.PARAMS, f"{spec.name} has no parameter {', '.join(surplus)}"
     for param in spec.params:
         problem = _param_problem(param, node.params.get(param.name))
         if problem:
-            raise VerifyError(graph, node.name, Rule.PARAMS, f"{param.name} {problem}")
+            yield Rule.PARAMS, f"{param.name} {problem}"
 
 
 def _param_problem(param: Param, value: Scalar | None) -> str:
@@ -168,63 +168,38 @@ def _param_problem(param: Param, value: Scalar | None) -> str:
     return ""
 
 
-def _check_node(graph: Graph, node: Node) -> None:
-    check_signature(graph.name, node)
+def _node_problems(graph: Graph, node: Node) -> Problems:
+    yield from signature_problems(node)
     spec = TABLE[node.opcode]
     missing = [o.name for o in spec.operands if not o.optional and o.name not in node.operands]
     if missing:
-        raise VerifyError(
-            graph.name, node.name, Rule.OPERANDS, f"{', '.join(missing)} missing of {spec.name}"
-        )
+        yield Rule.OPERANDS, f"{', '.join(missing)} missing of {spec.name}"
     if graph.stage & spec.stages != graph.stage:
-        raise VerifyError(
-            graph.name,
-            node.name,
-            Rule.STAGE,
-            f"{spec.name} serves {spec.stages.name}, the graph {graph.stage.name}",
-        )
+        served = f"{spec.name} serves {spec.stages.name}, the graph {graph.stage.name}"
+        yield Rule.STAGE, served
     for operand in spec.operands:
         if operand.name in node.operands:
-            _check_operand(graph, node, operand, node.operands[operand.name])
-    buffers = {view.buffer for view in node.operands.values()}
-    if len(buffers) > MAX_BINDINGS:
-        raise VerifyError(
-            graph.name,
-            node.name,
-            Rule.BINDINGS,
-            f"touches {len(buffers)} buffers, at most {MAX_BINDINGS} can be bound",
-        )
-    _check_shapes(graph, node, spec)
+            yield from _operand_problems(graph, operand, node.operands[operand.name])
+    count = len({view.buffer for view in node.operands.values()})
+    if count > MAX_BINDINGS:
+        yield Rule.BINDINGS, f"touches {count} buffers, at most {MAX_BINDINGS} can be bound"
+    yield from _shape_problems(graph, node, spec)
 
 
-def _check_operand(graph: Graph, node: Node, operand: Operand, view: View) -> None:
+def _operand_problems(graph: Graph, operand: Operand, view: View) -> Problems:
     decl = graph.buffers.get(view.buffer)
     if decl is None:
-        raise VerifyError(
-            graph.name,
-            node.name,
-            Rule.DECLARED_BUFFERS,
-            f"{operand.name} is {view.buffer!r}, which is not declared",
-        )
+        yield Rule.DECLARED_BUFFERS, f"{operand.name} is {view.buffer!r}, which is not declared"
+        return
     if decl.dtype not in operand.dtypes:
-        raise VerifyError(
-            graph.name,
-            node.name,
-            Rule.DTYPE,
-            f"{operand.name} ({view.buffer}) is {decl.dtype}, expected "
-            f"{' or '.join(map(str, operand.dtypes))}",
-        )
+        expected = " or ".join(map(str, operand.dtypes))
+        yield Rule.DTYPE, f"{operand.name} ({view.buffer}) is {decl.dtype}, expected {expected}"
     kinds = WRITABLE.get(operand.access)
     if kinds is not None and decl.kind not in kinds:
-        raise VerifyError(
-            graph.name,
-            node.name,
-            Rule.WRITABLE_BUFFER,
-            f"{operand.name} ({operand.access.value}) is {view.buffer}, a {decl.kind.name} buffer",
-        )
-    problem = _view_problem(decl, view)
-    if problem:
-        raise VerifyError(graph.name, node.name, Rule.VIEW_COLUMNS, f"{operand.name}: {problem}")
+        written = f"{operand.name} ({operand.access.value})"
+        yield Rule.WRITABLE_BUFFER, f"{written} is {view.buffer}, a {decl.kind.name} buffer"
+    if problem := _view_problem(decl, view):
+        yield Rule.VIEW_COLUMNS, f"{operand.name}: {problem}"
 
 
 def _view_problem(decl: BufferDecl, view: View) -> str:
@@ -240,15 +215,15 @@ def _view_problem(decl: BufferDecl, view: View) -> str:
     return ""
 
 
-def _check_shapes(graph: Graph, node: Node, spec: OpSpec) -> None:
+def _shape_problems(graph: Graph, node: Node, spec: OpSpec) -> Problems:
     shapes = {name: graph.shape(view) for name, view in node.operands.items()}
     try:
         bound = bind_shapes(spec, shapes, node.params)
     except ShapeMismatch as error:
-        raise VerifyError(graph.name, node.name, Rule.SHAPE_RULE, str(error)) from None
-    problem = spec.constraint(bound, node.params)
-    if problem:
-        raise VerifyError(graph.name, node.name, Rule.CONSTRAINT, problem)
+        yield Rule.SHAPE_RULE, str(error)
+        return
+    if problem := spec.constraint(bound, node.params):
+        yield Rule.CONSTRAINT, problem
 
 
 @dataclass(slots=True)
@@ -261,10 +236,9 @@ class _Memory:
         default_factory=lambda: defaultdict(list)
     )
     """In-place writes since the last barrier."""
-    touched: set[str] = field(default_factory=set)
 
-    def step(self, node: Node) -> None:
-        """Account for one node; raise VerifyError when it breaks a memory rule."""
+    def step(self, node: Node) -> Problems:
+        """Account for one node."""
         if node.opcode is Opcode.BARRIER:
             self.unsettled.clear()
             return
@@ -273,31 +247,21 @@ class _Memory:
             for operand in TABLE[node.opcode].operands
             if operand.name in node.operands
         ]
-        self._check_aliases(node, accesses)
+        yield from _alias_problems(accesses)
         for operand, view, columns in accesses:
-            self._check_guarded(node, operand, view, columns)
-            if operand.access is not Access.WRITE:
-                self._check_written(node, operand, view, columns)
+            yield from self._read_problems(operand, view, columns)
         for operand, view, columns in accesses:
             if operand.access is Access.WRITE:
-                self._check_disjoint(node, operand, view, columns)
-                self.written[view.buffer].append((columns, node.name))
+                yield from self._write_problems(operand, view, columns)
             elif operand.access is Access.UPDATE:
                 self.unsettled[view.buffer].append((columns, node.name))
-                self.written[view.buffer].append((columns, node.name))
             if operand.access is not Access.READ:
-                self.touched.add(view.buffer)
+                self.written[view.buffer].append((columns, node.name))
 
-    def finish(self) -> None:
-        """Every OUTPUT buffer was written."""
-        for decl in self.graph.of_kind(BufferKind.OUTPUT):
-            if not _covers(self.written[decl.name], self._columns(View(decl.name))):
-                raise VerifyError(
-                    self.graph.name,
-                    decl.name,
-                    Rule.OUTPUT_WRITTEN,
-                    "no node writes the whole of this output",
-                )
+    def output_problems(self, decl: BufferDecl) -> Problems:
+        """Whether the whole of an output was written."""
+        if not _covers(self.written[decl.name], self._columns(View(decl.name))):
+            yield Rule.OUTPUT_WRITTEN, "no node writes the whole of this output"
 
     def _columns(self, view: View) -> Columns:
         if view.columns is not None:
@@ -305,60 +269,44 @@ class _Memory:
         last = self.graph.buffers[view.buffer].shape[-1]
         return (0, 1 if isinstance(last, str) else last)
 
-    def _check_aliases(self, node: Node, accesses: Iterable[tuple[Operand, View, Columns]]) -> None:
-        earlier: list[tuple[Operand, View, Columns]] = []
-        for operand, view, columns in accesses:
-            for other, other_view, other_columns in earlier:
-                both_read = operand.access is Access.READ and other.access is Access.READ
-                if (
-                    view.buffer == other_view.buffer
-                    and not both_read
-                    and _overlap(columns, other_columns)
-                ):
-                    raise VerifyError(
-                        self.graph.name,
-                        node.name,
-                        Rule.ALIASED_OPERANDS,
-                        f"{other.name} and {operand.name} are the same memory ({view.buffer}) "
-                        "and one of them is written",
-                    )
-            earlier.append((operand, view, columns))
-
-    def _check_guarded(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
+    def _read_problems(self, operand: Operand, view: View, columns: Columns) -> Problems:
         for updated, writer in self.unsettled.get(view.buffer, ()):
             if _overlap(updated, columns):
-                raise VerifyError(
-                    self.graph.name,
-                    node.name,
+                yield (
                     Rule.UNGUARDED_READ,
                     f"{operand.name} ({view.buffer}) was updated in place by {writer}; "
                     "put a barrier in between",
                 )
-
-    def _check_written(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
         kind = self.graph.buffers[view.buffer].kind
         continues = kind is BufferKind.OUTPUT and operand.access is Access.UPDATE
-        if kind not in STEP_LOCAL or continues:
+        if operand.access is Access.WRITE or kind not in STEP_LOCAL or continues:
             return
         if not _covers(self.written[view.buffer], columns):
-            raise VerifyError(
-                self.graph.name,
-                node.name,
+            yield (
                 Rule.READ_BEFORE_WRITE,
                 f"{operand.name} reads columns {columns[0]}:{columns[1]} of {view.buffer}, "
                 "not all of which an earlier node wrote",
             )
 
-    def _check_disjoint(self, node: Node, operand: Operand, view: View, columns: Columns) -> None:
+    def _write_problems(self, operand: Operand, view: View, columns: Columns) -> Problems:
         for written, writer in self.written[view.buffer]:
             if _overlap(written, columns):
-                raise VerifyError(
-                    self.graph.name,
-                    node.name,
+                yield (
                     Rule.DISJOINT_WRITES,
                     f"{operand.name} writes columns {columns[0]}:{columns[1]} of {view.buffer}, "
                     f"of which {writer} already wrote {written[0]}:{written[1]}",
                 )
+
+
+def _alias_problems(accesses: Sequence[tuple[Operand, View, Columns]]) -> Problems:
+    for (other, first, columns), (operand, view, own) in combinations(accesses, 2):
+        both_read = operand.access is Access.READ and other.access is Access.READ
+        if view.buffer == first.buffer and not both_read and _overlap(own, columns):
+            yield (
+                Rule.ALIASED_OPERANDS,
+                f"{other.name} and {operand.name} are the same memory ({view.buffer}) "
+                "and one of them is written",
+            )
 
 
 def _overlap(a: Columns, b: Columns) -> bool:

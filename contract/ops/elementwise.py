@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from contract.opcodes import Opcode
 from contract.ops.common import (
@@ -13,7 +14,7 @@ from contract.ops.common import (
     each,
     gated,
 )
-from contract.spec import Dim, OpSpec, Param, Scalar
+from contract.spec import Dim, Operand, OpSpec, Param, Scalar
 
 
 def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
@@ -22,80 +23,56 @@ def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
     return f"{dims['factors']} factors for {dims['width']} columns"
 
 
+def _spec(
+    opcode: Opcode,
+    *inputs: Operand,
+    formula: str,
+    params: tuple[Param, ...] = (),
+    rule: str = "R0",
+    tokens: str = "tokens",
+    per_element: int = 1,
+    **more: Any,
+) -> OpSpec:
+    """``y`` [tokens, width] of the inputs."""
+    y = activation("y", tokens, "width", access=WRITE)
+    more = {"flops": each(per_element, tokens, "width"), **more}
+    return OpSpec(opcode, (*inputs, y), params, rule, formula, **more)
+
+
+X = activation("x", "tokens", "width")
+A, B = activation("a", "tokens", "width"), activation("b", "tokens", "width")
+
 ELEMENTWISE = (
-    OpSpec(
-        Opcode.ADD,
-        (
-            activation("a", "tokens", "width"),
-            activation("b", "tokens", "width"),
-            activation("y", "tokens", "width", access=WRITE),
-        ),
-        (),
-        rule="R0",
-        formula="y = a + b",
-        flops=each(1, "tokens", "width"),
-    ),
-    OpSpec(
-        Opcode.MUL,
-        (
-            activation("a", "tokens", "width"),
-            activation("b", "tokens", "width"),
-            activation("y", "tokens", "width", access=WRITE),
-        ),
-        (),
-        rule="R0",
-        formula="y = a * b",
-        flops=each(1, "tokens", "width"),
-    ),
-    OpSpec(
+    _spec(Opcode.ADD, A, B, formula="y = a + b"),
+    _spec(Opcode.MUL, A, B, formula="y = a * b"),
+    _spec(
         Opcode.SCALE,
-        (activation("x", "tokens", "width"), activation("y", "tokens", "width", access=WRITE)),
-        (Param("factor", float, "multiplies x, rounded to binary32"),),
-        rule="R0",
+        X,
+        params=(Param("factor", float, "multiplies x, rounded to binary32"),),
         formula="y = x * factor",
-        flops=each(1, "tokens", "width"),
     ),
-    OpSpec(
+    _spec(
         Opcode.SCALE_COLUMNS,
-        (
-            activation("x", "tokens", "width"),
-            activation("factors", "factors"),
-            activation("y", "tokens", "width", access=WRITE),
-        ),
-        (),
-        rule="R0",
+        X,
+        activation("factors", "factors"),
         formula="y = x * factors, one factor a column or one for all",
-        flops=each(1, "tokens", "width"),
         constraint=_one_factor_or_all,
     ),
-    OpSpec(
+    _spec(
         Opcode.SOFT_CAP,
-        (activation("x", "rows", "width"), activation("y", "rows", "width", access=WRITE)),
-        (Param("cap", float, "bound of |y|; positive", minimum=2.0**-126),),
+        activation("x", "rows", "width"),
+        tokens="rows",
+        params=(Param("cap", float, "bound of |y|; positive", minimum=2.0**-126),),
         rule="R0 R2",
         formula="y = cap * tanh(x / cap)",
-        flops=each(TANH_FLOPS + 2, "rows", "width"),
+        per_element=TANH_FLOPS + 2,
     ),
-    OpSpec(
-        Opcode.BIAS_ADD,
-        (
-            activation("x", "tokens", "width"),
-            activation("bias", "width"),
-            activation("y", "tokens", "width", access=WRITE),
-        ),
-        (),
-        rule="R0",
-        formula="y = x + bias",
-        flops=each(1, "tokens", "width"),
-    ),
-    OpSpec(
+    _spec(Opcode.BIAS_ADD, X, activation("bias", "width"), formula="y = x + bias"),
+    _spec(
         Opcode.SWIGLU,
-        (
-            activation("gate", "tokens", "width"),
-            activation("up", "tokens", "width"),
-            activation("y", "tokens", "width", access=WRITE),
-        ),
-        (ACTIVATION_FUNCTION,),
+        activation("gate", "tokens", "width"),
+        activation("up", "tokens", "width"),
+        params=(ACTIVATION_FUNCTION,),
         rule="R0 R2",
         formula="y = f(gate) * up; f is silu, gelu or sigmoid",
         flops=gated("tokens", "width"),

@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
-from harness.bench.engines import PEER, check_peer
-from harness.bench.gate import main as gate_main
-from harness.bench.measure import Plan, run_benchmark
+from harness.bench.engines import PEER, check_peer, fixed_workers
+from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
 from harness.catalog import resolve_model
-from harness.cli.console import note
-from harness.cli.progress import progress_on
+from harness.console import note
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from reference.cpu.threads import thread_count
 
 SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
-GATE = "gate"
-"""The first word that asks for the speed gate instead."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,13 +27,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.bench",
         description="Measure tiers, and a peer on the same file with the same threads, in turn.",
-        epilog="python -m harness.bench gate --help: the ratios that must not fall",
     )
-    parser.add_argument("--tiers", default="cpu", metavar="NAME[,NAME]", help="default: cpu")
+    parser.add_argument(
+        "--tiers",
+        default="cpu",
+        metavar="NAME[,NAME]",
+        help="default: cpu; opencl:2 is opencl with two workers instead of as many as are fastest",
+    )
     parser.add_argument("--peer", choices=[PEER], help="measure this engine too")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--decode-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="keep N processes busy meanwhile"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a Markdown table")
@@ -47,10 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, or 2 with one line on standard error."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == [GATE]:
-        return gate_main(words[1:])
-    args = build_parser().parse_args(words)
+    args = build_parser().parse_args(argv)
     try:
         if args.plot is not None:
             check_plot(args.plot)
@@ -67,17 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> BenchmarkPlan:
     settings = resolve(args, SETTINGS)
     tiers = tuple(name for name in args.tiers.split(",") if name)
     if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
         raise ConfigError(f"--tiers: {args.tiers!r} is not a list of different tiers")
+    for name in tiers:
+        fixed_workers(name)
+    if args.beside < 0:
+        raise ConfigError("--beside: must not be negative")
     for flag in ("prompt_tokens", "decode_tokens", "repeat"):
         if getattr(args, flag) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be at least 1")
     if args.peer:
         check_peer()
-    return Plan(
+    return BenchmarkPlan(
         model=resolve_model(settings["model"], settings["cache_dir"], progress_on()),
         engines=(*tiers, args.peer) if args.peer else tiers,
         threads=settings["threads"] or thread_count(),
@@ -85,6 +90,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         prompt_tokens=args.prompt_tokens,
         decode_tokens=args.decode_tokens,
         repeat=args.repeat,
+        beside=args.beside,
     )
 
 

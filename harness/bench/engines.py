@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ from harness.tiers import TierOptions
 from reference.engine import Engine
 
 PEER = "llama.cpp"
+PEER_PACKAGE = "llama-cpp-python"
+INSTALL_PEER = "pip install 'zinc-rt[peer]'"
+ADAPTED_TIER = "opencl"
+"""The tier whose steps get as many workers as are found to be fastest."""
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step, for every engine."""
 GREEDY = SamplingParams(repeat_last_n=0)
@@ -27,12 +32,14 @@ GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1}
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine is opened with; the same for all of them."""
+    """What an engine is opened with; the same for all of them, but for what is the peer's."""
 
     model: str
     threads: int
     context: int
     kv_dtype: str
+    flash_attention: bool = False
+    """The peer's choice between two ways of computing attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +61,49 @@ class BenchEngine(Protocol):
 
 
 def open_engine(name: str, setup: Setup) -> BenchEngine:
-    """A tier by its name, or the peer. Raises ConfigError when the peer is not installed."""
+    """A tier by its name, or the peer. Raises ConfigError when the peer is not installed.
+
+    ``opencl:2`` is that tier with two workers a step, instead of as many as are fastest.
+    """
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
+
+
+def peer_version() -> str:
+    """The installed package and its version. Raises ConfigError when there is none."""
+    try:
+        return f"{PEER_PACKAGE} {importlib.metadata.version(PEER_PACKAGE)}"
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}") from None
+
+
+def fixed_workers(name: str) -> int | None:
+    """The number of workers an engine's name asks for. Raises ConfigError for what is none."""
+    tier, colon, workers = name.partition(":")
+    if not colon:
+        return None
+    if tier != ADAPTED_TIER or not workers.isdecimal() or int(workers) < 1:
+        raise ConfigError(f"--tiers: {name!r}: only {ADAPTED_TIER}:N has a fixed number of workers")
+    return int(workers)
 
 
 def check_peer() -> None:
     """Raise ConfigError when the peer cannot be imported."""
     if importlib.util.find_spec("llama_cpp") is None:
-        raise ConfigError(f"{PEER} is not installed; pip install 'zinc-rt[peer]'")
+        raise ConfigError(f"{PEER} is not installed; {INSTALL_PEER}")
+
+
+def peer_flash_choices(kv_dtype: str) -> tuple[bool, ...]:
+    """Without and with flash attention, as far as the peer can: quantized values need it."""
+    return (True,) if kv_dtype == "q8_0" else (False, True)
 
 
 class TierEngine:
-    """This runtime on one tier."""
+    """This runtime on one tier; see ``open_engine`` for its name."""
 
-    def __init__(self, tier: str, setup: Setup) -> None:
+    def __init__(self, name: str, setup: Setup) -> None:
         options = SessionOptions(
-            tier=tier,
-            tier_options=TierOptions(setup.threads),
+            tier=name.partition(":")[0],
+            tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             chunk=min(CHUNK_TOKENS, setup.context),
@@ -117,8 +150,7 @@ class PeerEngine:
             n_gpu_layers=0,
             type_k=GGML_TYPES[setup.kv_dtype],
             type_v=GGML_TYPES[setup.kv_dtype],
-            # Its plain attention cannot read quantized values.
-            flash_attn=setup.kv_dtype == "q8_0",
+            flash_attn=setup.flash_attention,
             verbose=False,
         )
         self._vocab = self._llama.n_vocab()

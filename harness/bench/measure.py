@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import RequestError
 from contract.ir.cost import graph_cost
 from contract.shape_key import ShapeKey
-from harness.bench.engines import PEER, Setup
+from harness.bench.busy import busy_processes
+from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
 from harness.bench.machine import machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
 from reference.limits import Limits, pages_for
@@ -29,13 +30,18 @@ SHORT_TOKENS = 5
 VOCABULARY_TOKENS = 262_144
 VOCABULARY_MERGES = 514_906
 """Those of the largest published vocabulary."""
+PEER_TRIALS = 2
+"""Runs of each configuration of the peer, in turn; the best counts."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured. ``engines`` are tier names, the peer last if it takes part."""
+class BenchmarkPlan:
+    """What is measured. ``engines`` are names for ``open_engine``, the peer last if it takes part.
+
+    ``beside`` is how many busy processes keep the machine company.
+    """
 
     model: Path
     engines: tuple[str, ...]
@@ -44,6 +50,7 @@ class Plan:
     prompt_tokens: int = 512
     decode_tokens: int = 64
     repeat: int = 5
+    beside: int = 0
 
     @property
     def context(self) -> int:
@@ -71,7 +78,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
+def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` is told what is going on.
 
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
@@ -79,23 +86,15 @@ def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
     """
     vocab, bytes_per_token, file_bytes = _model_facts(plan)
     samples = {name: Samples() for name in plan.engines}
-    bandwidth: list[float] = []
-    _measure_start(plan, samples, say)
-    prompts = np.random.default_rng(0).integers(0, vocab, max(SHORT_TOKENS, plan.prompt_tokens))
-    with ExitStack() as stack:
-        workers = {
-            name: stack.enter_context(Worker(name, _setup(plan), FIRST_PROMPT))
-            for name in plan.engines
-        }
-        for worker in workers.values():
-            worker.generate(prompts[: plan.prompt_tokens].tolist(), 1)
-        for repetition in range(plan.repeat):
-            say(f"repetition {repetition + 1} of {plan.repeat}")
-            bandwidth.append(stream_bandwidth(plan.threads))
-            for name in _in_turn(plan.engines, repetition):
-                _measure_once(plan, workers[name], prompts.tolist(), samples[name])
-        for name, worker in workers.items():
-            samples[name].add("peak_resident_bytes", worker.peak_resident_bytes())
+    prompt = np.random.default_rng(0).integers(0, vocab, max(SHORT_TOKENS, plan.prompt_tokens))
+    with busy_processes(plan.beside):
+        setups = dict.fromkeys(plan.engines, _setup(plan))
+        peer = None
+        if PEER in setups:
+            say(f"trying {PEER} with and without flash attention")
+            setups[PEER], peer = _best_of_peer(plan, prompt.tolist())
+        _measure_start(plan, setups, samples, say)
+        bandwidth = _measure_rates(plan, setups, prompt.tolist(), samples, say)
     say("opening a large vocabulary")
     report = {
         "machine": machine_facts(),
@@ -106,7 +105,9 @@ def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
             "prompt_tokens": plan.prompt_tokens,
             "decode_tokens": plan.decode_tokens,
             "repeat": plan.repeat,
+            "beside": plan.beside,
         },
+        "peer": peer,
         "stream_bytes_per_second": summary(bandwidth),
         "bytes_per_token": bytes_per_token,
         "vocabulary_open_seconds": summary(vocabulary_open_seconds(plan.repeat)),
@@ -122,7 +123,7 @@ def run_benchmark(plan: Plan, say: Say = lambda text: None) -> dict[str, Any]:
 
 def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> list[float]:
     """How long opening a file with a vocabulary of ``tokens`` takes, ``repeat`` times."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.tokens": [b"token%d" % i for i in range(tokens)],
         "tokenizer.ggml.scores": np.zeros(tokens, np.float32),
         "tokenizer.ggml.token_type": np.ones(tokens, np.int32),
@@ -139,7 +140,7 @@ def vocabulary_open_seconds(repeat: int, tokens: int = VOCABULARY_TOKENS) -> lis
     return seconds
 
 
-def _model_facts(plan: Plan) -> tuple[int, Mapping[str, int], int]:
+def _model_facts(plan: BenchmarkPlan) -> tuple[int, Mapping[str, int], int]:
     """Vocabulary, bytes a decode step moves by label, size of the file."""
     model = open_model(plan.model)
     try:
@@ -159,13 +160,13 @@ def _model_facts(plan: Plan) -> tuple[int, Mapping[str, int], int]:
         model.file.close()
 
 
-def _contexts(plan: Plan) -> dict[str, int]:
+def _contexts(plan: BenchmarkPlan) -> dict[str, int]:
     """Mean context of the two decode measurements."""
     half = plan.decode_tokens // 2
     return {"decode_short": SHORT_TOKENS + half, "decode_long": plan.prompt_tokens + half}
 
 
-def _setup(plan: Plan) -> Setup:
+def _setup(plan: BenchmarkPlan) -> Setup:
     return Setup(str(plan.model.resolve()), plan.threads, plan.context, plan.kv_dtype)
 
 
@@ -174,24 +175,83 @@ def _in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
     return engines if repetition % 2 == 0 else engines[::-1]
 
 
-def _measure_start(plan: Plan, samples: Mapping[str, Samples], say: Say) -> None:
+def _best_of_peer(plan: BenchmarkPlan, prompt: Sequence[int]) -> tuple[Setup, dict[str, Any]]:
+    """The peer's faster configuration for this model here and now, and what is to be said of it."""
+    setups = [
+        replace(_setup(plan), flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)
+    ]
+    seconds = dict.fromkeys(setups, float("inf"))
+    with ExitStack() as stack:
+        workers = {
+            setup: stack.enter_context(Worker(PEER, setup, FIRST_PROMPT)) for setup in setups
+        }
+        for _ in range(PEER_TRIALS):
+            for setup, worker in workers.items():
+                taken = worker.generate(prompt[: plan.prompt_tokens], plan.decode_tokens)
+                in_all = taken.prefill_seconds + taken.decode_seconds
+                seconds[setup] = min(seconds[setup], in_all)
+    best = min(setups, key=seconds.__getitem__)
+    tried = {flash_name(setup.flash_attention): found for setup, found in seconds.items()}
+    return best, {
+        "version": peer_version(),
+        "flash_attention": best.flash_attention,
+        "tried_seconds": tried,
+    }
+
+
+def flash_name(flash_attention: bool) -> str:
+    """A configuration of the peer, in words."""
+    return "with flash attention" if flash_attention else "without flash attention"
+
+
+def _measure_start(
+    plan: BenchmarkPlan, setups: Mapping[str, Setup], samples: Mapping[str, Samples], say: Say
+) -> None:
     for name in plan.engines:
         say(f"first-ever start of {name}")
         with (
             tempfile.TemporaryDirectory() as cache,
-            Worker(name, _setup(plan), FIRST_PROMPT, Path(cache)) as worker,
+            Worker(name, setups[name], FIRST_PROMPT, Path(cache)) as worker,
         ):
             samples[name].add("cold_start_seconds", worker.first_token_seconds)
-        with Worker(name, _setup(plan), FIRST_PROMPT):
+        with Worker(name, setups[name], FIRST_PROMPT):
             pass  # fills the caches that the following starts are measured with
     for repetition in range(plan.repeat):
         say(f"start to first token, {repetition + 1} of {plan.repeat}")
         for name in _in_turn(plan.engines, repetition):
-            with Worker(name, _setup(plan), FIRST_PROMPT) as worker:
+            with Worker(name, setups[name], FIRST_PROMPT) as worker:
                 samples[name].add("first_token_seconds", worker.first_token_seconds)
 
 
-def _measure_once(plan: Plan, worker: Worker, prompt: Sequence[int], found: Samples) -> None:
+def _measure_rates(
+    plan: BenchmarkPlan,
+    setups: Mapping[str, Setup],
+    prompt: Sequence[int],
+    samples: Mapping[str, Samples],
+    say: Say,
+) -> list[float]:
+    """Rates and memory of engines that are all open, in turn; the copy bandwidth meanwhile."""
+    bandwidth: list[float] = []
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(name, setups[name], FIRST_PROMPT))
+            for name in plan.engines
+        }
+        for worker in workers.values():
+            worker.generate(prompt[: plan.prompt_tokens], 1)
+        for repetition in range(plan.repeat):
+            say(f"repetition {repetition + 1} of {plan.repeat}")
+            bandwidth.append(stream_bandwidth(plan.threads))
+            for name in _in_turn(plan.engines, repetition):
+                _measure_once(plan, workers[name], prompt, samples[name])
+        for name, worker in workers.items():
+            samples[name].add("peak_resident_bytes", worker.peak_resident_bytes())
+    return bandwidth
+
+
+def _measure_once(
+    plan: BenchmarkPlan, worker: Worker, prompt: Sequence[int], found: Samples
+) -> None:
     short = worker.generate(prompt[:SHORT_TOKENS], plan.decode_tokens)
     found.add("decode_short", plan.decode_tokens / short.decode_seconds)
     long = worker.generate(prompt[: plan.prompt_tokens], plan.decode_tokens)

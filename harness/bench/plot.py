@@ -25,7 +25,7 @@ PEER_COLOR = "#999999"
 BOUND_COLOR = "#b2182b"
 INCHES = (9.0, 3.4)
 DOTS_PER_INCH = 150
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "zinc-rt", "font.size": 9.0}
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "zinc-rt", "font.size": 9.0}
 """Text stays text, and the same report gives the same file."""
 
 

@@ -1,14 +1,14 @@
 """The ratios of the speed gate. Each is larger when the thing it is named after is faster.
 
 Both times of a ratio are taken one after the other, and the ratio is the median over the
-repetitions; which of the two comes first alternates.
+repetitions.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,8 @@ DEFINED_TOKENS = 4
 """Tokens of the step that is computed by the definitions: they are slow."""
 
 Seconds = Callable[[], float]
-Say = Callable[[str], None]
+Rounds = Callable[[Callable[[], None], Callable[[], None], int], None]
+"""Calls the second after the first, so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +109,17 @@ MEASUREMENTS: Mapping[str, tuple[str, Pair]] = {
 """Tier that is needed, and how to measure, by the name of the ratio."""
 
 
-def measure_ratios(
-    model: Path, names: Sequence[str], repetitions: int, say: Say = lambda text: None
-) -> dict[str, Measured]:
-    """The named ratios, each the median of interleaved repetitions."""
-    with ExitStack() as stack:
-        bench = Bench(model, stack)
-        pairs = {name: MEASUREMENTS[name][1](bench) for name in names}
-        ratios = {}
-        for name, (yardstick, measured) in pairs.items():
-            say(f"measuring {name}")
-            before = CpuUse.now()
-            ratio = _ratio(yardstick, measured, repetitions)
-            ratios[name] = Measured(ratio, CpuUse.now().others_since(before))
-    return ratios
+REPETITIONS = 5
+"""Interleaved measurements whose median is one ratio."""
 
 
-def _ratio(yardstick: Seconds, measured: Seconds, repetitions: int) -> float:
+def measure_ratio(bench: Bench, name: str, rounds: Rounds) -> Measured:
+    """The named ratio. ``rounds`` runs what is measured, each time after its yardstick."""
+    yardstick, measured = MEASUREMENTS[name][1](bench)
+    slow: list[float] = []
+    quick: list[float] = []
     yardstick(), measured()  # graphs are lowered and caches filled on the first call
-    found = []
-    for repetition in range(repetitions):
-        if repetition % 2:
-            quick, slow = measured(), yardstick()
-        else:
-            slow, quick = yardstick(), measured()
-        found.append(slow / quick)
-    return statistics.median(found)
+    before = CpuUse.now()
+    rounds(lambda: slow.append(yardstick()), lambda: quick.append(measured()), REPETITIONS)
+    ratio = statistics.median(a / b for a, b in zip(slow, quick, strict=True))
+    return Measured(ratio, CpuUse.now().others_since(before))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.bench.engines import PEER
-from harness.bench.measure import SHORT_TOKENS, VOCABULARY_TOKENS
-from harness.cli.console import table
+from harness.bench.measure import SHORT_TOKENS, VOCABULARY_TOKENS, flash_name
+from harness.console import table
 
 Report = Mapping[str, Any]
 
@@ -57,13 +57,21 @@ def _rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 def _subject(report: Report) -> list[str]:
     machine, model, settings = report["machine"], report["model"], report["settings"]
-    return [
+    subject = [
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}, "
         f"numpy {machine['numpy']}, {', '.join(machine['blas'])}",
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
         f"{settings['threads']} threads, prompt {settings['prompt_tokens']}, "
         f"decode {settings['decode_tokens']}, {settings['repeat']} repetitions",
     ]
+    if settings["beside"]:
+        subject.append(f"beside {settings['beside']} busy processes")
+    if report["peer"]:
+        peer = report["peer"]
+        tried = ", ".join(f"{name} {digits(s)} s" for name, s in peer["tried_seconds"].items())
+        used = flash_name(peer["flash_attention"])
+        subject.append(f"{PEER} of {peer['version']} {used} (prompt and answer: {tried})")
+    return subject
 
 
 def _stream(report: Report) -> float:

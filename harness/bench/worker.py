@@ -6,8 +6,10 @@ The process announces its first token, then answers one JSON line per line of st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -65,7 +67,8 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -85,17 +88,24 @@ class Worker:
     ) -> None:
         self.close()
 
+    def _end(self) -> str:
+        """How the process ended, which it has or is about to."""
+        code = self._process.wait(CLOSE_SECONDS)
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
+        # A worker that is gone has no answer, which is where that is told.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise ExecutionError(f"the {self.name} worker ended; its last words are above")
+            raise ExecutionError(f"the {self.name} worker {self._end()}; its last words are above")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ExecutionError(f"{self.name}: {answer['error']}")

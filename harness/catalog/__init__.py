@@ -1,30 +1,44 @@
-"""Managed models: a catalog of verified files and the cache folder they are pulled into."""
+"""Managed models: catalogued or named as on the hub, verified, in a folder of their own."""
 
 from harness.catalog.entries import (
     DEFAULT_ID,
     ENTRIES,
     CatalogEntry,
-    HttpsSource,
+    HubFile,
+    ManagedModel,
+    ModelFile,
     WheelMember,
     find,
 )
-from harness.catalog.https import Network
-from harness.catalog.pull import pull, resolve_model
-from harness.catalog.store import active, installed, is_installed, model_path, remove, set_active
+from harness.catalog.names import is_hub_name
+from harness.catalog.pull import find_model, pull, resolve_model
+from harness.catalog.store import (
+    PulledModel,
+    active,
+    find_pulled,
+    model_path,
+    pulled_from_hub,
+    remove,
+    set_active,
+)
 
 __all__ = [
     "DEFAULT_ID",
     "ENTRIES",
     "CatalogEntry",
-    "HttpsSource",
-    "Network",
+    "HubFile",
+    "ManagedModel",
+    "ModelFile",
+    "PulledModel",
     "WheelMember",
     "active",
     "find",
-    "installed",
-    "is_installed",
+    "find_model",
+    "find_pulled",
+    "is_hub_name",
     "model_path",
     "pull",
+    "pulled_from_hub",
     "remove",
     "resolve_model",
     "set_active",

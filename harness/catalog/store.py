@@ -1,164 +1,189 @@
 """The folder of pulled models: names, layout, locks, what is there and what is active.
 
-    <cache>/models/<id>/<file name>      a whole file of the catalogued digest, and nothing else
-    <cache>/models/<id>/.partial-<pid>/  a pull under way; visible to nobody
-    <cache>/locks/<id>.lock              held while that model is pulled or removed
-    <cache>/active                       the id chosen with ``zinc-rt model use``
+    <cache>/models/<id>/<path>                  the files of a catalogued model
+    <cache>/models/hf.co/ORG/REPO/<name>/<path> those of a model named as on the hub
+    <cache>/partial/<name>/                     a pull under way; visible to nobody
+    <cache>/locks/<name>.lock                   held while that model is pulled or removed
+    <cache>/active                              the name chosen with ``zinc-rt model use``
 
-Names are checked against a short alphabet before they become paths, and the model's folder is
-checked to really lie inside the cache, so no catalog entry or link can write elsewhere.
+A folder below ``models`` is a whole, verified model and appears at once. Names are checked against
+a short alphabet before they become paths, and each folder is checked to lie inside the cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from contract.errors import CatalogError
-from harness.catalog.entries import ENTRIES, CatalogEntry, find
-from harness.cli.progress import Progress
-
-ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-PARTIAL_PREFIX = ".partial-"
-
-
-def checked_id(model_id: str) -> str:
-    """``model_id`` unchanged; raises CatalogError unless it is safe as a folder name."""
-    if not ID_PATTERN.fullmatch(model_id):
-        raise CatalogError(f"{model_id!r} is not a model id: use a-z, 0-9, '.', '_' and '-' only")
-    return model_id
+from harness.catalog import names
+from harness.catalog.entries import ManagedModel, find
+from harness.catalog.hub import hub_folder
+from harness.catalog.names import WORD, HubName, is_hub_name, parse_hub_name, quant_of
+from harness.progress import Progress
 
 
-def checked_file_name(name: str) -> str:
-    """``name`` unchanged; raises CatalogError unless it is safe as a file name."""
-    if not FILE_PATTERN.fullmatch(name):
-        raise CatalogError(f"{name!r} is not an acceptable file name")
-    return name
+def checked_path(path: str) -> str:
+    """``path`` unchanged; raises CatalogError unless it is safe below another folder."""
+    if not re.fullmatch(rf"{WORD}(?:/{WORD})*", path):
+        raise CatalogError(f"{path!r} is not an acceptable path: use A-Z, a-z, 0-9, '.', '_', '-'")
+    return path
 
 
-def model_path(entry: CatalogEntry, cache_dir: Path) -> Path:
-    """Where the file of ``entry`` is, once pulled."""
-    return cache_dir / "models" / checked_id(entry.id) / checked_file_name(entry.file_name)
+def model_folder(folder: str, cache_dir: Path) -> Path:
+    """The place of a model in the cache; raises CatalogError if a link leads it elsewhere."""
+    path = cache_dir / "models" / checked_path(folder)
+    if path.resolve() != cache_dir.resolve() / "models" / folder:
+        raise CatalogError(f"{path}: leads outside the cache folder; remove that link")
+    return path
 
 
-def is_installed(entry: CatalogEntry, cache_dir: Path) -> bool:
-    """Whether the file is there at its full size. Its digest was checked when it was pulled."""
-    path = model_path(entry, cache_dir)
-    return path.is_file() and path.stat().st_size == entry.size
+def model_path(model: ManagedModel, cache_dir: Path) -> Path:
+    """Where the (first) file of ``model`` is, once pulled."""
+    return model_folder(model.folder, cache_dir) / checked_path(model.files[0].source.path)
 
 
-def installed(cache_dir: Path) -> dict[str, Path]:
-    """The pulled models: id to file."""
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    """A model in the cache: its name, its folder, and its (first) file."""
+
+    id: str
+    folder: str
+    path: Path
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its parts."""
+        return sum(part.stat().st_size for part in self.path.parent.glob("*.gguf"))
+
+
+def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
+    """The pulled models that were named as on the hub, under the shortest name of each."""
+    found = []
+    for folder in sorted((cache_dir / "models" / "hf.co").glob("*/*")):
+        repository = f"{folder.parent.name}/{folder.name}"
+        paths = _hub_paths(repository, cache_dir)
+        models = names.models_among(paths)
+        quants = [quant_of(stem) for stem in models]
+        for stem, parts in models.items():
+            quant = quant_of(stem)
+            short = quant != stem and quants.count(quant) == 1
+            name = HubName(repository, quant) if short else HubName(repository, None, parts[0])
+            found.append(PulledModel(str(name), hub_folder(repository, stem), paths[parts[0]]))
+    return found
+
+
+def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
+    """The pulled model that a catalog id or a name of the hub means, None if there is none.
+
+    Raises CatalogError for what is neither.
+    """
+    if not is_hub_name(spec):
+        entry = find(spec)
+        path = model_path(entry, cache_dir)
+        return PulledModel(spec, entry.folder, path) if path.is_file() else None
+    name = parse_hub_name(spec)
+    paths = _hub_paths(name.repository, cache_dir)
+    with contextlib.suppress(CatalogError):
+        stem, parts = names.choose(name, paths)
+        return PulledModel(spec, hub_folder(name.repository, stem), paths[parts[0]])
+    return None
+
+
+def _hub_paths(repository: str, cache_dir: Path) -> dict[str, Path]:
+    """The pulled files of ``repository``, by their path there."""
+    folder = model_folder(f"hf.co/{repository}", cache_dir)
     return {
-        entry.id: model_path(entry, cache_dir)
-        for entry in ENTRIES.values()
-        if is_installed(entry, cache_dir)
+        path.relative_to(model).as_posix(): path
+        for model in folder.glob("*")
+        for path in model.rglob("*.gguf")
     }
 
 
-def prepared_folder(entry: CatalogEntry, cache_dir: Path) -> Path:
-    """The model's folder, made if need be; raises CatalogError if a link leads it elsewhere."""
-    folder = model_path(entry, cache_dir).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CatalogError(f"{folder}: cannot create: {error.strerror}") from None
-    if folder.resolve() != cache_dir.resolve() / "models" / entry.id:
-        raise CatalogError(f"{folder}: leads outside the cache folder; remove that link")
-    return folder
-
-
 @contextlib.contextmanager
-def locked(model_id: str, cache_dir: Path, progress: Progress) -> Iterator[int]:
-    """Hold the model's lock, waiting for another process that has it; gives its descriptor.
+def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock of the model folder ``name``, waiting for another process that has it."""
+    from filelock import FileLock, Timeout
 
-    The system frees the lock when the last process with the descriptor is gone, however it went:
-    a child that writes into the model's folder must inherit it.
-    """
-    folder = cache_dir / "locks"
-    path = folder / f"{checked_id(model_id)}.lock"
+    path = cache_dir / "locks" / f"{checked_path(name).replace('/', '--')}.lock"
+    lock = FileLock(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise CatalogError(f"{path}: cannot create: {error.strerror}") from None
-    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.start(f"waiting for another process busy with {model_id}", None, "B")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.acquire(blocking=False)
+        except Timeout:
+            progress.start(f"waiting for another process busy with {name}", None, "B")
+            lock.acquire()
             progress.close()
-        yield descriptor
+    except OSError as error:
+        raise CatalogError(f"{path}: cannot lock: {error.strerror}") from None
+    try:
+        yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
-def remove_partials(folder: Path) -> None:
-    """Delete what dead pulls left in ``folder``. Only the holder of the lock may call this."""
-    for path in folder.glob(f"{PARTIAL_PREFIX}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def remove(model_id: str, cache_dir: Path, progress: Progress) -> int:
+def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
     """Delete a pulled model and forget it as the active one; gives the bytes freed.
 
     Raises CatalogError if the model is not in the cache.
     """
-    entry = find(model_id)
-    path = model_path(entry, cache_dir)
-    if not path.is_file():
-        raise CatalogError(f"{model_id} is not in {cache_dir}: nothing to remove")
-    was_active = active(cache_dir) == model_id
-    with locked(model_id, cache_dir, progress):
-        folder = prepared_folder(entry, cache_dir)
+    found = find_pulled(spec, cache_dir)
+    if found is None:
+        raise CatalogError(f"{spec} is not in {cache_dir}: nothing to remove")
+    with locked(found.folder, cache_dir, progress):
+        path = model_folder(found.folder, cache_dir)
         try:
-            freed = path.stat().st_size
-            path.unlink()
+            freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            shutil.rmtree(path)
         except OSError as error:
-            raise CatalogError(f"{path}: cannot remove: {error.strerror}") from None
-        remove_partials(folder)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        if was_active:
-            (cache_dir / "active").unlink(missing_ok=True)
+            raise CatalogError(f"{error.filename}: cannot remove: {error.strerror}") from None
+    if active(cache_dir) == spec:
+        (cache_dir / "active").unlink(missing_ok=True)
     return freed
 
 
 def active(cache_dir: Path) -> str | None:
-    """The id chosen with ``set_active``, or None. Raises CatalogError on a file it did not write.
-
-    The id may be of a model that is not pulled yet."""
+    """The name chosen with ``set_active``, or None. Raises CatalogError on a file it did not
+    write. The model may be one that is not pulled yet."""
     path = cache_dir / "active"
     try:
         with path.open("rb") as file:
-            content = file.read(100).decode("ascii", "replace").strip()
+            content = file.read(1000).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CatalogError(f"{path}: cannot read: {error.strerror}") from None
-    if content not in ENTRIES:
-        raise CatalogError(f"{path}: holds {content!r}, not a catalog id; run `zinc-rt model use`")
+    try:
+        _check_name(content)
+    except CatalogError:
+        raise CatalogError(
+            f"{path}: holds {content[:80]!r}, not a model's name; run `zinc-rt model use`"
+        ) from None
     return content
 
 
-def set_active(model_id: str, cache_dir: Path) -> None:
-    """Make ``model_id`` the model used when none is named."""
-    find(model_id)
+def set_active(spec: str, cache_dir: Path) -> None:
+    """Make ``spec``, a catalog id or a name of the hub, the model used when none is named."""
+    _check_name(spec)
     path = cache_dir / "active"
     temporary = cache_dir / f"active.{os.getpid()}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{model_id}\n", encoding="ascii")
+        temporary.write_text(f"{spec}\n", encoding="ascii")
         temporary.replace(path)
     except OSError as error:
         raise CatalogError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def _check_name(spec: str) -> None:
+    """Raise CatalogError unless ``spec`` is a catalog id or a name of the hub."""
+    if is_hub_name(spec):
+        parse_hub_name(spec)
+    else:
+        find(spec)

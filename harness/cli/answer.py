@@ -56,6 +56,8 @@ def closing_line(generation: Generation, session: Session) -> str:
 
 def record(generation: Generation, session: Session, seed: int) -> dict[str, Any]:
     """Everything about an answer as JSON shows it; times in seconds, rates in tokens a second."""
+    from harness.digest import file_digest
+
     stats, info, config = generation.stats, session.tier.info, session.model.config
     finish = generation.finish_reason
     completion = len(generation.tokens)
@@ -90,14 +92,6 @@ def record(generation: Generation, session: Session, seed: int) -> dict[str, Any
             ],
         },
     }
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a whole file, hex."""
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cut(generation: Generation, session: Session) -> list[str]:

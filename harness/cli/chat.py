@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from contract.errors import RequestError, TemplateError
 from harness.cli.answer import INTERRUPTED, closing_line, show_answer
-from harness.cli.console import note
-from harness.cli.progress import progress_on
 from harness.cli.prompt import (
     MAX_PROMPT_BYTES,
     decoded,
@@ -20,7 +18,9 @@ from harness.cli.prompt import (
     user,
 )
 from harness.cli.serving import open_session, sampling_of
+from harness.console import note
 from harness.generate import Session
+from harness.progress import progress_on
 from harness.settings import Settings
 
 ASK = ">>> "

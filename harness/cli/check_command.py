@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from contract.errors import ConfigError
-from harness.cli.console import printable
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, SAMPLING_SETTINGS
+from harness.console import printable
 from harness.settings import add_flags, resolve
 
 NAMES = (

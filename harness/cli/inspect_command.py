@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import RequestError
-from harness.cli.console import printable, table
 from harness.cli.layer_text import layer_rows
 from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
+from harness.console import printable, table
 from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="GGUF file or catalog id [default: the model that run takes]",
+        help="GGUF file or model name [default: the model that run takes]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -109,7 +109,7 @@ def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
 
 
 def _overview(facts: Mapping[str, Any]) -> str:
-    from harness.cli.progress import format_bytes
+    from harness.progress import format_bytes
 
     run = facts["run"]
     rows = [
@@ -165,7 +165,7 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    from harness.cli.progress import format_bytes
+    from harness.progress import format_bytes
 
     tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
@@ -200,7 +200,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    from harness.cli.progress import format_bytes
+    from harness.progress import format_bytes
 
     rows = [("KEYS AND VALUES", "BYTES A TOKEN", "CONTEXT THAT FITS", "TOTAL")]
     for name, kind in kinds.items():

@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, NonFiniteLogits, RequestError
-from harness.cli.console import printable, table
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
+from harness.console import printable, table
 from harness.settings import add_flags, resolve
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from harness.cli import (
     tools_command,
 )
 from harness.cli.answer import INTERRUPTED
-from harness.cli.console import printable
 from harness.cli.parser import EXIT_CODES, Parser, commands, search
+from harness.console import printable
 from harness.settings import ENV_PREFIX
 
 COMMANDS = (

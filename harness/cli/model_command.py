@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.catalog import CatalogEntry, HttpsSource
-from harness.cli.progress import format_bytes, progress_on
+from harness.catalog import CatalogEntry, PulledModel
+from harness.console import table
+from harness.progress import format_bytes, progress_on
 from harness.settings import add_flags, resolve
 
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
             "id",
             nargs="?" if optional else None,
             default=catalog.DEFAULT_ID,
-            help="catalog id, see `zinc-rt model list`"
+            help="catalog id, see `zinc-rt model list`, or hf.co/ORG/REPO[:QUANT]"
             + (f" (default: {catalog.DEFAULT_ID})" if optional else ""),
         )
 
@@ -64,24 +65,25 @@ def list_models(args: argparse.Namespace) -> int:
     cache_dir = _cache_dir(args)
     active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
     rows = [_description(entry, cache_dir, active_id) for entry in catalog.ENTRIES.values()]
+    chosen = catalog.find_pulled(active_id, cache_dir)
+    for found in catalog.pulled_from_hub(cache_dir):
+        is_active = chosen is not None and chosen.path == found.path
+        rows.append(_hub_description(found.id, found, is_active))
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
-    cells = [COLUMNS] + [
+    cells = [
         (
             row["id"],
             format_bytes(row["size_bytes"]),
-            format_bytes(row["memory_bytes"]),
-            row["quant"],
-            row["licence"],
+            format_bytes(row["memory_bytes"]) if "memory_bytes" in row else "",
+            row.get("quant", ""),
+            row.get("licence", ""),
             _state(row),
         )
         for row in rows
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print(line.rstrip())
+    print(table([COLUMNS, *cells]))
     return 0
 
 
@@ -91,8 +93,7 @@ def _state(row: dict[str, Any]) -> str:
 
 def _description(entry: CatalogEntry, cache_dir: Path, active_id: str) -> dict[str, Any]:
     """One model as JSON shows it; sizes in bytes, ``path`` null until it is installed."""
-    is_installed = catalog.is_installed(entry, cache_dir)
-    source = entry.source
+    found = catalog.find_pulled(entry.id, cache_dir)
     return {
         "id": entry.id,
         "name": entry.name,
@@ -100,32 +101,46 @@ def _description(entry: CatalogEntry, cache_dir: Path, active_id: str) -> dict[s
         "parameters": entry.parameters,
         "quant": entry.quant,
         "licence": entry.licence,
-        "size_bytes": entry.size,
+        "size_bytes": entry.file.size,
         "memory_bytes": entry.memory,
-        "sha256": entry.sha256,
-        "source": source.url
-        if isinstance(source, HttpsSource)
-        else f"{source.distribution}=={source.version}: {source.member}",
-        "installed": is_installed,
+        "sha256": entry.file.sha256,
+        "source": str(entry.file.source),
+        "installed": found is not None,
         "active": entry.id == active_id,
-        "path": str(catalog.model_path(entry, cache_dir)) if is_installed else None,
+        "path": str(found.path) if found else None,
+    }
+
+
+def _hub_description(name: str, found: PulledModel | None, is_active: bool) -> dict[str, Any]:
+    """A model named as on the hub, as far as the cache knows it."""
+    return {
+        "id": name,
+        "size_bytes": found.size if found else None,
+        "source": name,
+        "installed": found is not None,
+        "active": is_active,
+        "path": str(found.path) if found else None,
     }
 
 
 def show_active(args: argparse.Namespace) -> int:
     """Print the model used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
-    active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
-    if args.json:
-        print(json.dumps(_description(catalog.find(active_id), cache_dir, active_id), indent=2))
+    name = catalog.active(cache_dir) or catalog.DEFAULT_ID
+    if not args.json:
+        print(name)
+        return 0
+    if catalog.is_hub_name(name):
+        facts = _hub_description(name, catalog.find_pulled(name, cache_dir), True)
     else:
-        print(active_id)
+        facts = _description(catalog.find(name), cache_dir, name)
+    print(json.dumps(facts, indent=2))
     return 0
 
 
 def pull_model(args: argparse.Namespace) -> int:
     """Fetch and verify a model, print its path; returns the exit code."""
-    print(catalog.pull(catalog.find(args.id), _cache_dir(args), progress_on()))
+    print(catalog.pull(catalog.find_model(args.id), _cache_dir(args), progress_on()))
     return 0
 
 
@@ -133,7 +148,7 @@ def use_model(args: argparse.Namespace) -> int:
     """Make a model the one used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
     catalog.set_active(args.id, cache_dir)
-    pulled = catalog.is_installed(catalog.find(args.id), cache_dir)
+    pulled = catalog.find_pulled(args.id, cache_dir) is not None
     print(f"using {args.id}" if pulled else f"using {args.id}; it is pulled when first needed")
     return 0
 

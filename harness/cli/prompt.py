@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from contract.errors import RequestError
-from harness.cli.console import note
+from harness.console import note
 
 if TYPE_CHECKING:
-    from harness.generate import Session
+    from harness.generate import Prepared, Session
 
 MAX_PROMPT_BYTES = 8 << 20
 """Longest prompt read, whatever the context: more would only be refused after a long wait."""
@@ -57,7 +57,7 @@ def encode_prompt(session: Session, prompt: str) -> list[int]:
     return session.model.tokenizer.encode(prompt)
 
 
-def encode_messages(session: Session, messages: Messages, thinking: str) -> list[int]:
+def encode_messages(session: Session | Prepared, messages: Messages, thinking: str) -> list[int]:
     """Token ids of a conversation and the start of the answer.
 
     ``thinking`` is auto, on or off. The model must have a chat template. Raises RequestError for

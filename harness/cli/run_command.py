@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
-from harness.cli.console import note
 from harness.cli.serving import (
     ENGINE_SETTINGS,
     MODEL_SETTINGS,
@@ -15,6 +14,7 @@ from harness.cli.serving import (
     open_session,
     sampling_of,
 )
+from harness.console import note
 from harness.settings import Settings, add_flags, resolve
 
 NAMES = (
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
-    from harness.cli.progress import progress_on
     from harness.cli.prompt import encode_turn, read_prompt
+    from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
     with open_session(settings, chat=not args.raw) as session:

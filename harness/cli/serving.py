@@ -9,7 +9,7 @@ from harness.settings import Settings
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.generate import Session
+    from harness.generate import Session, SessionOptions
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
@@ -29,7 +29,7 @@ SAMPLING_SETTINGS = (
 def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
     """The file of the model the settings name, pulled if need be. Raises CatalogError."""
     from harness import catalog
-    from harness.cli.progress import progress_on
+    from harness.progress import progress_on
 
     return catalog.resolve_model(
         settings["model"], settings["cache_dir"], progress_on(), pull_missing=pull_missing
@@ -38,7 +38,7 @@ def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
 
 def tier_options(settings: Settings) -> TierOptions:
     """What the settings choose about a tier; its notes go to standard error."""
-    from harness.cli.console import note
+    from harness.console import note
     from harness.tiers import TierOptions
 
     return TierOptions(
@@ -54,10 +54,20 @@ def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = F
 
     Settings that are not among ``settings`` do not matter to the command.
     """
-    from harness.cli.progress import progress_on
-    from harness.generate import Session, SessionOptions
+    from harness.generate import Session
+    from harness.progress import progress_on
 
-    options = SessionOptions(
+    options = session_options(settings, all_logits=all_logits, chat=chat)
+    return Session.open(model_file(settings), options, progress_on(transient=True))
+
+
+def session_options(
+    settings: Settings, *, all_logits: bool = False, chat: bool = False
+) -> SessionOptions:
+    """How the settings want a session."""
+    from harness.generate import SessionOptions
+
+    return SessionOptions(
         tier=settings["tier"],
         tier_options=tier_options(settings),
         context=settings["context"],
@@ -68,7 +78,6 @@ def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = F
         memory_budget=settings["memory_budget"],
         chat=chat,
     )
-    return Session.open(model_file(settings), options, progress_on(transient=True))
 
 
 def sampling_of(settings: Settings, session: Session) -> SamplingParams:

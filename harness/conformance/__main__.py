@@ -11,12 +11,12 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.cli.console import note, table
-from harness.cli.progress import progress_on
 from harness.conformance.cases import known_cases, load_must_pass, must_pass_ids
 from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
 from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
+from harness.console import note, table
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import F16, F32, Q8_0, DType
+from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.errors import ConfigError
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
+from harness.golden_specs import SYNTHETIC_SPECS
 from harness.parity import Case, all_cases, compare, run_barrier
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import open_tier
@@ -39,7 +40,7 @@ DEFAULT_MODEL_CASE = "goldens/default_model"
 
 VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
     "validate/llama-q4_k_m-kv_f16": (SynthSpec("llama", "q4_k_m", seed=11), F16),
-    "validate/llama-q4_1-kv_f32": (SynthSpec("llama", "q4_1", seed=12, tied=False), F32),
+    "validate/llama-q4_1-kv_i12": (SynthSpec("llama", "q4_1", seed=12, tied=False), I12),
     "validate/qwen2-q8_0-kv_f32": (SynthSpec("qwen2", "q8_0", seed=13, fused_qkv=True), F32),
     "validate/llama-q5_1-kv_q8_0": (SynthSpec("llama", "q5_1", seed=15), Q8_0),
     "validate/qwen3-q6_k-kv_f16": (SynthSpec("qwen3", "q6_k", seed=14, head_dim=48), F16),
@@ -80,9 +81,7 @@ def known_cases(default_model: Path | None = None) -> dict[str, Check]:
     cases |= {
         name: partial(check_model, spec, kv_dtype) for name, (spec, kv_dtype) in VALIDATED.items()
     }
-    cases |= {
-        synthetic_id(spec): partial(check_synthetic, spec) for spec in goldens.SYNTHETIC_SPECS
-    }
+    cases |= {synthetic_id(spec): partial(check_synthetic, spec) for spec in SYNTHETIC_SPECS}
     if default_model is not None:
         cases[DEFAULT_MODEL_CASE] = partial(check_default_model, default_model)
     return cases

@@ -13,11 +13,11 @@ from typing import Any
 from contract.errors import ConfigError, DeviceLost, TierError, ZincError
 from contract.tier import Tier
 from harness.bench.machine import machine_facts
-from harness.cli.progress import NullProgress, Progress
 from harness.conformance.cases import Check, Finding
 from harness.conformance.identity import definition_facts, source_facts, tier_facts
 from harness.conformance.package import pack
 from harness.conformance.waivers import find_waiver, parse_waivers
+from harness.progress import NullProgress, Progress
 
 PASS, FAIL, WAIVED = "pass", "fail", "waived"
 STATUSES = (PASS, FAIL, WAIVED)

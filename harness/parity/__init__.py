@@ -1,9 +1,10 @@
 """Cases generated from the opcode table, run on a tier and compared with the numpy definitions."""
 
-from harness.parity.cases import STRATEGIES, Case, all_cases, generate, swept_dtypes
+from harness.parity.cases import Case, all_cases, generate, swept_dtypes
 from harness.parity.difference import Difference, difference
 from harness.parity.execute import by_definition, compare, on_tier, run_barrier
 from harness.parity.operands import fill
+from harness.parity.shapes import STRATEGIES
 
 __all__ = [
     "STRATEGIES",

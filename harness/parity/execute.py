@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import F32, I32
+from contract.dtypes import F32, I32, DType
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, View
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
@@ -25,7 +25,7 @@ from reference.exact.kv_storage import page_view
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
 
-ELEMENT = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
+ELEMENT: Mapping[DType, np.dtype[Any]] = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
 MARGIN = 3
 """Columns of garbage on both sides of an activation that is handed over as a slice."""
 ROUND = 256
@@ -106,7 +106,7 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
         for operand in TABLE[case.opcode].operands:
             if operand.name in graph.buffers:
                 decl = graph.buffers[operand.name]
-                content = operands.get(operand.name)
+                content: Any = operands.get(operand.name)
                 if is_sliced(case, operand):
                     margins = [(0, 0)] * (content.ndim - 1) + [(MARGIN, MARGIN)]
                     content = np.pad(content, margins, constant_values=np.float32(np.nan))
@@ -130,7 +130,7 @@ def _shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
 
 
-def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Buffer:
+def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Any:
     if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
         return tier.upload(decl, _rows(content))
     buffer = tier.alloc(decl, max(ROUND, buffer_bytes(decl, key)), Heap.HOST_VISIBLE)

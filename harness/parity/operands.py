@@ -21,7 +21,7 @@ from harness.parity.values import KINDS
 from reference.exact.kv_storage import page_view, store
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
-from reference.quant import FORMATS, moderate_scales
+from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
@@ -73,16 +73,15 @@ def fill(case: Case) -> dict[str, Any]:
 def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
     """Random stored bits under moderate scales: every integer a format can hold occurs."""
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
-    form = FORMATS[dtype]
     if dtype.storage is StorageClass.FLOAT:
         values = rng.standard_normal((rows, columns), dtype=np.float32)
-        return Matrix(dtype, shape, form.quantize(values))
+        return Matrix(dtype, shape, FORMATS[dtype].quantize(values))
     blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), dtype=np.uint8)
-    parts = blocks.reshape(rows, -1, dtype.block_bytes)
-    for offset in form.scale_offsets:
-        scale = rng.standard_normal(parts.shape[:2]).astype("<f2")
-        parts[..., offset : offset + 2] = scale[..., None].view(np.uint8)
-    if form.exponent_offsets:
+    layout = LAYOUTS[dtype]
+    parts = layout.parts(blocks)
+    for name in layout.floats:
+        parts[name] = rng.standard_normal(parts.shape)
+    if not layout.floats:
         moderate_scales(dtype, blocks)
     return Matrix(dtype, shape, blocks)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract.arithmetic import PAGE_TOKENS
@@ -61,3 +61,30 @@ def inner_lengths(dtype: DType | None) -> tuple[int, int, int]:
     if dtype.storage is StorageClass.INTEGER32:
         return 32, 288, 1312
     return 256, 512, 1536
+
+
+def always(*shapes: Shape) -> Strategy:
+    """The same shapes for every storage type."""
+    return lambda dtype: shapes
+
+
+def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) -> Strategy:
+    """A shape a row of sizes, of the dimensions ``names``."""
+    return always(
+        *(
+            Shape(
+                label + "x".join(map(str, row)), dict(zip(names.split(), row, strict=True)), params
+            )
+            for row in rows
+        )
+    )
+
+
+def activations(names: str, *rows: Sequence[int], silu: str = "silu-") -> Strategy:
+    """Every row with every activation function; ``silu`` begins the labels of the first."""
+    labels = (silu, "gelu-", "sigmoid-")
+    return lambda dtype: tuple(
+        shape
+        for number, label in enumerate(labels)
+        for shape in grid(names, *rows, label=label, activation=number)(dtype)
+    )

@@ -23,18 +23,13 @@ from harness.parity.shape import (
     Run,
     Shape,
     Strategy,
+    activations,
+    always,
+    grid,
     inner_lengths,
 )
 from harness.parity.shapes_experts import EXPERT_STRATEGIES
 from harness.parity.shapes_recurrent import RECURRENT_STRATEGIES
-
-
-def _always(*shapes: Shape) -> Strategy:
-    return lambda dtype: shapes
-
-
-def _grid(*dims: dict[str, int], **params: Scalar) -> Strategy:
-    return _always(*(Shape("x".join(map(str, d.values())), d, params) for d in dims))
 
 
 def _product(tokens: str, inner: str, outputs: str) -> Strategy:
@@ -155,65 +150,44 @@ def _store_state(rows: int, runs: tuple[Run, ...]) -> Shape:
     return Shape(f"{rows}", {"rows": rows}, runs=runs)
 
 
-WIDE = (
-    {"tokens": 1, "width": 1},
-    {"tokens": 3, "width": 257},
-    {"tokens": 17, "width": 40},
-    {"tokens": 65, "width": 16},
-    {"tokens": 0, "width": 8},
-)
-ROWS = ({"rows": 1, "vocab": 1}, {"rows": 3, "vocab": 257}, {"rows": 17, "vocab": 1000})
-NO_ROWS = {"rows": 0, "vocab": 7}
+WIDE = ((1, 1), (3, 257), (17, 40), (65, 16), (0, 8))
+"""Tokens and widths."""
 
 STRATEGIES: dict[Opcode, Strategy] = {
     Opcode.EMBED: _embed,
-    Opcode.SELECT_ROWS: _grid(
-        {"tokens": 1, "hidden": 1, "rows": 1},
-        {"tokens": 17, "hidden": 257, "rows": 3},
-        {"tokens": 65, "hidden": 40, "rows": 65},
-        {"tokens": 5, "hidden": 8, "rows": 0},
+    Opcode.SELECT_ROWS: grid(
+        "tokens hidden rows", (1, 1, 1), (17, 257, 3), (65, 40, 65), (5, 8, 0)
     ),
     Opcode.LM_HEAD: _product("rows", "hidden", "vocab"),
-    Opcode.ARGMAX: _grid(*ROWS, NO_ROWS),
-    Opcode.SAMPLE: _grid(
-        *(
-            dims | {"recent_tokens": recent, "slots": slots}
-            for dims, recent, slots in zip(ROWS, (1, 8, 64), (1, 2, 9), strict=True)
-        ),
-        NO_ROWS | {"recent_tokens": 4, "slots": 1},
+    Opcode.ARGMAX: grid("rows vocab", (1, 1), (3, 257), (17, 1000), (0, 7)),
+    Opcode.SAMPLE: grid(
+        "rows vocab recent_tokens slots",
+        *((1, 1, 1, 1), (3, 257, 8, 2), (17, 1000, 64, 9), (0, 7, 4, 1)),
     ),
-    Opcode.STREAM_OUT: _always(
+    Opcode.STREAM_OUT: always(
         _stream_out(1, 1, DECODE_ONE),
         _stream_out(5, 8, DECODE_MANY),
         _stream_out(9, 16, MIXED),
         _stream_out(0, 4, MIXED),
     ),
-    Opcode.LOAD_REQUEST_STATE: _always(
+    Opcode.LOAD_REQUEST_STATE: always(
         _load_state("one", 1, DECODE_ONE),
         _load_state("many", 8, DECODE_MANY),
         _load_state("mixed", 64, MIXED),
         _load_state("wrapped", 7, CHUNK_LONG),
         _load_state("empty", 4, EMPTY),
     ),
-    Opcode.STORE_REQUEST_STATE: _always(
+    Opcode.STORE_REQUEST_STATE: always(
         _store_state(1, DECODE_ONE),
         _store_state(5, DECODE_MANY),
         _store_state(12, MIXED),
         _store_state(0, MIXED),
     ),
-    Opcode.COPY_ROWS: _grid(
-        {"sources": 1, "targets": 1, "width": 1, "rows": 1},
-        {"sources": 9, "targets": 4, "width": 257, "rows": 3},
-        {"sources": 3, "targets": 17, "width": 1300, "rows": 17},
-        {"sources": 2, "targets": 2, "width": 8, "rows": 0},
+    Opcode.COPY_ROWS: grid(
+        "sources targets width rows", (1, 1, 1, 1), (9, 4, 257, 3), (3, 17, 1300, 17), (2, 2, 8, 0)
     ),
-    Opcode.VERIFY_K: _grid(
-        {"rows": 1, "draft_tokens": 1},
-        {"rows": 17, "draft_tokens": 4},
-        {"rows": 65, "draft_tokens": 16},
-        {"rows": 0, "draft_tokens": 3},
-    ),
-    Opcode.RMS_NORM: _always(
+    Opcode.VERIFY_K: grid("rows draft_tokens", (1, 1), (17, 4), (65, 16), (0, 3)),
+    Opcode.RMS_NORM: always(
         _norm("whole", 3, 1, 257),
         _norm("span", 2, 1, 1300),
         _norm("heads", 17, 4, 40),
@@ -221,19 +195,15 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _norm("single", 1, 1, 1),
         _norm("empty", 0, 2, 16),
     ),
-    Opcode.RESIDUAL_RMS_NORM: _grid(
-        {"tokens": 1, "hidden": 1},
-        {"tokens": 3, "hidden": 257},
-        {"tokens": 17, "hidden": 1300},
-        {"tokens": 0, "hidden": 40},
-        eps=1e-6,
+    Opcode.RESIDUAL_RMS_NORM: grid(
+        "tokens hidden", (1, 1), (3, 257), (17, 1300), (0, 40), eps=1e-6
     ),
     Opcode.MATMUL: _product("tokens", "inner", "outputs"),
     Opcode.MATMUL_WMMA_F16: _product("tokens", "inner", "outputs"),
     Opcode.MATMUL_WMMA_Q4K: _product("tokens", "inner", "outputs"),
     Opcode.RMS_NORM_FUSED_QKV: _fused_product("q_width", "kv_width"),
     Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _fused_product("width"),
-    Opcode.ROPE: _always(
+    Opcode.ROPE: always(
         _rope("interleaved", MIXED, 2, 16, 8),
         _rope("neox", MIXED, 3, 40, 20),
         _rope("interleaved-partial", CHUNK_LONG, 2, 80, 16),
@@ -290,21 +260,12 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _heads("sinks", MIXED, 4, 2, 64, NONE, scale=0.125),
         _heads("sinks-window-cap", MIXED, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0),
     ),
-    Opcode.ADD: _grid(*WIDE),
-    Opcode.MUL: _grid(*WIDE),
-    Opcode.SCALE: _grid(*WIDE, factor=0.1),
-    Opcode.SOFT_CAP: _grid(
-        *({"rows": dims["tokens"], "width": dims["width"]} for dims in WIDE), cap=30.0
-    ),
-    Opcode.BIAS_ADD: _grid(*WIDE),
-    Opcode.SWIGLU: lambda dtype: (
-        _grid(*WIDE, activation=0)(dtype)
-        + tuple(
-            Shape(f"{name}-{shape.label}", shape.dims, {"activation": number})
-            for number, name in ((1, "gelu"), (2, "sigmoid"))
-            for shape in _grid(*WIDE)(dtype)
-        )
-    ),
+    Opcode.ADD: grid("tokens width", *WIDE),
+    Opcode.MUL: grid("tokens width", *WIDE),
+    Opcode.SCALE: grid("tokens width", *WIDE, factor=0.1),
+    Opcode.SOFT_CAP: grid("rows width", *WIDE, cap=30.0),
+    Opcode.BIAS_ADD: grid("tokens width", *WIDE),
+    Opcode.SWIGLU: activations("tokens width", *WIDE, silu=""),
     **EXPERT_STRATEGIES,
     **RECURRENT_STRATEGIES,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from contract.dtypes import F32, DType, StorageClass
 from contract.opcodes import Opcode
-from harness.parity.shape import Shape, Strategy, inner_lengths
+from harness.parity.shape import Shape, Strategy, activations, inner_lengths
 
 MANY_EXPERTS = (1 << 14) + 7
 """Enough for equal probabilities to stay below the smallest sum 2^-14."""
@@ -78,19 +78,6 @@ def _absences(count: int, inner: str) -> list[frozenset[str]]:
     return [frozenset(choices[index % len(choices)]) for index in range(count)]
 
 
-def _swiglu(dtype: DType | None) -> tuple[Shape, ...]:
-    sizes = ((1, 8, 40), (3, 1, 257), (17, 2, 16), (65, 3, 5), (0, 2, 8))
-    return tuple(
-        Shape(
-            f"{name}-{tokens}x{used}x{width}",
-            {"tokens": tokens, "used": used, "width": width},
-            {"activation": number},
-        )
-        for number, name in enumerate(("silu", "gelu", "sigmoid"))
-        for tokens, used, width in sizes
-    )
-
-
 def _shared_expert(dtype: DType | None) -> tuple[Shape, ...]:
     short, middle, long = inner_lengths(dtype)
     sizes = [(1, middle, short), (9, long, middle), (19, short, middle), (0, short, short)]
@@ -109,7 +96,9 @@ def _shared_expert(dtype: DType | None) -> tuple[Shape, ...]:
 EXPERT_STRATEGIES: Mapping[Opcode, Strategy] = {
     Opcode.MOE_GATE_TOPK: _gate_topk,
     Opcode.MOE_GATE_UP: _products("hidden", "width"),
-    Opcode.MOE_SWIGLU: _swiglu,
+    Opcode.MOE_SWIGLU: activations(
+        "tokens used width", (1, 8, 40), (3, 1, 257), (17, 2, 16), (65, 3, 5), (0, 2, 8)
+    ),
     Opcode.MOE_DOWN_ACC: _products("width", "hidden"),
     Opcode.SHARED_EXPERT: _shared_expert,
 }

@@ -13,6 +13,8 @@ from harness.parity.shape import (
     Run,
     Shape,
     Strategy,
+    always,
+    grid,
 )
 
 RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
@@ -43,13 +45,8 @@ def _gated_norm(label: str, tokens: int, heads: int, width: int) -> Shape:
     return Shape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
 
 
-def _scale(tokens: int, width: int, factors: int) -> Shape:
-    dims = {"tokens": tokens, "width": width, "factors": factors}
-    return Shape(f"{tokens}x{width}x{factors}", dims)
-
-
 RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
-    Opcode.SSM_CONV1D: lambda dtype: (
+    Opcode.SSM_CONV1D: always(
         _conv("one", DECODE_ONE, 16, 3),
         _conv("many", DECODE_MANY, 257, 3),
         _conv("chunk", CHUNK_LONG, 40, 1),
@@ -58,7 +55,7 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _conv("start", SHORT, 8, 2),
         _conv("empty", EMPTY, 16, 3),
     ),
-    Opcode.SSM_DELTA_NET: lambda dtype: (
+    Opcode.SSM_DELTA_NET: always(
         _delta("one", DECODE_ONE, 128, 1, 2, 0),
         _delta("many", DECODE_MANY, 16, 2, 6, 1),
         _delta("chunk", CHUNK_LONG, 16, 2, 4, 0),
@@ -69,19 +66,15 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _delta("odd", RESTART, 131, 1, 1, 1),
         _delta("empty", EMPTY, 16, 1, 2, 0),
     ),
-    Opcode.SSM_GATED_NORM: lambda dtype: (
+    Opcode.SSM_GATED_NORM: always(
         _gated_norm("single", 1, 1, 1),
         _gated_norm("heads", 3, 4, 128),
         _gated_norm("odd", 17, 3, 40),
         _gated_norm("span", 2, 2, 1300),
         _gated_norm("empty", 0, 2, 16),
     ),
-    Opcode.SCALE_COLUMNS: lambda dtype: (
-        _scale(1, 1, 1),
-        _scale(3, 257, 257),
-        _scale(3, 257, 1),
-        _scale(65, 40, 40),
-        _scale(17, 16, 1),
-        _scale(0, 8, 8),
+    Opcode.SCALE_COLUMNS: grid(
+        "tokens width factors",
+        *((1, 1, 1), (3, 257, 257), (3, 257, 1), (65, 40, 40), (17, 16, 1), (0, 8, 8)),
     ),
 }

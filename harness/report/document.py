@@ -8,7 +8,6 @@ from typing import Any
 
 from contract.ir.analysis import (
     Machine,
-    PathPart,
     critical_path,
     fold_path,
     layer_kinds,
@@ -53,15 +52,7 @@ def model_document(
     return {
         "model": label,
         "architecture": architecture,
-        "layers": [
-            {
-                "layer": kind.layer,
-                "mixer": kind.mixer.value,
-                "feed_forward": kind.feed_forward.value,
-                "window": kind.window,
-            }
-            for kind in layer_kinds(graph)
-        ],
+        "layers": [asdict(kind) for kind in layer_kinds(graph)],
         "parameters": sum(row.elements for row in storage),
         "weights": [
             {
@@ -85,10 +76,7 @@ def model_document(
             for share in role_mix(graph, costs)
         ],
         "critical_path": _critical_path(graph, costs, machine),
-        "machine": {
-            "bytes_per_second": machine.bytes_per_second,
-            "flops_per_second": machine.flops_per_second,
-        },
+        "machine": asdict(machine),
         **to_document(graph, key, context, costs),
     }
 
@@ -123,13 +111,5 @@ def _critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> dic
             for index in path.nodes
             if costs[index].intensity <= machine.ridge
         ),
-        "parts": [_part(part) for part in fold_path(graph, path, costs, machine)],
-    }
-
-
-def _part(part: PathPart) -> dict[str, Any]:
-    return {
-        "layers": list(part.layers),
-        "opcodes": list(part.opcodes),
-        "seconds": part.seconds,
+        "parts": [asdict(part) for part in fold_path(graph, path, costs, machine)],
     }

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.report import figures
-from harness.report.figures import counted, duration, quantity, ratio
-
 Document = Mapping[str, Any]
 
-SHOWN_ROLES = 10
-"""Rows of the tables of hot nodes."""
+KINDS: Mapping[str, tuple[str, str]] = {
+    "full attention": ("A", "full"),
+    "sliding attention": ("W", "sliding"),
+    "delta net": ("Δ", "delta"),
+    "no mixer": ("·", "none"),
+    "dense": ("D", "dense"),
+    "MoE": ("M", "moe"),
+    "MoE and dense": ("M+", "both"),
+    "no feed-forward": ("·", "none"),
+}
+"""Letter and style of every kind of mixer and feed-forward: colour alone would not do."""
+
+HOLDERS: Mapping[str, str] = {
+    "weights": "weights",
+    "kv": "keys and values",
+    "state": "recurrent and other state",
+    "activations": "activations and step data",
+}
+"""What the bytes of a step are in, as people call it."""
 
 
 def render_json(documents: Sequence[Document]) -> str:
@@ -35,85 +51,94 @@ def render_html(documents: Sequence[Document]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        quantity=quantity,
-        duration=duration,
-        percent=figures.percent,
-        ranges=figures.ranges,
-        chain=figures.chain,
-        printable=_printable,
-    )
-    longest = max(document["decode"]["bytes_per_token"] for document in documents)
-    first = documents[0]
-    machine = first["machine"]
+    filters = (quantity, duration, percent, ranges, chain, printable, kind_of, by_kind, moved)
+    environment.filters.update({function.__name__: function for function in filters})
+    machine = documents[0]["machine"]
     return environment.get_template("graph.html").render(
-        key=first["key"],
-        context=first["context"],
-        machine=machine,
+        documents=documents,
         ridge=machine["flops_per_second"] / machine["bytes_per_second"],
-        kinds=figures.KINDS,
-        holders=figures.HOLDERS,
-        cell=figures.CELL,
-        drawing_width=figures.DRAWING_WIDTH,
-        stack_height=figures.STACK_HEIGHT,
-        comparison=[(label, [fact(document) for document in documents]) for label, fact in FACTS],
-        models=[_view(document, longest) for document in documents],
+        kinds=KINDS,
+        holders=HOLDERS,
+        ratio=ratio,
+        facts=[(label, [fact(document) for document in documents]) for label, fact in FACTS],
     )
 
 
-def _view(document: Document, longest: int) -> dict[str, Any]:
-    """What the template shows of one model beside the document itself."""
-    totals = document["totals"]
-    moved = _moved(totals)
-    mix = [_shares(row, moved, totals["flops"]) for row in document["op_mix"]]
-    roles = [_shares(row, moved, totals["flops"]) for row in document["roles"]]
-    path = document["critical_path"]
-    layers = document["layers"]
-    used = {layer["mixer"] for layer in layers} | {layer["feed_forward"] for layer in layers}
-    return {
-        "document": document,
-        "ribbon": figures.ribbon(layers),
-        "legend": [kind for kind in figures.KINDS if kind in used],
-        "stack": figures.stack(document["decode"]["bytes"], longest),
-        "holders": [
-            (holder, nbytes, ratio(nbytes, document["decode"]["bytes_per_token"]))
-            for holder, nbytes in document["decode"]["bytes"].items()
-        ],
-        "mix": mix,
-        "hot_bytes": roles[:SHOWN_ROLES],
-        "hot_flops": sorted(roles, key=lambda row: (-row["flops"], row["role"]))[:SHOWN_ROLES],
-        "path": [
-            {**part, "share": ratio(part["seconds"], path["seconds"])} for part in path["parts"]
-        ],
-    }
+def quantity(value: float, unit: str = "") -> str:
+    """Three digits with a decimal prefix: 1,234,000 bytes are ``1.23 MB``."""
+    scaled, prefixes = float(value), iter(("", "k", "M", "G", "T", "P"))
+    prefix = next(prefixes)
+    while scaled >= 999.5 and prefix != "P":
+        scaled, prefix = scaled / 1000, next(prefixes)
+    digits = f"{scaled:.0f}" if scaled >= 999.5 else f"{scaled:.3g}"
+    return f"{digits} {prefix}{unit}".strip()
 
 
-def _shares(row: Document, moved: int, flops: int) -> dict[str, Any]:
-    """A row of counts with its bytes, FLOPs per byte and its shares of the step."""
-    nbytes = _moved(row)
-    return {
-        **row,
-        "bytes": nbytes,
-        "intensity": ratio(row["flops"], nbytes),
-        "bytes_share": ratio(nbytes, moved),
-        "flops_share": ratio(row["flops"], flops),
-    }
+def duration(seconds: float) -> str:
+    """Three digits in the unit that suits: ``12.3 ms``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
 
 
-def _moved(row: Document) -> int:
-    nbytes: int = row["bytes_read"] + row["bytes_written"]
-    return nbytes
+def percent(share: float) -> str:
+    """A share of 1; what is there but would round to nothing is ``< 0.1 %``."""
+    return "< 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
-def _printable(text: str) -> str:
+def ratio(part: float, whole: float) -> float:
+    """``part / whole``, 0 when there is nothing to share."""
+    return part / whole if whole else 0.0
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: 0, 1, 2, 5 is ``0–2, 5``."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    members = [[number for _, number in run] for _, run in runs]
+    return ", ".join(str(m[0]) if len(m) == 1 else f"{m[0]}–{m[-1]}" for m in members)
+
+
+def chain(opcodes: Iterable[str]) -> str:
+    """Opcodes in order, repetitions counted: ``RMS_NORM → MATMUL ×2``."""
+    runs = [(name, len(list(run))) for name, run in groupby(opcodes)]
+    return " → ".join(name if count == 1 else f"{name} ×{count}" for name, count in runs)
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names with how often they occur, the commonest first: ``36 delta net, 12 full attention``."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
+
+
+def printable(text: str) -> str:
     """What could reorder or hide text on a page is shown as its escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def kind_of(layer: Mapping[str, Any]) -> str:
+    """One layer of a document in words."""
+    window = f" over {layer['window']:,} positions" if layer["window"] else ""
+    return f"{layer['mixer']}{window}, {layer['feed_forward']}"
+
+
+def by_kind(layers: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The numbers of the layers of each kind."""
+    found: dict[str, list[int]] = {}
+    for layer in layers:
+        found.setdefault(kind_of(layer), []).append(layer["layer"])
+    return found
+
+
+def moved(row: Document) -> int:
+    """The bytes of a row of counts."""
+    nbytes: int = row["bytes_read"] + row["bytes_written"]
+    return nbytes
 
 
 def _storage(document: Document) -> str:
     total = sum(row["bytes"] for row in document["weights"])
     rows = ((row["type"], ratio(row["bytes"], total)) for row in document["weights"])
-    return ", ".join(f"{name} {figures.percent(share)}" for name, share in rows)
+    return ", ".join(f"{name} {percent(share)}" for name, share in rows)
 
 
 def _bits(document: Document) -> str:
@@ -137,18 +162,11 @@ FACTS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("bytes by storage type", _storage),
     ("nodes", lambda d: f"{d['totals']['nodes']:,}"),
     ("bytes a decoded token", lambda d: quantity(d["decode"]["bytes_per_token"], "B")),
-    ("… of weights", lambda d: quantity(d["decode"]["bytes"]["weights"], "B")),
-    ("… of keys and values", lambda d: quantity(d["decode"]["bytes"]["kv"], "B")),
-    ("… of recurrent and other state", lambda d: quantity(d["decode"]["bytes"]["state"], "B")),
-    (
-        "… of activations and step data",
-        lambda d: quantity(d["decode"]["bytes"]["activations"], "B"),
-    ),
     ("FLOPs a decoded token", lambda d: quantity(d["decode"]["flops_per_token"], "FLOP")),
     ("FLOPs a prefilled token", lambda d: quantity(d["prefill"]["flops_per_token"], "FLOP")),
     (
         "FLOPs per byte of the step",
-        lambda d: f"{ratio(d['totals']['flops'], _moved(d['totals'])):.3g}",
+        lambda d: f"{ratio(d['totals']['flops'], moved(d['totals'])):.3g}",
     ),
     ("critical path (estimate)", _path),
     ("scratch of the step", lambda d: quantity(d["scratch_bytes"], "B")),

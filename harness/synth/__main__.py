@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from contract.errors import ZincError
-from harness.cli.progress import progress_on
+from harness.progress import progress_on
 from harness.synth import ARCHITECTURES, QUANTS, size_names, sized_spec, write_synthetic
-from harness.synth.spec import GROUPS, ROPE_SCALINGS
-
-INTEGERS = (
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "vocab",
-    "context",
-    "nextn_layers",
-)
+from harness.synth.spec import GROUPS, ROPE_SCALINGS, SynthSpec
 
 
 def _widths(text: str) -> int | tuple[int, ...]:
@@ -37,11 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write a GGUF model with random weights; the same flags give the same bytes.",
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--arch", dest="architecture", choices=ARCHITECTURES, required=True)
     sizes = dict.fromkeys(name for arch in ARCHITECTURES for name in size_names(arch))
     parser.add_argument("--size", choices=(*sizes, "custom"), default="tiny")
-    parser.add_argument("--quant", choices=QUANTS)
-    parser.add_argument("--seed", type=int)
     parser.add_argument("--out", required=True, metavar="FILE", help="the GGUF file to write")
     parser.add_argument(
         "--tokenizer-from",
@@ -49,42 +35,45 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         help="GGUF file whose tokenizer is copied (default: a small byte-level one)",
     )
-    for name in INTEGERS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
-    parser.add_argument(
-        "--feed-forward", type=_widths, metavar="N[,N...]", help="one width, or one per layer"
-    )
-    for name in ("tied", "qkv_bias", "attention_output_bias", "fused_qkv", "rope_freqs"):
-        parser.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--rope-base", type=float, metavar="X")
-    parser.add_argument("--rope-scaling", choices=ROPE_SCALINGS)
-    parser.add_argument("--rope-factor", type=float, metavar="X")
-    parser.add_argument("--rope-original-context", type=int, metavar="N")
-    parser.add_argument(
-        "--expand-to-f32", action="store_true", help="write the same weights dequantized to F32"
-    )
     parser.add_argument(
         "--sparse",
         action="store_true",
         default=False,
         help="leave the tensors' data a hole in the file: it takes no disk and reads as zeros",
     )
+    _add_fields(parser, SynthSpec, "", "")
     for name, kind in GROUPS.items():
-        _add_group(parser, name, kind)
+        group = parser.add_argument_group(name, (kind.__doc__ or "").partition("\n")[0])
+        _add_fields(group, kind, f"{name}-", f"{name}.")
     return parser
 
 
-def _add_group(parser: argparse.ArgumentParser, name: str, kind: type) -> None:
-    """``--experts-count N`` and so on, for every field of a group of fields."""
-    group = parser.add_argument_group(name, (kind.__doc__ or "").partition("\n")[0])
+SPECIAL: Mapping[str, dict[str, Any]] = {
+    "architecture": {"choices": ARCHITECTURES, "required": True},
+    "quant": {"choices": QUANTS},
+    "rope_scaling": {"choices": ROPE_SCALINGS},
+    "feed_forward": {"type": _widths, "metavar": "N[,N...]", "help": "one width, or one per layer"},
+    "expand_to_f32": {
+        "action": "store_true",
+        "help": "write the same weights dequantized to F32",
+    },
+}
+"""Flags that say more than the type of their field."""
+
+
+def _add_fields(parser: argparse._ActionsContainer, kind: type, flags: str, names: str) -> None:
+    """A flag for every field: ``--layers N``, ``--experts-count N`` and so on."""
     types = get_type_hints(kind)
     for field in fields(kind):
+        if field.name in GROUPS:
+            continue
         (value_type, *_) = get_args(types[field.name]) or (types[field.name],)
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if value_type is not bool:
             how = {"type": value_type, "metavar": "TEXT" if value_type is str else "N"}
-        flag = f"--{name}-{field.name.replace('_', '-')}"
-        group.add_argument(flag, dest=f"{name}.{field.name}", **how)
+        short = "arch" if field.name == "architecture" else field.name.replace("_", "-")
+        how = SPECIAL.get(field.name, how)
+        parser.add_argument(f"--{flags}{short}", dest=f"{names}{field.name}", **how)
 
 
 def _grouped(flags: dict[str, Any]) -> dict[str, Any]:

@@ -11,34 +11,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import (
-    BF16,
-    F16,
-    F32,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    DType,
-)
-from reference.quant import FORMATS
-from reference.quant.formats import to_half, write_half
-from reference.quant.mxfp4 import EXPONENT_BIAS
-from reference.quant.tables import E2M1, IQ4, Table
+from contract.dtypes import DType, StorageClass
+from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS
+from reference.quant.bits import Integers, Packed
+from reference.quant.formats import to_half
+from reference.quant.layouts import Layout
 
 Bytes = NDArray[np.uint8]
 
@@ -50,56 +31,32 @@ SUM_OF_FOUR_DEVIATION = math.sqrt((2.0**32 - 1) / 3)
 """Mean and standard deviation of the sum of four uniform 16-bit integers."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """How random bytes of a block become weights of a known spread.
+def block_deviation(layout: Layout) -> float:
+    """Standard deviation of the values of random blocks whose scale is 1, about their middle.
 
-    ``deviation`` is that of the block's values for scale 1; ``scale_at`` the byte offset of the
-    binary16 scale (MXFP4: of its exponent); ``minimum_at`` that of the minimum, stored as
-    ``minimum`` times the scale so that values centre on 0. A format without a minimum gets scales
-    of either sign.
+    With minima of the sub-blocks it is that of sc*q - centre*mn, all uniform, q of mean ``centre``.
     """
-
-    deviation: float
-    scale_at: int
-    minimum_at: int | None = None
-    minimum: float = 0.0
-
-
-_LEVELS_2 = math.sqrt((4**2 - 1) / 12)
-_LEVELS_3 = math.sqrt((8**2 - 1) / 12)
-_LEVELS_4 = math.sqrt((16**2 - 1) / 12)
-_LEVELS_5 = math.sqrt((32**2 - 1) / 12)
-_LEVELS_6 = math.sqrt((64**2 - 1) / 12)
-_LEVELS_8 = math.sqrt((256**2 - 1) / 12)
+    elements = _deviation(layout.q)
+    if layout.sub is None:
+        return elements
+    sub_blocks = _deviation(layout.sub)
+    if len(layout.floats) == 1:
+        return elements * sub_blocks
+    top = (1 << layout.sub.bits) - 1
+    mean_square = top * (2 * top + 1) / 6
+    return math.sqrt(elements**2 * mean_square + 2 * (_centre(layout.q) * sub_blocks) ** 2)
 
 
-def _affine_deviation(levels: float, centre: float, sub_top: int = 63) -> float:
-    """Of sc*q - centre*mn with sc, mn uniform in 0..sub_top and q of mean ``centre``."""
-    mean_square = sub_top * (2 * sub_top + 1) / 6
-    sub_levels = math.sqrt(((sub_top + 1) ** 2 - 1) / 12)
-    return math.sqrt(levels**2 * mean_square + 2 * (centre * sub_levels) ** 2)
+def _deviation(integers: Integers) -> float:
+    """Of uniform integers; of a table's values the root mean square."""
+    if isinstance(integers, Packed) and integers.table is not None:
+        values = integers.table.values.tolist()
+        return math.sqrt(sum(value**2 for value in values) / len(values))
+    return math.sqrt((4**integers.bits - 1) / 12)
 
 
-def _root_mean_square(table: Table) -> float:
-    return math.sqrt(sum(int(value) ** 2 for value in table.values) / len(table.values))
-
-
-BLOCK_SHAPES = {
-    Q4_0: BlockShape(_LEVELS_4, 0),
-    Q4_1: BlockShape(_LEVELS_4, 0, 2, -7.5),
-    Q5_0: BlockShape(_LEVELS_5, 0),
-    Q5_1: BlockShape(_LEVELS_5, 0, 2, -15.5),
-    Q8_0: BlockShape(_LEVELS_8, 0),
-    Q4_K: BlockShape(_affine_deviation(_LEVELS_4, 7.5), 0, 2, 7.5),
-    Q5_K: BlockShape(_affine_deviation(_LEVELS_5, 15.5), 0, 2, 15.5),
-    Q6_K: BlockShape(_LEVELS_6 * _LEVELS_8, 208),
-    Q2_K: BlockShape(_affine_deviation(_LEVELS_2, 1.5, 15), 80, 82, 1.5),
-    Q3_K: BlockShape(_LEVELS_3 * _LEVELS_6, 108),
-    IQ4_NL: BlockShape(_root_mean_square(IQ4), 0),
-    IQ4_XS: BlockShape(_root_mean_square(IQ4) * _LEVELS_6, 0),
-    MXFP4: BlockShape(_root_mean_square(E2M1), 0),
-}
+def _centre(integers: Integers) -> float:
+    return ((1 << integers.bits) - 1) / 2
 
 
 def random_bits(seed: int, name: str) -> np.random.Philox:
@@ -130,7 +87,7 @@ def draw_matrix(
     step = max(1, CHUNK_ELEMENTS // columns)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        if dtype in (F32, F16, BF16):
+        if dtype.storage is StorageClass.FLOAT:
             values = normal_like(bits, count * columns, deviation).reshape(count, columns)
             yield FORMATS[dtype].quantize(values)
         else:
@@ -139,20 +96,22 @@ def draw_matrix(
 
 
 def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: float) -> Bytes:
-    shape = BLOCK_SHAPES[dtype]
+    layout = LAYOUTS[dtype]
     out = random_bytes(bits, blocks * dtype.block_bytes).reshape(blocks, dtype.block_bytes)
     spread = random_bytes(bits, 2 * blocks).reshape(2, blocks)
-    if dtype == MXFP4:
-        out[:, shape.scale_at] = _exponents(spread[0], deviation / shape.deviation)
+    parts, unit = layout.parts(out)[:, 0], deviation / block_deviation(layout)
+    if not layout.floats:
+        parts["e"] = _exponents(spread[0], unit)
         return out
     factor = (spread[0].astype(np.float32) + np.float32(128)) * np.float32(2.0**-8)
-    scale = to_half(factor * np.float32(deviation / shape.deviation))
-    if shape.minimum_at is None:
+    scale = to_half(factor * np.float32(unit))
+    if len(layout.floats) == 1:
         scale = np.where(spread[1] & 1, -scale, scale)
     else:
-        minimum = scale.astype(np.float32) * np.float32(shape.minimum)
-        write_half(out, shape.minimum_at, to_half(minimum))
-    write_half(out, shape.scale_at, scale)
+        # Values centre on 0; sub-block minima are subtracted.
+        centre = -_centre(layout.q) if layout.sub is None else _centre(layout.q)
+        parts[layout.floats[1]] = to_half(scale.astype(np.float32) * np.float32(centre))
+    parts[layout.floats[0]] = scale
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.spec import Experts, Gemma, Recurrent, SynthSpec
+from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
 
 RMS_EPSILON = 1e-6
 ROPE_SECTIONS = (11, 11, 10, 0)
@@ -42,7 +42,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     return keys
 
 
-def _expert_keys(spec: SynthSpec, experts: Experts) -> dict[str, Any]:
+def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys = {"expert_count": experts.count, "expert_used_count": experts.used}
     # The experts of a llama are as wide as its dense layers would be.
     width = "feed_forward_length" if spec.architecture == "llama" else "expert_feed_forward_length"

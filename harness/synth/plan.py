@@ -1,202 +1,213 @@
-"""Which tensors a synthetic model has: names, shapes and the spread of their values.
+"""Which tensors a synthetic model has, and the spread of their values.
 
-Values are drawn so that activations stay of the size they have in trained models: rows of matrices
-have norm 1, norm weights are near 1, routers tell experts apart, delta-net states decay slowly.
+The family says which: it builds its graph from the metadata that will be written, and what it asks
+for is noted. Values are drawn so that activations stay of the size they have in trained models:
+rows of matrices have norm 1, norm weights are near 1, routers tell experts apart, delta-net states
+decay slowly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from harness.synth.spec import Experts, Gemma, Recurrent, SynthSpec
+from contract.dtypes import F32, DType
+from contract.errors import ConfigError, ModelFileError, UnsupportedModel
+from contract.ir.source import RowSlice
+from harness.synth.metadata import architecture_keys
+from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, with_types
+from reference.limits import Limits
+from reference.model.config import ModelConfig, read_config
+from reference.model.families import FAMILIES
+from reference.model.families.tensors import ModelTensors
+from reference.model.gguf import open_gguf
+from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
 
 NORM_DEVIATION = 0.1
 BIAS_DEVIATION = 0.1
+MIX_DEVIATION = 0.1
 ROUTER_SPREAD = 2.0
 """Deviation of router logits: probabilities that differ, and more than one expert that matters."""
-DT_BIAS, DT_BIAS_DEVIATION = -3.0, 0.5
-"""Time steps of about softplus(-3) = 0.05."""
-DECAY_RATE, DECAY_RATE_DEVIATION = -4.0, 1.0
-"""``ssm_a``: always negative, 3.5 deviations being the most a value differs."""
-MIX_DEVIATION = 0.1
+
+FILE_ORDER = (
+    "token_embd", "rope_freqs", "per_layer_token_embd", "per_layer_model_proj",
+    "per_layer_proj_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k", "attn_k.bias", "attn_v",
+    "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm", "attn_k_norm", "attn_output",
+    "attn_output.bias", "attn_gate", "ssm_in", "ssm_conv1d", "ssm_dt.bias", "ssm_a", "ssm_ba",
+    "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "post_attention_norm", "ffn_norm", "ffn_gate",
+    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps",
+    "ffn_down_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+    "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
+    "post_ffw_norm_1", "post_ffw_norm_2", "inp_gate", "proj", "post_norm", "layer_output_scale",
+    "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm",
+    "output_norm", "output",
+)  # fmt: skip
+"""Kinds of tensors as they follow one another within a layer and outside of all."""
+
+
+@dataclass(slots=True)
+class Asked(ModelTensors):
+    """A file that has every tensor a family needs: ``shapes`` are those it asked for."""
+
+    spec: SynthSpec = field(default_factory=SynthSpec)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether the model is to have this optional tensor."""
+        spec = self.spec
+        block, kind = place_of(name)
+        match kind:
+            case "attn_qkv":
+                return spec.fused_qkv and spec.owns_values(block)
+            case "attn_v":
+                return spec.owns_values(block)
+            case "attn_q.bias" | "attn_k.bias" | "attn_v.bias" | "attn_qkv.bias":
+                return spec.has_qkv_bias
+            case "attn_output.bias":
+                return spec.attention_output_bias
+            case "ssm_in":
+                return spec.recurrent is not None and spec.recurrent.packing == "ssm_in"
+            case "ssm_ba":
+                return spec.architecture == "qwen3next"
+            case "ffn_gate_up_exps":
+                return spec.experts is not None and spec.experts.fused
+            case "ffn_gate_inp" | "ffn_down_exps.scale":
+                return spec.gemma is not None and spec.experts is not None
+            case "layer_output_scale":
+                return spec.gemma is not None and spec.gemma.output_scale
+            case "output":
+                return not spec.tied
+            case _:
+                return False
+
+    def take(self, name: str, *shape: int, rows: RowSlice | None = None) -> DType:
+        """Note the shape of the whole tensor."""
+        if rows is not None:
+            shape = (*shape[:-2], rows.group * shape[-2] // len(rows.kept()), shape[-1])
+        self.shapes[name] = shape
+        return F32
 
 
 def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
-    """Every tensor of the model, in file order, with its type before any expansion."""
-    tensors = [_matrix("token_embd", spec.vocab, spec.hidden)]
-    if spec.rope_freqs or spec.architecture == "gemma4":
-        tensors.append(SynthTensor("rope_freqs.weight", (spec.head_dim // 2,), (), 0.0))
-    if spec.gemma is not None and spec.gemma.per_layer_width:
-        tensors += _per_layer_embeddings(spec, spec.gemma.per_layer_width)
-    for block in range(spec.blocks):
-        tensors += _block(spec, block)
-    tensors.append(_norm("output_norm", spec.hidden))
-    if not spec.tied:
-        tensors.append(_matrix("output", spec.vocab, spec.hidden))
-    return with_types(spec, tensors)
+    """Every tensor of the model, in file order, with its type before any expansion.
 
-
-def _per_layer_embeddings(spec: SynthSpec, width: int) -> Iterator[SynthTensor]:
-    columns = spec.layers * width
-    deviation = 1.0 / math.sqrt(width)
-    yield _matrix("per_layer_token_embd", spec.vocab, columns, deviation=deviation)
-    yield _matrix("per_layer_model_proj", columns, spec.hidden)
-    yield _norm("per_layer_proj_norm", width)
-
-
-def _block(spec: SynthSpec, block: int) -> Iterator[SynthTensor]:
-    prefix = f"blk.{block}"
-    yield _norm(f"{prefix}.attn_norm", spec.hidden)
-    if spec.recurrent is not None and spec.is_recurrent(block):
-        yield from _delta_net(spec, spec.recurrent, prefix)
-    else:
-        yield from _attention(spec, block)
-    if spec.gemma is not None or spec.recurrent is not None:
-        yield _norm(f"{prefix}.post_attention_norm", spec.hidden)
-    if spec.recurrent is None:
-        yield _norm(f"{prefix}.ffn_norm", spec.hidden)
-    if spec.experts is None or spec.gemma is not None:
-        yield from _feed_forward(spec, prefix, "", spec.feed_forward_widths[block])
-    if spec.experts is not None:
-        yield from _experts(spec, spec.experts, prefix)
-    if spec.gemma is not None:
-        yield from _gemma_layer(spec, spec.gemma, prefix)
-    if block >= spec.layers:
-        yield _matrix(f"{prefix}.nextn.eh_proj", spec.hidden, 2 * spec.hidden)
+    Raises ConfigError when the family accepts no model of this specification.
+    """
+    asked = Asked(spec.name, {}, spec=spec)
+    try:
+        FAMILIES[spec.architecture](_config(spec), asked, Limits(slots=1, context=16, pages=1))
+    except (ModelFileError, UnsupportedModel) as error:
+        raise ConfigError(f"synthetic model: {error}") from None
+    for block in range(spec.layers, spec.blocks):
+        asked.shapes[f"blk.{block}.nextn.eh_proj.weight"] = (spec.hidden, 2 * spec.hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):
-            yield _norm(f"{prefix}.nextn.{name}", spec.hidden)
+            asked.shapes[f"blk.{block}.nextn.{name}.weight"] = (spec.hidden,)
+
+    def order(name: str) -> tuple[int, int]:
+        block, kind = place_of(name)
+        outside = spec.blocks if kind in FILE_ORDER[-2:] else -1
+        return (block if name.startswith("blk.") else outside, FILE_ORDER.index(kind))
+
+    names = sorted(asked.shapes, key=order)
+    return with_types(spec, [_tensor(spec, name, asked.shapes[name]) for name in names])
 
 
-def _attention(spec: SynthSpec, block: int) -> Iterator[SynthTensor]:
-    prefix, head_dim = f"blk.{block}", spec.head_dim_of(block)
-    queries, keys = spec.heads * head_dim, spec.kv_heads_of(block) * head_dim
-    projections = {"attn_q": queries if spec.recurrent is None else 2 * queries}
-    if spec.owns_kv(block):
-        projections["attn_k"] = keys
-    if spec.owns_values(block):
-        projections["attn_v"] = keys
-    if spec.fused_qkv and len(projections) == 3:
-        total = sum(projections.values())
-        parts = tuple((f"{prefix}.{name}.weight", rows) for name, rows in projections.items())
-        yield _matrix(f"{prefix}.attn_qkv", total, spec.hidden, parts=parts)
-        if spec.has_qkv_bias:
-            parts = tuple((f"{prefix}.{name}.bias", rows) for name, rows in projections.items())
-            yield SynthTensor(f"{prefix}.attn_qkv.bias", (total,), parts, BIAS_DEVIATION)
-    else:
-        for name, rows in projections.items():
-            yield _matrix(f"{prefix}.{name}", rows, spec.hidden)
-            if spec.has_qkv_bias:
-                yield _vector(f"{prefix}.{name}.bias", rows, 0.0, BIAS_DEVIATION)
-    if spec.has_qk_norm:
-        # Gemma 4 does not scale scores: its norm weights do.
-        centre = 1.0 if spec.architecture != "gemma4" else 1.0 / math.sqrt(math.sqrt(head_dim))
-        yield _norm(f"{prefix}.attn_q_norm", head_dim, centre)
-        if spec.owns_kv(block):
-            yield _norm(f"{prefix}.attn_k_norm", head_dim, centre)
-    yield _matrix(f"{prefix}.attn_output", spec.hidden, queries)
-    if spec.attention_output_bias:
-        yield _vector(f"{prefix}.attn_output.bias", spec.hidden, 0.0, BIAS_DEVIATION)
+def place_of(name: str) -> tuple[int, str]:
+    """Block (0 outside of all) and kind of a tensor: its name without block and ``.weight``."""
+    kind = name.removesuffix(".weight")
+    if not kind.startswith("blk."):
+        return 0, kind
+    _, block, kind = kind.split(".", 2)
+    return int(block), kind
 
 
-def _delta_net(spec: SynthSpec, recurrent: Recurrent, prefix: str) -> Iterator[SynthTensor]:
-    hidden, heads = spec.hidden, recurrent.value_heads
-    yield from _delta_net_inputs(spec, recurrent, prefix)
-    yield _matrix(f"{prefix}.ssm_conv1d", recurrent.channels, recurrent.kernel)
-    yield _vector(f"{prefix}.ssm_dt.bias", heads, DT_BIAS, DT_BIAS_DEVIATION)
-    yield _vector(f"{prefix}.ssm_a", heads, DECAY_RATE, DECAY_RATE_DEVIATION)
-    if spec.architecture == "qwen3next":
-        group = heads // recurrent.key_heads
-        parts = tuple((f"{prefix}.ssm_{name}.weight", group) for name in ("beta", "alpha"))
-        yield _matrix(
-            f"{prefix}.ssm_ba", 2 * heads, hidden, parts=parts, repeats=recurrent.key_heads
-        )
-    else:
-        yield _matrix(f"{prefix}.ssm_beta", heads, hidden)
-        yield _matrix(f"{prefix}.ssm_alpha", heads, hidden)
-    yield _norm(f"{prefix}.ssm_norm", recurrent.state)
-    yield _matrix(f"{prefix}.ssm_out", hidden, recurrent.inner)
+def _config(spec: SynthSpec) -> ModelConfig:
+    """What the reader makes of the metadata, the prediction blocks being layers that attend."""
+    keys = architecture_keys(spec) | {"nextn_predict_layers": 0}
+    if spec.recurrent is not None:
+        listed = [spec.is_recurrent(block) for block in range(spec.blocks)]
+        keys["attention.recurrent_layers"] = listed
+    metadata = {f"{spec.architecture}.{key}": value for key, value in keys.items()}
+    tensors: dict[str, TensorSource] = {"token_embd.weight": (F32, (spec.vocab, 1), HOLE)}
+    if spec.rope_freqs:
+        tensors["rope_freqs.weight"] = (F32, (spec.head_dim // 2,), HOLE)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "header.gguf")
+        write_gguf(path, {"general.architecture": spec.architecture, **metadata}, tensors)
+        with open_gguf(path) as file:
+            return read_config(file)
 
 
-def _delta_net_inputs(spec: SynthSpec, recurrent: Recurrent, prefix: str) -> Iterator[SynthTensor]:
-    """Queries, keys, values and z: of all heads one after the other, or by key head."""
-    names = tuple(f"{prefix}.ssm_in.{name}" for name in ("q", "k", "v", "z"))
-    key_heads, state = recurrent.key_heads, recurrent.state
-    if recurrent.packing == "ssm_in":
-        values = recurrent.inner // key_heads
-        parts = tuple(zip(names, (state, state, values, values), strict=True))
-        rows = key_heads * (2 * state + 2 * values)
-        yield _matrix(f"{prefix}.ssm_in", rows, spec.hidden, parts=parts, repeats=key_heads)
-        return
-    rows = (key_heads * state, key_heads * state, recurrent.inner)
-    parts = tuple(zip(names, rows, strict=False))
-    yield _matrix(f"{prefix}.attn_qkv", recurrent.channels, spec.hidden, parts=parts)
-    gate = ((names[-1], recurrent.inner),)
-    yield _matrix(f"{prefix}.attn_gate", recurrent.inner, spec.hidden, parts=gate)
+def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
+    """How a tensor of this name and shape is drawn."""
+    block, kind = place_of(name)
+    if kind == "rope_freqs":
+        return SynthTensor(name, shape, (), 0.0)
+    centre, deviation = _spread(spec, kind, shape)
+    repeats, parts = _parts(spec, block, kind)
+    if parts:
+        named = tuple((f"blk.{block}.{part}", rows) for part, rows in parts)
+        return SynthTensor(name, shape, named, deviation, centre, repeats)
+    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    return SynthTensor(name, shape, ((name, rows),), deviation, centre)
 
 
-def _feed_forward(spec: SynthSpec, prefix: str, suffix: str, width: int) -> Iterator[SynthTensor]:
-    yield _matrix(f"{prefix}.ffn_gate{suffix}", width, spec.hidden)
-    yield _matrix(f"{prefix}.ffn_up{suffix}", width, spec.hidden)
-    yield _matrix(f"{prefix}.ffn_down{suffix}", spec.hidden, width)
+def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and standard deviation of the values."""
+    root = math.sqrt(shape[-1])
+    match kind:
+        case "ssm_dt.bias":  # time steps of about softplus(-3) = 0.05
+            return -3.0, 0.5
+        case "ssm_a":  # always negative: 3.5 deviations are the most that a value differs
+            return -4.0, 1.0
+        case "per_layer_token_embd":
+            return 0.0, 1.0 / math.sqrt(shape[-1] // spec.layers)
+        case "ffn_gate_inp":
+            return 0.0, ROUTER_SPREAD / root
+        case "ffn_gate_inp.scale":  # the router's input is divided by the root of the width
+            return root, MIX_DEVIATION * root
+        case "ffn_down_exps.scale" | "layer_output_scale":
+            return 1.0, MIX_DEVIATION
+        case "attn_q_norm" | "attn_k_norm" if spec.architecture == "gemma4":
+            # Scores are not scaled: the norms of queries and keys do it.
+            return 1.0 / math.sqrt(root), NORM_DEVIATION / math.sqrt(root)
+    if "norm" in kind:
+        return 1.0, NORM_DEVIATION
+    return 0.0, BIAS_DEVIATION if kind.endswith(".bias") else 1.0 / root
 
 
-def _experts(spec: SynthSpec, experts: Experts, prefix: str) -> Iterator[SynthTensor]:
-    hidden, count, width = spec.hidden, experts.count, experts.width
-    router = ROUTER_SPREAD / math.sqrt(hidden)
-    yield _matrix(f"{prefix}.ffn_gate_inp", count, hidden, deviation=router)
-    halves = tuple(f"{prefix}.ffn_{name}_exps" for name in ("gate", "up"))
-    if experts.fused:
-        parts = tuple((f"{name}.weight", width) for name in halves)
-        yield _matrix(
-            f"{prefix}.ffn_gate_up_exps", count, 2 * width, hidden, parts=parts, repeats=count
-        )
-    else:
-        for name in halves:
-            yield _matrix(name, count, width, hidden)
-    yield _matrix(f"{prefix}.ffn_down_exps", count, hidden, width)
-    if experts.shared_width:
-        gate = 1.0 / math.sqrt(hidden)
-        yield _vector(f"{prefix}.ffn_gate_inp_shexp.weight", hidden, 0.0, gate)
-        yield from _feed_forward(spec, prefix, "_shexp", experts.shared_width)
-
-
-def _gemma_layer(spec: SynthSpec, gemma: Gemma, prefix: str) -> Iterator[SynthTensor]:
-    hidden = spec.hidden
-    yield _norm(f"{prefix}.post_ffw_norm", hidden)
-    if spec.experts is not None:
-        # The router's input is divided by the square root of the width.
-        root = math.sqrt(hidden)
-        yield _vector(f"{prefix}.ffn_gate_inp.scale", hidden, root, MIX_DEVIATION * root)
-        yield _vector(f"{prefix}.ffn_down_exps.scale", spec.experts.count, 1.0, MIX_DEVIATION)
-        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
-            yield _norm(f"{prefix}.{name}", hidden)
-    if gemma.per_layer_width:
-        yield _matrix(f"{prefix}.inp_gate", gemma.per_layer_width, hidden)
-        yield _matrix(f"{prefix}.proj", hidden, gemma.per_layer_width)
-        yield _norm(f"{prefix}.post_norm", hidden)
-    if gemma.output_scale:
-        yield _vector(f"{prefix}.layer_output_scale.weight", 1, 1.0, MIX_DEVIATION)
-
-
-def _norm(name: str, width: int, centre: float = 1.0) -> SynthTensor:
-    return _vector(f"{name}.weight", width, centre, NORM_DEVIATION * centre)
-
-
-def _vector(name: str, width: int, centre: float, deviation: float) -> SynthTensor:
-    return SynthTensor(name, (width,), ((name, width),), deviation, centre)
-
-
-def _matrix(
-    name: str,
-    *shape: int,
-    deviation: float | None = None,
-    parts: tuple[tuple[str, int], ...] = (),
-    repeats: int = 1,
-) -> SynthTensor:
-    """A matrix, or a stack of them, whose rows have norm 1 unless ``deviation`` says otherwise."""
-    full = f"{name}.weight"
-    deviation = 1.0 / math.sqrt(shape[-1]) if deviation is None else deviation
-    own = ((full, math.prod(shape[:-1])),)
-    return SynthTensor(full, shape, parts or own, deviation, repeats=repeats)
+def _parts(spec: SynthSpec, block: int, kind: str) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """The matrices in a tensor, (drawn name, rows), and how often they repeat; () of one matrix."""
+    if kind in ("attn_qkv", "attn_qkv.bias") and not spec.is_recurrent(block):
+        queries = spec.heads * spec.head_dim_of(block) * (2 if spec.recurrent else 1)
+        keys = spec.kv_heads_of(block) * spec.head_dim_of(block)
+        suffix = "bias" if kind.endswith("bias") else "weight"
+        rows = (("attn_q", queries), ("attn_k", keys), ("attn_v", keys))
+        return 1, tuple((f"{name}.{suffix}", count) for name, count in rows)
+    if kind == "ffn_gate_up_exps" and spec.experts is not None:
+        names = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+        return spec.experts.count, tuple((name, spec.experts.width) for name in names)
+    if spec.recurrent is None:
+        return 1, ()
+    heads, state, inner = spec.recurrent.key_heads, spec.recurrent.state, spec.recurrent.inner
+    keys, values = heads * state, inner // heads
+    by_kind: Mapping[str, tuple[int, tuple[tuple[str, int], ...]]] = {
+        "attn_qkv": (1, (("ssm_in.q", keys), ("ssm_in.k", keys), ("ssm_in.v", inner))),
+        "attn_gate": (1, (("ssm_in.z", inner),)),
+        "ssm_in": (
+            heads,
+            (("ssm_in.q", state), ("ssm_in.k", state), ("ssm_in.v", values), ("ssm_in.z", values)),
+        ),
+        "ssm_ba": (
+            heads,
+            tuple(
+                (f"ssm_{name}.weight", spec.recurrent.value_heads // heads)
+                for name in ("beta", "alpha")
+            ),
+        ),
+    }
+    return by_kind.get(kind, (1, ()))

@@ -10,93 +10,43 @@ from harness.synth.spec import DENSE, GROUPS, SynthSpec, refused, spec_of
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "vocab": 151936, "context": 40960, "rope_base": 1e6}
 _QWEN35 = {"head_dim": 256, "vocab": 248320, "context": 262144, "rope_base": 1e7}
 _GEMMA4 = {"head_dim": 512, "vocab": 262144, "context": 262144, "rope_base": 1e6}
-_GEMMA4_WINDOWS = {
-    "window": 1024,
-    "head_dim": 256,
-    "values_from_keys": True,
-    "output_scale": True,
-}
+_GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
+
+
+def _shape(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {"layers": layers, "hidden": hidden, "heads": heads, **more}
+
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {},
-    "small": {
-        "layers": 4,
-        "hidden": 512,
-        "heads": 8,
-        "kv_heads": 4,
-        "feed_forward": 1536,
-        "vocab": 4096,
-        "context": 4096,
-    },
+    "small": _shape(4, 512, 8, kv_heads=4, feed_forward=1536, vocab=4096, context=4096),
 }
 """The sizes every architecture has."""
 
 _DENSE_SIZES: Mapping[str, Mapping[str, Any]] = {
-    "0.6b": {"layers": 28, "hidden": 1024, "heads": 16, "feed_forward": 3072, **_QWEN3},
-    "1.7b": {"layers": 28, "hidden": 2048, "heads": 16, "feed_forward": 6144, **_QWEN3},
-    "8b": {
-        "layers": 36,
-        "hidden": 4096,
-        "heads": 32,
-        "feed_forward": 12288,
-        "tied": False,
-        **_QWEN3,
-    },
+    "0.6b": _shape(28, 1024, 16, feed_forward=3072, **_QWEN3),
+    "1.7b": _shape(28, 2048, 16, feed_forward=6144, **_QWEN3),
+    "8b": _shape(36, 4096, 32, feed_forward=12288, tied=False, **_QWEN3),
 }
+_64_EXPERTS = {"count": 64, "used": 8, "width": 256}
 
 FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(DENSE, _DENSE_SIZES),
-    "qwen3moe": {
-        "1b": {
-            "layers": 16,
-            "hidden": 1024,
-            "heads": 16,
-            **_QWEN3,
-            "kv_heads": 4,
-            "experts": {"count": 64, "used": 8, "width": 256},
-        },
-    },
+    "qwen3moe": {"1b": _shape(16, 1024, 16, **_QWEN3 | {"kv_heads": 4}, experts=_64_EXPERTS)},
     "qwen35moe": {
-        "1b": {
-            "layers": 12,
-            "hidden": 1024,
-            "heads": 8,
-            "kv_heads": 2,
-            **_QWEN35,
-            "experts": {"count": 64, "used": 8, "width": 256, "shared_width": 256},
-            "recurrent": {"state": 128, "key_heads": 8, "value_heads": 16},
-        },
-        "35b-a3b": {
-            "layers": 40,
-            "hidden": 2048,
-            "heads": 16,
-            "kv_heads": 2,
-            "tied": False,
-            **_QWEN35,
-            "experts": {"count": 256, "used": 8, "width": 512, "shared_width": 512},
-            "recurrent": {"state": 128, "key_heads": 16, "value_heads": 32},
-        },
+        "1b": _shape(12, 1024, 8, kv_heads=2, **_QWEN35)
+        | {"experts": {**_64_EXPERTS, "shared_width": 256}}
+        | {"recurrent": {"state": 128, "key_heads": 8, "value_heads": 16}},
+        "35b-a3b": _shape(40, 2048, 16, kv_heads=2, tied=False, **_QWEN35)
+        | {"experts": {"count": 256, "used": 8, "width": 512, "shared_width": 512}}
+        | {"recurrent": {"state": 128, "key_heads": 16, "value_heads": 32}},
     },
     "gemma4": {
-        "26b-a4b": {
-            "layers": 30,
-            "hidden": 2816,
-            "heads": 16,
-            "kv_heads": 2,
-            "feed_forward": 2112,
-            **_GEMMA4,
-            "experts": {"count": 128, "used": 8, "width": 704, "fused": True},
-            "gemma": {**_GEMMA4_WINDOWS, "kv_heads": 8},
-        },
-        "31b": {
-            "layers": 60,
-            "hidden": 5376,
-            "heads": 32,
-            "kv_heads": 4,
-            "feed_forward": 21504,
-            **_GEMMA4,
-            "gemma": {**_GEMMA4_WINDOWS, "kv_heads": 16},
-        },
+        "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
+        | {"experts": {"count": 128, "used": 8, "width": 704, "fused": True}}
+        | {"gemma": {**_GEMMA4_WINDOWS, "kv_heads": 8}},
+        "31b": _shape(60, 5376, 32, kv_heads=4, feed_forward=21504, **_GEMMA4)
+        | {"gemma": {**_GEMMA4_WINDOWS, "kv_heads": 16}},
     },
 }
 """Further sizes by architecture. Those of dense models are Qwen 3's; 35b-a3b is that of Qwen 3.6,
@@ -124,7 +74,7 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
     A group may be given whole, as a mapping of the fields to change, or as None to leave it out.
     Raises ConfigError.
     """
-    architecture = overrides.get("architecture", SynthSpec.architecture)
+    architecture = overrides.get("architecture", "llama")
     own = FAMILY_SIZES.get(architecture, {})
     if size not in SIZES and size not in own:
         raise refused("size", size, f"one of {', '.join(size_names(architecture))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -24,12 +24,20 @@ QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT)
 ROPE_SCALINGS = ("none", "linear", "yarn")
 SSM_PACKINGS = ("split", "ssm_in")
 
-MIN_VOCAB = 300
-"""256 bytes, the special tokens and a few merges fit in every vocabulary."""
+LEAST: Mapping[str, int] = {
+    "vocab": 300,  # 256 bytes, the special tokens and a few merges fit in every vocabulary
+    "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
+    "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
+    "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
+    "recurrent.value_heads": 1, "recurrent.kernel": 2, "gemma.window": 0, "gemma.period": 1,
+    "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
+    "gemma.per_layer_width": 0,
+}  # fmt: skip
+"""The smallest value of every field that is a count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertSpec:
     """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
 
     ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
@@ -61,11 +69,6 @@ class Recurrent:
     listed: bool = False
 
     @property
-    def channels(self) -> int:
-        """Width of the convolution: queries, keys, values."""
-        return (2 * self.key_heads + self.value_heads) * self.state
-
-    @property
     def inner(self) -> int:
         """Width of the values."""
         return self.value_heads * self.state
@@ -95,12 +98,8 @@ class Gemma:
 
 
 GEMMA4_ONLY = (
-    "head_dim",
-    "kv_heads",
-    "values_from_keys",
-    "shared_kv_layers",
-    "per_layer_width",
-    "output_scale",
+    *("head_dim", "kv_heads", "values_from_keys"),
+    *("shared_kv_layers", "per_layer_width", "output_scale"),
 )
 
 
@@ -113,7 +112,8 @@ class SynthSpec:
     ``qkv_bias`` None means what the architecture always has. ``quant`` is the type of every
     matrix, or the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter with
     ``rope_scaling`` only. ``nextn_layers`` are prediction blocks after the last layer. With
-    ``expand_to_f32`` the same weights are written dequantized.
+    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
+    bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 
     architecture: str = "llama"
@@ -138,38 +138,16 @@ class SynthSpec:
     rope_original_context: int = 256
     expand_to_f32: bool = False
     nextn_layers: int = 0
-    experts: Experts | None = None
+    key_outliers: float = 0.0
+    experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
 
     def validate(self) -> None:
         """Raise ConfigError naming the first field that cannot be."""
-        for name, known in (
-            ("architecture", ARCHITECTURES),
-            ("quant", QUANTS),
-            ("rope_scaling", ROPE_SCALINGS),
-        ):
-            if getattr(self, name) not in known:
-                raise refused(name, getattr(self, name), f"one of {', '.join(known)}")
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "context"):
-            if getattr(self, name) < 1:
-                raise refused(name, getattr(self, name), "at least 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise refused("seed", self.seed, "a 64-bit number")
-        if self.heads % self.kv_heads:
-            raise refused("kv_heads", self.kv_heads, f"a divisor of {self.heads} heads")
-        if self.head_dim % 2:
-            raise refused("head_dim", self.head_dim, "even")
-        if self.vocab < MIN_VOCAB:
-            raise refused("vocab", self.vocab, f"at least {MIN_VOCAB}")
-        if self.rope_freqs and self.architecture != "llama":
-            raise refused("rope_freqs", True, f"False for {self.architecture}")
-        widths = self.feed_forward
-        if isinstance(widths, tuple) and len(widths) != self.blocks:
-            raise refused("feed_forward", widths, f"one width or {self.blocks} of them")
-        if min(self.feed_forward_widths) < 1:
-            raise refused("feed_forward", widths, "at least 1")
-        _validate_groups(self)
+        for name, broken, accepted in _rules(self):
+            if broken:
+                raise refused(name, _value(self, name), accepted)
 
     @property
     def blocks(self) -> int:
@@ -187,11 +165,6 @@ class SynthSpec:
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
         return self.architecture == "qwen2" if self.qkv_bias is None else self.qkv_bias
-
-    @property
-    def has_qk_norm(self) -> bool:
-        """Whether queries and keys are normed per head."""
-        return self.architecture not in ("llama", "qwen2")
 
     @property
     def rope_dims(self) -> int:
@@ -237,7 +210,7 @@ class SynthSpec:
         return f"synthetic {self.architecture} {self.quant} seed {self.seed}"
 
 
-GROUPS: Mapping[str, type] = {"experts": Experts, "recurrent": Recurrent, "gemma": Gemma}
+GROUPS: Mapping[str, type] = {"experts": ExpertSpec, "recurrent": Recurrent, "gemma": Gemma}
 """Fields of a specification that are specifications themselves."""
 
 
@@ -261,7 +234,7 @@ def spec_of(values: Mapping[str, Any]) -> SynthSpec:
 
 def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """What ``spec_of`` makes the same specification from; only groups and counts that are there."""
-    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0}
+    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0, "key_outliers": 0.0}
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
 
@@ -276,80 +249,69 @@ def _refuse_unknown(values: Mapping[str, Any], kind: type, prefix: str = "") -> 
         raise refused("field", prefix + sorted(unknown)[0], f"a field of {kind.__name__}")
 
 
-def _validate_groups(spec: SynthSpec) -> None:
-    """The groups an architecture needs are there, the others are not, and their numbers fit."""
-    architecture = spec.architecture
+def _value(spec: SynthSpec, name: str) -> Any:
+    """A field; that of a group by ``group.field``, None where there is no such group."""
+    value: Any = spec
+    for part in name.split("."):
+        value = None if value is None else getattr(value, part)
+    return value
+
+
+def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
+    """A field, whether its value cannot be, and what it must be; later rules trust earlier ones."""
+    architecture, hybrid = spec.architecture, spec.architecture in HYBRIDS
+    for name, known in (
+        ("architecture", ARCHITECTURES),
+        ("quant", QUANTS),
+        ("rope_scaling", ROPE_SCALINGS),
+    ):
+        yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("gemma", GEMMAS, GEMMAS),
     ):
-        if getattr(spec, name) is None and architecture in needing:
-            raise refused(name, None, f"given for {architecture}")
-        if getattr(spec, name) is not None and architecture not in allowing:
-            raise refused(name, getattr(spec, name), f"absent for {architecture}")
-    if spec.nextn_layers and architecture not in HYBRIDS:
-        raise refused("nextn_layers", spec.nextn_layers, f"0 for {architecture}")
-    if spec.nextn_layers < 0:
-        raise refused("nextn_layers", spec.nextn_layers, "at least 0")
-    if spec.experts is not None:
-        _validate_experts(spec, spec.experts)
-    if spec.recurrent is not None:
-        _validate_recurrent(spec, spec.recurrent)
-    if spec.gemma is not None:
-        _validate_gemma(spec, spec.gemma)
+        missing = getattr(spec, name) is None
+        yield name, missing and architecture in needing, f"given for {architecture}"
+        yield name, not missing and architecture not in allowing, f"absent for {architecture}"
+    for name, least in LEAST.items():
+        value = _value(spec, name)
+        yield name, value is not None and value < least, f"at least {least}"
+    yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
+    yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
+    yield "head_dim", spec.head_dim % 2, "even"
+    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
+    yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
+    widths = spec.feed_forward_widths
+    yield "feed_forward", len(widths) != spec.blocks, f"one width or {spec.blocks} of them"
+    yield "feed_forward", min(widths) < 1, "at least 1"
+    if (experts := spec.experts) is not None:
+        yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
+        accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
+        yield "experts.shared_width", (experts.shared_width > 0) != hybrid, accepted
+        unfused = architecture in ("llama", "qwen3moe")
+        yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
+    if (recurrent := spec.recurrent) is not None:
+        broken = recurrent.value_heads % recurrent.key_heads
+        yield "recurrent.value_heads", broken, f"a multiple of {recurrent.key_heads} key heads"
+        packings = SSM_PACKINGS if architecture == "qwen3next" else SSM_PACKINGS[:1]
+        broken = recurrent.packing not in packings
+        yield "recurrent.packing", broken, f"one of {', '.join(packings)}"
+        yield "head_dim", spec.head_dim % 8, "a multiple of 8, a quarter of it rotates"
+    if (gemma := spec.gemma) is not None:
+        yield from _gemma_rules(spec, gemma)
 
 
-def _validate_experts(spec: SynthSpec, experts: Experts) -> None:
-    for name in ("count", "used", "width"):
-        if getattr(experts, name) < 1:
-            raise refused(f"experts.{name}", getattr(experts, name), "at least 1")
-    if experts.used > experts.count:
-        raise refused("experts.used", experts.used, f"at most {experts.count}")
-    if (experts.shared_width > 0) != (spec.architecture in HYBRIDS):
-        accepted = "at least 1" if spec.architecture in HYBRIDS else "0"
-        raise refused(
-            "experts.shared_width", experts.shared_width, f"{accepted} for {spec.architecture}"
-        )
-    if experts.fused and spec.architecture in ("llama", "qwen3moe"):
-        raise refused("experts.fused", True, f"False for {spec.architecture}")
-
-
-def _validate_recurrent(spec: SynthSpec, recurrent: Recurrent) -> None:
-    for name in ("interval", "state", "key_heads", "value_heads"):
-        if getattr(recurrent, name) < 1:
-            raise refused(f"recurrent.{name}", getattr(recurrent, name), "at least 1")
-    if recurrent.kernel < 2:
-        raise refused("recurrent.kernel", recurrent.kernel, "at least 2")
-    if recurrent.value_heads % recurrent.key_heads:
-        accepted = f"a multiple of {recurrent.key_heads} key heads"
-        raise refused("recurrent.value_heads", recurrent.value_heads, accepted)
-    packings = SSM_PACKINGS if spec.architecture == "qwen3next" else SSM_PACKINGS[:1]
-    if recurrent.packing not in packings:
-        raise refused("recurrent.packing", recurrent.packing, f"one of {', '.join(packings)}")
-    if spec.head_dim % 8:
-        raise refused("head_dim", spec.head_dim, "a multiple of 8, a quarter of it rotates")
-
-
-def _validate_gemma(spec: SynthSpec, gemma: Gemma) -> None:
+def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
     if spec.architecture == "gemma3":
         for name in GEMMA4_ONLY:
-            if getattr(gemma, name):
-                raise refused(f"gemma.{name}", getattr(gemma, name), "left out for gemma3")
-    elif gemma.window < 1:
-        raise refused("gemma.window", gemma.window, "at least 1 for gemma4")
-    for name in ("window", "shared_kv_layers", "per_layer_width"):
-        if getattr(gemma, name) < 0:
-            raise refused(f"gemma.{name}", getattr(gemma, name), "at least 0")
-    if gemma.period < 1:
-        raise refused("gemma.period", gemma.period, "at least 1")
-    if gemma.head_dim is not None and (gemma.head_dim < 2 or gemma.head_dim % 2):
-        raise refused("gemma.head_dim", gemma.head_dim, "even")
-    if gemma.kv_heads is not None and (gemma.kv_heads < 1 or spec.heads % gemma.kv_heads):
-        raise refused("gemma.kv_heads", gemma.kv_heads, f"a divisor of {spec.heads} heads")
+            yield f"gemma.{name}", getattr(gemma, name), "left out for gemma3"
+    else:
+        yield "gemma.window", gemma.window < 1, "at least 1 for gemma4"
+    yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"
+    yield "gemma.kv_heads", spec.heads % (gemma.kv_heads or 1), f"a divisor of {spec.heads} heads"
     if gemma.shared_kv_layers:
         owned = spec.layers - gemma.shared_kv_layers
         donors = owned >= 2 and spec.is_windowed(owned - 2) and not spec.is_windowed(owned - 1)
-        if not donors:
-            accepted = "such that the last two layers with keys are a windowed and a full one"
-            raise refused("gemma.shared_kv_layers", gemma.shared_kv_layers, accepted)
+        accepted = "such that the last two layers with keys are a windowed and a full one"
+        yield "gemma.shared_kv_layers", not donors, accepted

@@ -13,29 +13,15 @@ from itertools import chain
 
 import numpy as np
 
-from contract.dtypes import (
-    BF16,
-    BY_NAME,
-    F16,
-    F32,
-    IQ4_NL,
-    IQ4_XS,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    DType,
-)
+from contract.dtypes import BF16, BY_NAME, F16, F32, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits, random_bytes
 from harness.synth.spec import MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS
 
-FALLBACK = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0, Q2_K: Q4_0, Q3_K: Q4_0, IQ4_XS: IQ4_NL}
+FALLBACK = {
+    "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "q2_k": "q4_0", "q3_k": "q4_0",
+    "iq4_xs": "iq4_nl",
+}  # fmt: skip
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
 FLOAT_KINDS = ("ffn_gate_inp", "ssm_conv1d")
@@ -44,6 +30,10 @@ SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 BILLIONS_70_LAYERS = 80
 """Layers of the 70 B models of the llama and qwen2 architectures, whose values get more bits."""
+
+OF_KEYS = (".attn_k.bias", ".attn_k_norm.weight")
+OUTLIER_CHANNELS = (3, 5)
+"""Of every KV head, where a specification has outliers."""
 
 ROPE_FREQS_MAX = 8.0
 ROPE_FREQS_NEVER = 1e30
@@ -98,7 +88,7 @@ def _dtype(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType
         return BF16
     columns = tensor.shape[-1]
     if columns % dtype.block_elements:
-        dtype = FALLBACK.get(dtype, dtype)
+        dtype = BY_NAME[FALLBACK.get(dtype.name, dtype.name)]
     return F16 if columns % dtype.block_elements else dtype
 
 
@@ -131,7 +121,12 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     elif len(tensor.shape) == 1:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
-            yield (np.float32(tensor.centre) + values).astype("<f4").view(np.uint8)
+            values = (np.float32(tensor.centre) + values).astype("<f4")
+            if spec.key_outliers and name.endswith(OF_KEYS):
+                values.reshape(-1, spec.head_dim_of(tensor.layer))[:, OUTLIER_CHANNELS] = (
+                    spec.key_outliers
+                )
+            yield values.view(np.uint8)
     else:
         for blocks in _rows(spec, tensor):
             if spec.expand_to_f32:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from contract.dtypes import BY_NAME
 from contract.errors import ConfigError, RequestError, ZincError
 from harness.catalog import resolve_model
-from harness.cli.progress import progress_on
+from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.validate.run import DEFINITIONS, TRACE_BYTES, Report, Workload, validate

@@ -13,6 +13,10 @@ from contract.ir.scratch import concrete_shape
 from contract.shape_key import ShapeKey
 from harness.validate.trace import Site
 
+NOT_FINITE = (
+    "the definitions are not finite here either: the model overflows binary32, and what follows in "
+    "this sequence proves nothing"
+)
 UNOBSERVED = "agrees when intermediate values are kept: suspect a fusion or scratch reuse"
 DOWNSTREAM = "the ops before it in layers that were not traced may be the cause; use --layers all"
 
@@ -66,10 +70,14 @@ class Divergence:
 
 
 def differs(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Elementwise: not equal, where -0 equals +0 and NaN equals NaN."""
-    unequal = expected != got
+    """Elementwise: not equal, where -0 equals +0, or not what a finite model may give.
+
+    A NaN or an infinity is an error of its sequence (rule R0). Weights and tokens are finite, so
+    that none can be right, whatever both sides say.
+    """
+    unequal: NDArray[np.bool_] = expected != got
     if expected.dtype.kind == "f":
-        unequal &= ~(np.isnan(expected) & np.isnan(got))
+        unequal |= ~np.isfinite(expected)
     return unequal
 
 
@@ -106,7 +114,7 @@ def find_divergence(
         differing=int(np.count_nonzero(unequal)),
         elements=unequal.size,
         operands=_operands(graph, node, key),
-        note=note,
+        note=note if np.isfinite(expected[index]) else NOT_FINITE,
     )
 
 

@@ -48,6 +48,8 @@ BLOCK_QUERIES = 128
 """Query tokens of one block: a block reads its keys and values once for all of them."""
 CACHED_ELEMENTS = 1 << 16
 """Elements of one intermediate array, so that the passes over it stay in a core's cache."""
+WIDENED_ELEMENTS = 1 << 18
+"""Keys, or values, turned into binary64 at a time."""
 NO_POSITION = np.float32(-3e38)
 """U of a part without positions: with l and o of +0 it is what a merge leaves unchanged."""
 
@@ -195,7 +197,11 @@ def _attend(
     row_positions = np.repeat(positions, group)
     last = int(positions.max()) // KV_TILE * KV_TILE + KV_TILE
     first = max(0, int(positions.min()) + 1 - shape.window) if shape.window else 0
-    step = max(1, CACHED_ELEMENTS // (rows.exponent.size * max(head_dim, KV_TILE))) * KV_TILE
+    step = min(
+        CACHED_ELEMENTS // (rows.exponent.size * max(head_dim, KV_TILE)),
+        WIDENED_ELEMENTS // (kv_heads * head_dim * KV_TILE),
+    )
+    step = max(1, step) * KV_TILE
     total = _nothing(*rows.m.shape)
     for span in range(first - first % KV_SPAN, last, KV_SPAN):
         folded = _nothing(*rows.m.shape)

@@ -8,6 +8,7 @@ that ``i12_page`` describes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,11 @@ from reference.exact.attention_rows import Rows, power_of_two, row_integers
 
 Float32 = NDArray[np.float32]
 
-ELEMENTS = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), Q8_0: np.dtype(np.uint8)}
+ELEMENTS: Mapping[DType, np.dtype[Any]] = {
+    F32: np.dtype("<f4"),
+    F16: np.dtype("<f2"),
+    Q8_0: np.dtype(np.uint8),
+}
 HALF_MAX = np.float32(65504.0)
 Q_MAX = np.float32(127.0)
 LOW_BITS = 4

@@ -41,4 +41,5 @@ def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], ND
     total = np.zeros(len(logits), np.float32)
     for place in range(used):
         total = total + chosen[:, place]
-    return ids, chosen / np.maximum(total, SMALLEST_SUM)[:, None]
+    bounded: NDArray[np.float32] = np.maximum(total, SMALLEST_SUM)
+    return ids, chosen / bounded[:, None]

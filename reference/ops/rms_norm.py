@@ -25,7 +25,7 @@ def rms_norm(
     heads = x.reshape(len(x), groups, width)
     mean = sum_axis(heads * heads) / np.float32(width)
     r = ONE / np.sqrt(mean + np.float32(eps))
-    y = heads * r[..., None]
+    y: NDArray[np.float32] = heads * r[..., None]
     if weight is not None:
         y = y * weight
     return y.reshape(x.shape)

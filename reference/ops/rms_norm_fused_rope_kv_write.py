@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,9 @@ def rms_norm_fused_rope_kv_write(
         q = rms_norm(x=q, weight=q_norm, eps=eps, groups=heads)
     if k_norm is not None:
         k = rms_norm(x=k, weight=k_norm, eps=eps, groups=kv_heads)
-    rotation = {"rope_table": rope_table, "query": query, "head_dim": head_dim, "neox": neox}
-    k = rope(x=k, heads=kv_heads, **rotation)
+    rotated = partial(rope, rope_table=rope_table, query=query, head_dim=head_dim, neox=neox)
+    k = rotated(x=k, heads=kv_heads)
     kv_write_batched(
         k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=kv_heads, head_dim=head_dim
     )
-    return rope(x=q, heads=heads, **rotation)
+    return rotated(x=q, heads=heads)

@@ -72,4 +72,5 @@ def key_head_of(key_heads: int, value_heads: int, grouped: int) -> NDArray[np.in
 
 def l2_norm(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
     """x * (1 / sqrt(sum(x x) + eps)) over the last axis (rule R4)."""
-    return x * (ONE / np.sqrt(sum_axis(x * x) + np.float32(eps)))[..., None]
+    r: NDArray[np.float32] = ONE / np.sqrt(sum_axis(x * x) + np.float32(eps))
+    return x * r[..., None]

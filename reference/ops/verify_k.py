@@ -9,4 +9,5 @@ from numpy.typing import NDArray
 def verify_k(*, draft: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.int32]:
     """Length of the common prefix of each row of ``draft`` and ``target`` ([rows, k])."""
     agree = np.logical_and.accumulate(draft == target, axis=1)
-    return agree.sum(axis=1, dtype=np.int32)
+    agreeing: NDArray[np.int32] = agree.sum(axis=1, dtype=np.int32)
+    return agreeing

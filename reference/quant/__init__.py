@@ -1,4 +1,4 @@
-"""GGML storage formats: one module per format, and the registry of all of them."""
+"""GGML storage formats: the table of layouts, and the registry of all formats."""
 
 from __future__ import annotations
 
@@ -7,29 +7,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from contract.dtypes import DType, StorageClass
-from reference.quant import (
-    bf16,
-    f16,
-    f32,
-    iq4_nl,
-    iq4_xs,
-    mxfp4,
-    q2_k,
-    q3_k,
-    q4_0,
-    q4_1,
-    q4_k,
-    q5_0,
-    q5_1,
-    q5_k,
-    q6_k,
-    q8_0,
-)
-from reference.quant.formats import Blocks32, Bytes, Format, SuperBlocks, split_blocks
+from contract.dtypes import WEIGHT_DTYPES, DType
+from reference.quant.formats import Blocks32, Bytes, SuperBlocks
+from reference.quant.layouts import FLOATS, LAYOUTS, FloatFormat, Format
+from reference.quant.rounding import EXPONENT_BIAS
 
 __all__ = [
+    "EXPONENT_BIAS",
     "FORMATS",
+    "LAYOUTS",
     "Blocks32",
     "Format",
     "SuperBlocks",
@@ -37,13 +23,8 @@ __all__ = [
     "moderate_scales",
 ]
 
-_MODULES = (
-    *(f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k),
-    *(q2_k, q3_k, iq4_nl, iq4_xs, mxfp4),
-)
-
 FORMATS: Mapping[DType, Format] = MappingProxyType(
-    {module.FORMAT.dtype: module.FORMAT for module in _MODULES}
+    {dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES}
 )
 """Every format a weight may be stored in."""
 
@@ -54,18 +35,16 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
     ``blocks`` uint8[rows, row_bytes]. In a float format every element is a block of its own.
     The exponent 255 of MXFP4 is NaN in the standard that defines it.
     """
-    stored = FORMATS[dtype]
-    if dtype.storage is StorageClass.FLOAT:
+    form = FORMATS[dtype]
+    if isinstance(form, FloatFormat):
         exponent = {"f32": 0x7F80, "f16": 0x7C00, "bf16": 0x7F80}[dtype.name]
         upper = blocks.view("<u2")[:, dtype.block_bytes // 2 - 1 :: dtype.block_bytes // 2]
         broken = upper & exponent == exponent
     else:
-        parts = split_blocks(blocks, dtype.block_bytes)
-        broken = np.zeros(parts.shape[:2], bool)
-        for offset in stored.scale_offsets:
-            broken |= parts[..., offset + 1] & 0x7C == 0x7C
-        for offset in stored.exponent_offsets:
-            broken |= parts[..., offset] == 0xFF
+        parts = form.parts(blocks)
+        broken = parts["e"] == 0xFF if not form.floats else np.zeros(parts.shape, bool)
+        for name in form.floats:
+            broken |= parts[name].view("<u2") & 0x7C00 == 0x7C00
     if not broken.any():
         return None
     row, block = np.unravel_index(int(broken.argmax()), broken.shape)
@@ -77,8 +56,9 @@ def moderate_scales(dtype: DType, blocks: Bytes) -> None:
 
     ``blocks`` uint8[rows, row_bytes] of a format with scales; every integer stays as it is.
     """
-    parts = split_blocks(blocks, dtype.block_bytes)
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset + 1] &= 0xBF
-    for offset in FORMATS[dtype].exponent_offsets:
-        parts[..., offset] = 96 | parts[..., offset] & 31
+    form = LAYOUTS[dtype]
+    parts = form.parts(blocks)
+    for name in form.floats:
+        parts[name].view("<u2")[...] &= 0xBFFF
+    if not form.floats:
+        parts["e"] = 96 | parts["e"] & 31

@@ -1,77 +1,167 @@
-"""How integers of 1 to 6 bits are packed into the bytes of a block."""
+"""How small integers are packed into bytes, and the fields of a block that hold them.
+
+A block is an element of a structured array ``parts`` [rows, blocks], see
+:mod:`reference.quant.layouts`.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from reference.quant.formats import Bytes
+from reference.quant.tables import Table
 
-_PAIR_SHIFTS = np.array([0, 2, 4, 6], np.uint8)[:, None]
-
-
-def unpack_nibbles(packed: Bytes) -> Bytes:
-    """uint8[..., n] -> uint8[..., 2n]: all low nibbles, then all high nibbles."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+Parts = NDArray[np.void]
+Int8 = NDArray[np.int8]
 
 
-def pack_nibbles(values: Bytes) -> Bytes:
-    """The inverse of :func:`unpack_nibbles`."""
-    half = values.shape[-1] // 2
-    return values[..., :half] | values[..., half:] << 4
+@cache
+def _shifts(bits: int) -> Bytes:
+    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 
-def unpack_pairs(packed: Bytes) -> Bytes:
-    """uint8[..., n, 32] -> uint8[..., n, 4, 32]: the bit pairs 0, 2, 4, 6 of each byte."""
-    return packed[..., None, :] >> _PAIR_SHIFTS & 3
+def unpack(packed: Bytes, bits: int, run: int) -> Bytes:
+    """uint8[..., n] -> uint8[..., n * 8/bits].
+
+    Each ``run`` bytes hold 8/bits times ``run`` integers: first those in the lowest bits of every
+    byte, last those in the highest.
+    """
+    if (bits, run) == (1, 1):
+        return np.unpackbits(packed, axis=-1, bitorder="little")
+    *lead, count = packed.shape
+    integers = packed.reshape(*lead, count // run, 1, run) >> _shifts(bits)
+    integers &= np.uint8((1 << bits) - 1)
+    return integers.reshape(*lead, count * 8 // bits)
 
 
-def pack_pairs(values: Bytes) -> Bytes:
-    """The inverse of :func:`unpack_pairs`."""
-    return np.asarray(np.bitwise_or.reduce(values << _PAIR_SHIFTS, axis=-2), np.uint8)
+def pack(integers: Bytes, bits: int, run: int) -> Bytes:
+    """The inverse of :func:`unpack`; higher bits of the integers are ignored."""
+    low = integers & np.uint8((1 << bits) - 1)
+    if (bits, run) == (1, 1):
+        return np.packbits(low, axis=-1, bitorder="little")
+    *lead, count = integers.shape
+    groups = low.reshape(*lead, count * bits // 8 // run, 8 // bits, run)
+    packed = groups[..., 0, :]
+    for group in range(1, 8 // bits):
+        packed = packed | groups[..., group, :] << np.uint8(bits * group)
+    return packed.reshape(*lead, count * bits // 8)
 
 
-def unpack_bits(packed: Bytes) -> Bytes:
-    """uint8[..., n] -> uint8[..., 8n], bit i of the little-endian number at place i."""
-    return np.unpackbits(packed, axis=-1, bitorder="little")
+class Integers(Protocol):
+    """The small integers of every block that one or more fields hold."""
+
+    @property
+    def bits(self) -> int:
+        """How many bits an integer is stored in."""
+
+    def read(self, parts: Parts) -> Int8:
+        """int8[rows, blocks, count]."""
+
+    def write(self, parts: Parts, values: Int8) -> None:
+        """Store what :meth:`read` gives back."""
 
 
-def pack_bits(bits: Bytes) -> Bytes:
-    """The inverse of :func:`unpack_bits`."""
-    return np.packbits(bits, axis=-1, bitorder="little")
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One int8 each."""
+
+    field: str
+    bits = 8
+
+    def read(self, parts: Parts) -> Int8:
+        """A view of the field."""
+        values: Int8 = parts[self.field]
+        return values
+
+    def write(self, parts: Parts, values: Int8) -> None:
+        """Store the bytes."""
+        parts[self.field] = values
 
 
-def unpack_six_bit_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 8 sub-block scales and minima of Q4_K and Q5_K: uint8[..., 12] -> two uint8[..., 8].
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Bits ``shift .. shift + bits - 1`` of integers, in a field packed as :func:`unpack` says."""
+
+    field: str
+    bits: int
+    run: int
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Packed:
+    """Integers stored as the sum of their planes: value = stored - zero, or table[stored]."""
+
+    planes: tuple[Plane, ...]
+    zero: int
+    table: Table | None
+
+    def __init__(self, *planes: Plane, zero: int = 0, table: Table | None = None) -> None:
+        for name, value in (("planes", planes), ("zero", zero), ("table", table)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def bits(self) -> int:
+        """Of all planes together."""
+        return sum(plane.bits for plane in self.planes)
+
+    def read(self, parts: Parts) -> Int8:
+        """The values, C-contiguous."""
+        first, *others = self.planes
+        stored = unpack(parts[first.field], first.bits, first.run)
+        for plane in others:
+            stored |= unpack(parts[plane.field], plane.bits, plane.run) << np.uint8(plane.shift)
+        if self.table is not None:
+            return self.table.values[stored]
+        values: Int8 = stored.view(np.int8)
+        if self.zero:
+            values -= np.int8(self.zero)
+        return values
+
+    def write(self, parts: Parts, values: Int8) -> None:
+        """Store values that :meth:`read` can give, of a table the nearest."""
+        if self.table is not None:
+            stored = self.table.nearest_nibble(values.astype(np.float32))
+        else:
+            stored = (values + np.int8(self.zero)).view(np.uint8)
+        for plane in self.planes:
+            parts[plane.field] = pack(stored >> np.uint8(plane.shift), plane.bits, plane.run)
+
+
+@dataclass(frozen=True, slots=True)
+class SixBitPairs:
+    """The 8 scales sc, then the 8 minima mn, 0..63, of Q4_K and Q5_K in 12 bytes b.
 
     For s < 4: sc = b[s] & 63, mn = b[s+4] & 63; for s >= 4: sc = (b[s+4] & 15) | (b[s-4] >> 6) << 4
     and mn = (b[s+4] >> 4) | (b[s] >> 6) << 4.
     """
-    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
-    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
-    return scales, minima
+
+    field: str
+    bits = 6
+
+    def read(self, parts: Parts) -> Int8:
+        """Scales and minima, one after the other."""
+        b: Bytes = parts[self.field]
+        low, high = b[..., :8] & 63, b[..., :8] >> 6 << 4
+        last = unpack(b[..., 8:], 4, 4) | high
+        pairs = (low[..., :4], last[..., :4], low[..., 4:], last[..., 4:])
+        return np.concatenate(pairs, axis=-1).view(np.int8)
+
+    def write(self, parts: Parts, values: Int8) -> None:
+        """The inverse."""
+        stored = values.view(np.uint8).reshape(*values.shape[:-1], 2, 2, 4)
+        first, last = stored[..., 0, :], stored[..., 1, :]
+        out = parts[self.field]
+        out[..., :8] = flat(first | last >> 4 << 6, 2)
+        out[..., 8:] = pack(flat(last, 2), 4, 4)
 
 
-def pack_six_bit_scales(scales: Bytes, minima: Bytes) -> Bytes:
-    """The inverse of :func:`unpack_six_bit_scales`; values are 0..63."""
-    first = scales[..., :4] | (scales[..., 4:] >> 4) << 6
-    second = minima[..., :4] | (minima[..., 4:] >> 4) << 6
-    third = (scales[..., 4:] & 15) | (minima[..., 4:] & 15) << 4
-    return np.concatenate([first, second, third], axis=-1)
-
-
-def unpack_signed_scales(packed: Bytes) -> NDArray[np.int8]:
-    """The 16 sub-block scales of Q3_K, -32..31: uint8[..., 12] -> int8[..., 16].
-
-    Low bits: (s < 8 ? b[s] : b[s-8] >> 4) & 15; high bits: (b[8 + s%4] >> 2*(s/4)) & 3.
-    """
-    high = (packed[..., None, 8:] >> _PAIR_SHIFTS & 3).reshape(*packed.shape[:-1], 16)
-    return (unpack_nibbles(packed[..., :8]) | high << 4).view(np.int8) - np.int8(32)
-
-
-def pack_signed_scales(scales: NDArray[np.int8]) -> Bytes:
-    """The inverse of :func:`unpack_signed_scales`."""
-    raised = (scales + np.int8(32)).view(np.uint8)
-    high = pack_pairs((raised >> 4).reshape(*raised.shape[:-1], 4, 4))
-    return np.concatenate([pack_nibbles(raised & 15), high], axis=-1)
+def flat(array: NDArray[Any], lead: int) -> NDArray[Any]:
+    """All axes behind the first ``lead`` as one, also where there is nothing in them."""
+    return array.reshape(*array.shape[:lead], math.prod(array.shape[lead:]))

@@ -74,7 +74,7 @@ def _super_block_segments(planes: SuperBlocks, m: NDArray[np.int32]) -> Float32:
     sub_scale = planes.sub_scale.reshape(rows, n_segments, -1).astype(np.int32)
     sub_sums = (q * m).sum(axis=-1, dtype=np.int32)
     j = (sub_scale * sub_sums).sum(axis=-1, dtype=np.int32)
-    values = planes.scale * j.astype(np.float32)
+    values: Float32 = planes.scale * j.astype(np.float32)
     if planes.minimum is not None and planes.sub_minimum is not None:
         sub_minimum = planes.sub_minimum.reshape(rows, n_segments, -1).astype(np.int32)
         p = (sub_minimum * m.sum(axis=-1, dtype=np.int32)).sum(axis=-1, dtype=np.int32)

@@ -1,48 +1,147 @@
-"""How values are turned into small integers: shared by the quantizers of all formats.
+"""How values are turned into small integers: one function for each kind of block.
 
 Only elementwise correctly rounded operations and sums folded in halves are used, so a tensor
-quantizes to the same bytes on every machine. Arrays are [elements of a block, blocks]: sums over
-a block then run along the slow axis.
+quantizes to the same bytes on every machine. The searches take [elements of a block, blocks]: sums
+over a block then run along the slow axis.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.quant.formats import Bytes, Float32, reciprocal, to_half
-from reference.quant.tables import Table
+from reference.quant.formats import Bytes, Float16, Float32, reciprocal, to_half
+from reference.quant.tables import E2M1, Table
 
 SEARCH_STEPS = (-0.8, -0.4, 0.0, 0.4, 0.8)
 """Steps, in quantization levels, by which a scale search stretches the range of a sub-block."""
+EXPONENT_BIAS = 128
+"""MXFP4 stores the scale 2^n as the byte n + 128."""
 
 
-def symmetric_blocks(values: Float32, levels: int) -> tuple[NDArray[np.float16], Bytes]:
-    """Scales f16[..., n] and q uint8[..., n, 32] in 0..2*levels-1 of f32[..., n, 32].
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The numbers of blocks [rows, n] of 32 or 256 elements, before they are packed.
 
-    value = (q - levels) * scale; the element of largest magnitude becomes -levels exactly.
+    ``scale`` f16, of MXFP4 its exponents uint8; ``q`` int8 [rows, n, ...]; ``minimum`` f16;
+    ``sub`` int8 [rows, n, ...], the sub-block scales and, behind them, the sub-block minima.
     """
+
+    scale: Float16 | Bytes
+    q: NDArray[np.int8]
+    minimum: Float16 | None = None
+    sub: NDArray[np.int8] | None = None
+
+
+def _clipped(values: Float32, low: int, high: int) -> NDArray[np.int8]:
+    return np.clip(np.rint(values), low, high).astype(np.int8)
+
+
+def _largest(values: Float32) -> Float32:
+    """The element of largest magnitude of the last axis, the first of equals."""
     place = np.abs(values).argmax(axis=-1, keepdims=True)
-    extreme = np.take_along_axis(values, place, axis=-1)[..., 0]
-    scale = to_half(extreme / np.float32(-levels))
+    return np.take_along_axis(values, place, axis=-1)[..., 0]
+
+
+def symmetric_blocks(values: Float32, levels: int) -> Encoded:
+    """q in -levels..levels-1 of f32[rows, n, 32]; the largest magnitude becomes q = -levels."""
+    scale = to_half(_largest(values) / np.float32(-levels))
     inverse = reciprocal(scale.astype(np.float32))[..., None]
-    q = np.clip(np.rint(values * inverse) + levels, 0, 2 * levels - 1)
-    return scale, q.astype(np.uint8)
+    return Encoded(scale, _clipped(values * inverse, -levels, levels - 1))
 
 
-def affine_blocks(
-    values: Float32, top: int
-) -> tuple[NDArray[np.float16], NDArray[np.float16], Bytes]:
-    """Scales and minima f16[..., n] and q uint8[..., n, 32] in 0..top of f32[..., n, 32]."""
+def byte_blocks(values: Float32) -> Encoded:
+    """q in -127..127 of f32[rows, n, 32]; the largest magnitude becomes q = +-127."""
+    scale = to_half(np.abs(values).max(axis=-1) / np.float32(127))
+    inverse = reciprocal(scale.astype(np.float32))[..., None]
+    return Encoded(scale, _clipped(values * inverse, -127, 127))
+
+
+def affine_blocks(values: Float32, top: int) -> Encoded:
+    """q in 0..top of f32[rows, n, 32]; minimum and maximum become q = 0 and top."""
     lowest = values.min(axis=-1)
     scale = to_half((values.max(axis=-1) - lowest) / np.float32(top))
     minimum = to_half(lowest)
     inverse = reciprocal(scale.astype(np.float32))[..., None]
     offset = values - minimum.astype(np.float32)[..., None]
-    q = np.clip(np.rint(offset * inverse), 0, top)
-    return scale, minimum, q.astype(np.uint8)
+    return Encoded(scale, _clipped(offset * inverse, 0, top), minimum)
+
+
+def table_blocks(values: Float32, table: Table) -> Encoded:
+    """q in the table of f32[rows, n, 32], with a least-squares search in every block."""
+    scale = to_half(_search(values, search_table, table))
+    scaled = values * reciprocal(scale.astype(np.float32))[..., None]
+    return Encoded(scale, table.nearest(scaled).astype(np.int8))
+
+
+def power_blocks(values: Float32) -> Encoded:
+    """Exponents and q in E2M1 of f32[rows, n, 32].
+
+    The largest magnitude lies in [8, 16) scales, where what is beyond 12 is stored as 12, or in
+    [4, 8): whichever has the smaller squared error, the first of equals.
+    """
+    top = np.frexp(np.abs(values).max(axis=-1))[1] + (EXPONENT_BIAS - 4)
+    fine, coarse = np.clip([top, top + 1], 0, 254).astype(np.uint8)
+    q = [E2M1.nearest(values * reciprocal(power_scale(e))[..., None]) for e in (fine, coarse)]
+    residuals = [q[n] * power_scale(e)[..., None] - values for n, e in enumerate((fine, coarse))]
+    errors = [fold(np.moveaxis(residual * residual, -1, 0)) for residual in residuals]
+    better = errors[1] < errors[0]
+    chosen = np.where(better[..., None], q[1], q[0])
+    return Encoded(np.where(better, coarse, fine), chosen.astype(np.int8))
+
+
+def power_scale(exponents: Bytes) -> Float32:
+    """2^(e - 128), and 0 for e = 0 and 1: the binary32 of exponent field max(e - 1, 0)."""
+    field = np.maximum(exponents, 1).astype(np.uint32) - np.uint32(1)
+    return (field << np.uint32(23)).view(np.float32)
+
+
+def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) -> Encoded:
+    """q in 0..top of f32[rows, n, 256]; 256/sub scales, then as many minima, in 0..sub_top.
+
+    The sub-block scales and minima found by search are rounded to 0..sub_top of their
+    super-block's largest; q is then taken with the rounded ones.
+    """
+    values = values.reshape(*values.shape[:2], 256 // sub, sub)
+    scale, minimum = _search(values, search_affine, top)
+    depth = -minimum
+    d = to_half(scale.max(axis=-1) / np.float32(sub_top))
+    dmin = to_half(depth.max(axis=-1) / np.float32(sub_top))
+    d32, dmin32 = d.astype(np.float32)[..., None], dmin.astype(np.float32)[..., None]
+    sc = np.clip(np.rint(scale * reciprocal(d32)), 0, sub_top)
+    mn = np.clip(np.rint(depth * reciprocal(dmin32)), 0, sub_top)
+    offset = values + (dmin32 * mn)[..., None]
+    q = _clipped(offset * reciprocal(d32 * sc)[..., None], 0, top)
+    return Encoded(d, q, dmin, np.concatenate([sc, mn], axis=-1).astype(np.int8))
+
+
+def signed_super_blocks(values: Float32, sub: int, sub_levels: int, of: int | Table) -> Encoded:
+    """q of f32[rows, n, 256], in the table or -levels..levels-1; 256/sub scales, no minima.
+
+    The sub-block scales found by search are rounded to -sub_levels..sub_levels-1, the largest to
+    -sub_levels exactly; q is then taken with the rounded ones.
+    """
+    values = values.reshape(*values.shape[:2], 256 // sub, sub)
+    scale = _search(values, search_table if isinstance(of, Table) else search_symmetric, of)
+    d = to_half(_largest(scale) / np.float32(-sub_levels))
+    d32 = d.astype(np.float32)[..., None]
+    sc = _clipped(scale * reciprocal(d32), -sub_levels, sub_levels - 1)
+    scaled = values * reciprocal(d32 * sc)[..., None]
+    if isinstance(of, Table):
+        return Encoded(d, of.nearest(scaled).astype(np.int8), sub=sc)
+    return Encoded(d, _clipped(scaled, -of, of - 1), sub=sc)
+
+
+def _search(values: Float32, search: Callable[..., Any], *options: Any) -> Any:
+    """What ``search`` finds, [...] each, for the last axis of f32[..., elements]."""
+    *shape, elements = values.shape
+    found = search(np.ascontiguousarray(values.reshape(math.prod(shape), elements).T), *options)
+    return np.reshape(found, (*np.shape(found)[:-1], *shape))
 
 
 def fold(values: Float32) -> Float32:
@@ -51,7 +150,8 @@ def fold(values: Float32) -> Float32:
     while half:
         values = values[:half] + values[half : 2 * half]
         half //= 2
-    return values[0]
+    total: Float32 = values[0]
+    return total
 
 
 def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
@@ -105,7 +205,7 @@ def search_table(x: Float32, table: Table) -> Float32:
     """
     gap = float(table.sorted_values[1] - table.sorted_values[0])
     reaches = [table.sorted_values[0] - np.float32(step * gap) for step in SEARCH_STEPS]
-    return _search_signed(x, reaches, lambda scaled: table.sorted_values[table.place(scaled)])
+    return _search_signed(x, reaches, table.nearest)
 
 
 def _search_signed(
@@ -125,41 +225,3 @@ def _search_signed(
         best_error = np.where(better, error, best_error)
         best_scale = np.where(better, scale, best_scale)
     return best_scale
-
-
-def affine_super_blocks(
-    values: Float32, top: int, sub_top: int = 63
-) -> tuple[NDArray[np.float16], NDArray[np.float16], Bytes, Bytes, Bytes]:
-    """f32[rows, n, subs, sub] -> d, dmin f16[rows, n]; sc, mn uint8[rows, n, subs]; q.
-
-    The sub-block scales and minima found by search are themselves rounded to 0..sub_top of their
-    super-block's largest; q uint8[rows, n, subs, sub] in 0..top is then taken with the rounded
-    ones.
-    """
-    shape = values.shape[:3]
-    parts = np.ascontiguousarray(values.reshape(-1, values.shape[3]).T)
-    scale, minimum = search_affine(parts, top)
-    scale, depth = scale.reshape(shape), -minimum.reshape(shape)
-    d = to_half(scale.max(axis=-1) / np.float32(sub_top))
-    dmin = to_half(depth.max(axis=-1) / np.float32(sub_top))
-    d32, dmin32 = d.astype(np.float32)[..., None], dmin.astype(np.float32)[..., None]
-    sc = np.clip(np.rint(scale * reciprocal(d32)), 0, sub_top)
-    mn = np.clip(np.rint(depth * reciprocal(dmin32)), 0, sub_top)
-    offset = values + (dmin32 * mn)[..., None]
-    q = np.clip(np.rint(offset * reciprocal(d32 * sc)[..., None]), 0, top)
-    return d, dmin, sc.astype(np.uint8), mn.astype(np.uint8), q.astype(np.uint8)
-
-
-def signed_super_blocks(
-    values: Float32, scale: Float32, levels: int
-) -> tuple[NDArray[np.float16], NDArray[np.int8], Float32]:
-    """Sub-block scales f32[rows, n, subs] as d f16[rows, n] and sc int8[rows, n, subs].
-
-    sc is in -levels..levels-1 and the largest scale gets sc = -levels exactly. The third result is
-    ``values`` f32[rows, n, subs, sub] in units of the rounded scales.
-    """
-    place = np.abs(scale).argmax(axis=-1, keepdims=True)
-    d = to_half(np.take_along_axis(scale, place, axis=-1)[..., 0] / np.float32(-levels))
-    d32 = d.astype(np.float32)[..., None]
-    sc = np.clip(np.rint(scale * reciprocal(d32)), -levels, levels - 1)
-    return d, sc.astype(np.int8), values * reciprocal(d32 * sc)[..., None]

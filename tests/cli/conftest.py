@@ -59,8 +59,13 @@ def variant(tiny_model: Path, tmp_path: Path) -> Callable[[Change], Path]:
 
 
 @pytest.fixture(autouse=True)
-def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting, cache or configuration file of the machine reaches a test."""
+def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting, cache or configuration file of the machine reaches a test.
+
+    Kernels are built once for all tests: building takes longer than everything else here.
+    """
+    (tmp_path / "cache" / "zinc-rt").mkdir(parents=True)
+    (tmp_path / "cache" / "zinc-rt" / "opencl").symlink_to(kernel_cache)
     for name in list(os.environ):
         if name.startswith("ZINC_RT_"):
             monkeypatch.delenv(name)

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,22 @@ import pytest
 from contract.dtypes import WEIGHT_DTYPES
 from contract.ir.codec import graph_digest
 from contract.spec import KV
+from harness import generate
 from harness.catalog import DEFAULT_ID, find, model_path
-from harness.cli import exactness, graph_command
+from harness.cli import exactness
 from harness.digest import logits_digest
+from harness.memory import plan_context
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, write_synthetic
+from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
 from reference.limits import Limits
+from reference.memory.planner import MemoryPlan
 from reference.model.families import FAMILIES
+from reference.model.gguf import TensorSource
 from reference.model.open import open_model
 from tests.cli.conftest import Change, Result, environment, zinc_process
+from tests.needs import need_device
 
 Zinc = Callable[..., Result]
 
@@ -50,7 +57,7 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
     assert memory["context"] == 64
     assert memory["kv_per_token"] == 2 * 2 * 2 * 64 * 2
     assert memory["kv"] == 64 * memory["kv_per_token"]
-    parts = ("kv", "scratch", "step_data", "constants")
+    parts = ("kv", "scratch", "step_data", "constants", "state")
     assert memory["total"] == weights + sum(memory[part] for part in parts)
     assert facts["vocabulary"]["tokens"] == 320
     doubled = json_of(zinc("inspect", tiny_model, "--json", "--kv-dtype", "f32"))
@@ -170,28 +177,6 @@ def test_graph_dot_to_a_file(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> No
     assert out.read_text().startswith("digraph")
 
 
-def test_graph_svg_needs_graphviz(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it the error says what to install; with it the program gets the DOT text."""
-    words = ("graph", "--model", tiny_model, "--format", "svg")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = zinc(*words)
-    assert result.code == 2
-    assert "apt install graphviz" in result.err
-    dot = tmp_path / "dot"
-    dot.write_text(
-        f"#!{sys.executable}\nimport sys\nprint('<svg>', sys.argv[1], sys.stdin.read()[:7])\n"
-    )
-    dot.chmod(0o755)
-    assert zinc(*words).out == "<svg> -Tsvg digraph\n"
-    dot.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no memory')\n")
-    assert "dot failed: no memory" in zinc(*words).err
-    dot.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
-    monkeypatch.setattr(graph_command, "DRAWING_SECONDS", 0.2)
-    assert "did not finish" in zinc(*words).err
-
-
 def test_logits_are_the_same_for_every_chunk(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "logits.npy"
     words = ("logits", "--tokens", "5,1,300,7,7,9", "--model", tiny_model)
@@ -239,6 +224,76 @@ def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
     assert f"set    model = {tiny_model} (flag --model)" in result.out
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("words", [(), ("--context", 64), ("--chunk", 3, "--kv-dtype", "f32")])
+def test_check_plans_what_run_takes(
+    zinc: Zinc,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    words: tuple[object],
+) -> None:
+    """The very plan: all of a budget of so many bytes, and a byte less is too little for both."""
+    need_device(partial(open_tier, tier)).close()
+    plans: list[MemoryPlan] = []
+
+    def noted(*arguments: Any) -> MemoryPlan:
+        plans.append(plan_context(*arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(generate, "plan_context", noted)
+    common = ("--model", tiny_model, "--tier", tier, *words)
+    assert zinc("check", *common).code == 0
+    assert zinc("run", "hi", *common, "--max-tokens", 2).code == 0
+    checked, ran = plans
+    assert checked == ran
+    exact = ("--context", ran.context, "--memory-budget", ran.budgeted)
+    assert zinc("check", *common, *exact).out.splitlines()[-1] == "READY"
+    assert zinc("run", "hi", *common, *exact, "--max-tokens", 2).code == 0
+    less = (*exact[:3], ran.budgeted - 1)
+    refused = zinc("run", "hi", *common, *less)
+    assert refused.code == 2
+    found = zinc("check", *common, *less)
+    assert (found.code, found.out.splitlines()[-1]) == (1, "NOT READY")
+    assert "WRONG  memory: " in found.out
+    assert "--context" in found.out
+    assert "--context" in refused.err
+
+
+def _nan_scale(metadata: dict[str, Any], tensors: dict[str, TensorSource]) -> None:
+    _, _, data = tensors["blk.1.ffn_down.weight"]
+    data[3, 1] = 0x7E
+
+
+def _bad_template(metadata: dict[str, Any], tensors: dict[str, TensorSource]) -> None:
+    metadata["tokenizer.chat_template"] = "{% for"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "problem"),
+    [
+        (_nan_scale, (), "NaN or infinite scale"),
+        (_bad_template, (), "template"),
+        (lambda metadata, tensors: None, ("--context", 4096), "context: is 4096"),
+        (lambda metadata, tensors: None, ("--thinking", "on"), "thinking: "),
+    ],
+)
+def test_what_run_refuses_check_says(
+    zinc: Zinc,
+    variant: Callable[[Change], Path],
+    change: Change,
+    words: tuple[object],
+    problem: str,
+) -> None:
+    path = variant(change)
+    refused = zinc("run", "hi", "--model", path, *words)
+    assert refused.code == 2
+    assert problem in refused.err
+    found = zinc("check", "--model", path, *words)
+    assert (found.code, found.out.splitlines()[-1]) == (1, "NOT READY")
+    assert refused.err.strip().removeprefix("error: ") in found.out
+
+
 def test_check_says_what_is_wrong_and_the_remedy(
     zinc: Zinc, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -269,10 +324,10 @@ def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path)
     path = model_path(entry, tmp_path)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
-        file.truncate(entry.size)
+        file.truncate(entry.file.size)
     result = zinc("check", "--cache-dir", tmp_path)
     assert result.code == 1
-    assert entry.sha256 in result.out
+    assert entry.file.sha256 in result.out
     assert f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}" in result.out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -241,6 +242,35 @@ def test_a_constraint_of_the_table() -> None:
     assert "multiple of kv_heads" in rejected(graph(node, buffers=buffers), "n", Rule.CONSTRAINT)
     decode_only = dataclasses.replace(node, opcode=Opcode.FLASH_ATTN, params={**params, "heads": 2})
     rejected(graph(decode_only, buffers=buffers), "n", Rule.STAGE)
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"head_dim": 513}, "head_dim is 513, attention is exact up to 512"),
+        ({"scale": 2.0**21}, "scale is 2097152.0, attention is exact up to 2^20"),
+        ({"scale": 2.0**-21}, "scale is 4.76837158203125e-07, below 9.53674e-07"),
+    ],
+)
+def test_what_attention_cannot_do_exactly(params: dict[str, float], problem: str) -> None:
+    """A product would leave int32, or a score the normal numbers."""
+    given = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 0.5, **params}
+    size = int(given["head_dim"])
+    b = GraphBuilder("g")
+    operands = {
+        "q": b.buffer("q", K.REQUEST, F32, ("tokens", size)),
+        "kv": b.buffer("kv", K.STATE, F32, (3, 2, 16, 1, size)),
+        "page_table": b.request("pages", 1, 3),
+        "query": b.request("query", "tokens", 4),
+        "y": b.output("y", "tokens", size),
+    }
+
+    def built() -> None:
+        b.emit(Opcode.FLASH_ATTN_BATCHED, **operands, **given)
+        b.build()
+
+    with pytest.raises(VerifyError, match=re.escape(problem)):
+        built()
 
 
 def test_a_storage_type_the_operand_does_not_take() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.dtypes import F16, F32, I12
 from reference.cpu.attention import AttentionShape
 from tests.cpu.steps import Step, make_step, steps
 
@@ -78,6 +79,15 @@ def test_tile_of_a_broken_key() -> None:
     stored(step, 0, KV_TILE)[0] = np.inf
     assert np.isnan(step.by_definition()).all()
     assert np.isnan(step.by_kernel()).all()
+
+
+def test_i12_gives_the_bits_of_f32() -> None:
+    """Its pages hold the integers that binary32 pages become."""
+    shape = AttentionShape(heads=4, kv_heads=2, head_dim=24, scale=0.2, window=70)
+    tokens = [(0, position) for position in range(60, 140)]
+    f32, i12 = (make_step(5, tokens, shape, dtype) for dtype in (F32, I12))
+    assert (f32.by_kernel() == i12.by_kernel()).all()
+    assert (f32.by_kernel() != make_step(5, tokens, shape, F16).by_kernel()).any()
 
 
 def test_no_tokens() -> None:

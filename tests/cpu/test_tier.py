@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,15 +11,17 @@ from numpy.typing import NDArray
 from contract.dtypes import F32, I32, Q8_0, DType
 from contract.errors import OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, Node, View
+from contract.ir.inputs import input_layout
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.spec import Stage
-from contract.tier import Buffer, Heap
+from contract.tier import Heap
 from reference.cpu.tier import CpuTier
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
 from reference.ops.matmul import matmul
 from tests.quant.samples import random_blocks
+from tests.run_graph import run_graph
 
 VOCAB, HIDDEN, WIDTH = 11, 64, 96
 
@@ -52,30 +56,19 @@ def feed_forward() -> Graph:
     return builder.build()
 
 
-def provide(tier: CpuTier, graph: Graph, tokens: list[int], rows: list[int]) -> dict[str, Buffer]:
-    """Buffers of a step over ``tokens``."""
-    query = np.array([(token, 0, place, 0) for place, token in enumerate(tokens)], np.int32)
-    requests = {"query": query, "output_rows": np.array(rows, np.int32)}
-    buffers: dict[str, Buffer] = {}
-    for seed, decl in enumerate(graph.buffers.values()):
-        if decl.kind is BufferKind.WEIGHT:
-            matrix = [int(dim) for dim in (1, *decl.shape)][-2:]
-            buffers[decl.name] = tier.upload(decl, random_blocks(decl.dtype, *matrix, seed))
-        elif decl.kind is not BufferKind.SCRATCH:
-            buffers[decl.name] = tier.alloc(decl, 4 * VOCAB * 64, Heap.HOST_VISIBLE)
-    for name, words in requests.items():
-        tier.map(buffers[name])[: words.nbytes] = words.reshape(-1).view(np.uint8)
-    return buffers
-
-
 def run(tier: CpuTier, tokens: list[int], rows: list[int]) -> NDArray[np.float32]:
     """Logits of one step."""
     graph = feed_forward()
-    buffers = provide(tier, graph, tokens, rows)
-    batch = tier.lower(graph, buffers, ShapeKey(len(tokens), len(rows)))
-    tier.wait(tier.submit(batch))
-    logits = tier.map(buffers["logits"])[: 4 * len(rows) * VOCAB]
-    return logits.view(np.float32).reshape(len(rows), VOCAB).copy()
+    query = [(token, 0, place, 0) for place, token in enumerate(tokens)]
+    contents: dict[str, NDArray[Any]] = {
+        "query": np.array(query, np.int32),
+        "output_rows": np.array(rows, np.int32),
+    }
+    for seed, decl in enumerate(graph.of_kind(BufferKind.WEIGHT)):
+        matrix = [int(dim) for dim in (1, *decl.shape)][-2:]
+        contents[decl.name] = random_blocks(decl.dtype, *matrix, seed)
+    logits = run_graph(tier, graph, ShapeKey(len(tokens), len(rows)), contents)["logits"]
+    return logits.view(np.float32).reshape(len(rows), VOCAB)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -109,7 +102,7 @@ def test_missing_opcode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reference.cpu.tier.DEFINITIONS", known)
     graph = Graph("foreign", Stage.BOTH, {}, (Node("node", absent, {}, {}),))
     with CpuTier(1) as tier, pytest.raises(UnsupportedOp, match=absent.name) as caught:
-        tier.lower(graph, {}, ShapeKey(1, 1))
+        tier.lower(graph, {}, ShapeKey(1, 1), input_layout(graph, ShapeKey(1, 1)))
     assert caught.value.opcodes == (absent.name,)
 
 
@@ -162,16 +155,8 @@ def multiply(tier: CpuTier, dtype: DType, blocks: NDArray[np.uint8], columns: in
         weight=builder.buffer("w", BufferKind.WEIGHT, dtype, (len(blocks), columns), "w"),
         y=builder.output("y", "tokens", len(blocks)),
     )
-    graph = builder.build()
-    buffers: dict[str, Buffer] = {"w": tier.upload(graph.buffers["w"], blocks)}
-    for name, width in (("x", columns), ("y", len(blocks))):
-        buffers[name] = tier.alloc(graph.buffers[name], 4 * width, Heap.HOST_VISIBLE)
-    tier.map(buffers["x"]).view(np.float32)[...] = 1.0
-    tier.wait(tier.submit(tier.lower(graph, buffers, ShapeKey(1, 0))))
-    result = tier.map(buffers["y"]).view(np.float32).copy()
-    for buffer in buffers.values():
-        tier.free(buffer)
-    return result
+    contents = {"x": np.ones((1, columns), np.float32), "w": blocks}
+    return run_graph(tier, builder.build(), ShapeKey(1, 0), contents)["y"].view(np.float32)
 
 
 def test_freed_weight_is_forgotten() -> None:
@@ -197,23 +182,16 @@ def test_two_matrices_that_start_at_one_address() -> None:
             matrix = builder.buffer(name, BufferKind.WEIGHT, Q8_0, (rows, 64), name)
             y = builder.output(f"y.{name}", "tokens", rows)
             builder.emit(Opcode.MATMUL, x=x, weight=matrix, y=y)
-        graph = builder.build()
-        buffers: dict[str, Buffer] = {
-            "all": tier.upload(graph.buffers["all"], blocks),
-            "some": tier.upload(graph.buffers["some"], blocks[:2]),
-        }
-        for name, size in (("x", 64), ("y.all", 6), ("y.some", 2)):
-            buffers[name] = tier.alloc(graph.buffers[name], 4 * size, Heap.HOST_VISIBLE)
-        tier.map(buffers["x"]).view(np.float32)[...] = 1.0
-        tier.wait(tier.submit(tier.lower(graph, buffers, ShapeKey(1, 0))))
-        assert (tier.map(buffers["y.all"]).view(np.float32) == expected).all()
-        assert (tier.map(buffers["y.some"]).view(np.float32) == expected[:2]).all()
+        contents = {"x": ones, "all": blocks, "some": blocks[:2]}
+        y = run_graph(tier, builder.build(), ShapeKey(1, 0), contents)
+        assert (y["y.all"].view(np.float32) == expected).all()
+        assert (y["y.some"].view(np.float32) == expected[:2]).all()
 
 
 def test_absurd_scratch_is_refused() -> None:
     """Lowering for more tokens than memory holds is OutOfMemory too."""
     graph = feed_forward()
     with CpuTier(1) as tier:
-        buffers = provide(tier, graph, [1], [0])
+        layout = input_layout(graph, ShapeKey(1, 1))
         with pytest.raises(OutOfMemory, match="scratch"):
-            tier.lower(graph, buffers, ShapeKey(2**32 - 1, 1))
+            tier.lower(graph, {}, ShapeKey(2**32 - 1, 1), layout)

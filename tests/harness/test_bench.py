@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import psutil
 import pytest
 
-from contract.errors import ExecutionError
+from contract.errors import ConfigError, ExecutionError
 from harness.bench.__main__ import main
-from harness.bench.engines import PEER, Setup, TierEngine
+from harness.bench.busy import busy_processes
+from harness.bench.engines import PEER, Setup, TierEngine, fixed_workers, peer_flash_choices
 from harness.bench.machine import machine_facts, peak_resident_bytes, stream_bandwidth
 from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
 from harness.bench.worker import CACHE_VARIABLES, Worker
+from tests.needs import need_installed
 
 RATES = ("decode_short", "decode_long", "prefill")
 METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
@@ -104,6 +110,11 @@ def beside_peer(report: dict) -> dict:
         "engines": {"cpu": ours, PEER: half},
         "ratios": {"cpu": ratios},
         "roofline": roofline,
+        "peer": {
+            "version": "llama-cpp-python 9.9",
+            "flash_attention": True,
+            "tried_seconds": {"without flash attention": 2.5, "with flash attention": 1.5},
+        },
     }
 
 
@@ -113,6 +124,11 @@ def test_markdown_is_one_table_with_a_row_for_every_metric(report):
     assert len(rows) == 2 + len(METRICS)
     assert {row.count("|") for row in rows} == {len(("", "", "cpu", PEER, "ratio")) + 1}
     assert rows[0] == f"|  |  | cpu | {PEER} | cpu / {PEER} |"
+    assert (
+        f"{PEER} of llama-cpp-python 9.9 with flash attention (prompt and answer: "
+        "without flash attention 2.5 s, with flash attention 1.5 s)"
+    ) in lines[0]
+    assert "busy" not in lines[0]
     for label, row in zip(LABELS, rows[2:], strict=True):
         assert label in row
         assert row.endswith("| 2 |")
@@ -181,14 +197,71 @@ def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_pat
 
 @pytest.mark.peer
 def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
-    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
-    report = run_json(tiny_model_path, "--peer", PEER)
+    need_installed("llama_cpp", "peer")
+    report = run_json(tiny_model_path, "--peer", PEER, "--repeat", "1")
+    assert report["peer"]["version"] in render(report)
     assert set(report["engines"]) == {"cpu", PEER}
     assert set(report["ratios"]["cpu"]) == METRICS
     ours, peer = (report["engines"][name]["prefill"]["samples"] for name in ("cpu", PEER))
     ratios = report["ratios"]["cpu"]["prefill"]["samples"]
     assert ratios == [a / b for a, b in zip(ours, peer, strict=True)]
     assert f"cpu / {PEER}" in render(report)
+    assert report["peer"]["version"].endswith(importlib.metadata.version("llama-cpp-python"))
+    tried = report["peer"]["tried_seconds"]
+    assert len(tried) == len(peer_flash_choices("f16")) == 2
+    assert report["peer"]["flash_attention"] == (min(tried, key=tried.get).startswith("with "))
+
+
+def test_quantized_values_leave_the_peer_no_choice():
+    assert peer_flash_choices("q8_0") == (True,)
+
+
+def test_busy_processes_are_said_and_end(tiny_model_path, monkeypatch):
+    started = []
+
+    @contextlib.contextmanager
+    def watched(count):
+        with busy_processes(count) as ids:
+            started.extend(ids)
+            yield ids
+
+    monkeypatch.setattr("harness.bench.measure.busy_processes", watched)
+    report = run_json(tiny_model_path, "--beside", "1")
+    assert report["settings"]["beside"] == len(started) == 1
+    assert "beside 1 busy processes" in render(report)
+    assert not psutil.pid_exists(started[0])
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_busy_processes_end_with_their_parent_however_it_ends(end):
+    """Ctrl-C reaches parent and children, a kill the parent alone."""
+    code = (
+        "import time\nfrom harness.bench.busy import busy_processes\n"
+        "with busy_processes(2) as ids:\n    print(*ids, flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as parent:
+        busy = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+        assert len(busy) == 2
+        if end is signal.SIGINT:
+            for process in busy:
+                process.send_signal(end)
+        parent.send_signal(end)
+        _, alive = psutil.wait_procs(busy, timeout=60)
+        assert not alive
+
+
+@pytest.mark.parametrize("name", ["cpu:1", "opencl:0", "opencl:many", "opencl:"])
+def test_only_opencl_has_a_fixed_number_of_workers(name):
+    with pytest.raises(ConfigError, match="fixed number of workers"):
+        fixed_workers(name)
+    assert fixed_workers("opencl:3") == 3
+    assert fixed_workers("opencl") is None
 
 
 def test_an_engine_computes_the_number_of_tokens_it_is_asked_for(tiny_model_path, monkeypatch):
@@ -213,6 +286,15 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
         Worker("cpu", Setup(str(tmp_path / "absent.gguf"), 1, 64, "f16"), "x")
 
 
+def test_a_worker_that_dies_says_of_what(tiny_model_path):
+    """As an engine does whose native code was built for another processor."""
+    with Worker("cpu", Setup(str(tiny_model_path), 1, 64, "f16"), "x") as worker:
+        worker._process.send_signal(signal.SIGILL)
+        worker._process.wait()
+        with pytest.raises(ExecutionError, match="the cpu worker was ended by SIGILL"):
+            worker.peak_resident_bytes()
+
+
 def test_small_helpers():
     assert summary([3.0, 1.0, 2.0])["median"] == 2.0
     assert stream_bandwidth(2, nbytes=1 << 16) > 0
@@ -224,6 +306,8 @@ def test_small_helpers():
     ("argv", "problem"),
     [
         (["--repeat", "0"], "--repeat: must be at least 1"),
+        (["--beside", "-1"], "--beside: must not be negative"),
+        (["--tiers", "cpu:2"], "only opencl:N has a fixed number of workers"),
         (["--tiers", "cpu,cpu"], "not a list of different tiers"),
         (["--tiers", "abacus"], "there is no tier of that name"),
         (["--prompt-tokens", "5000"], "the model has 1024"),

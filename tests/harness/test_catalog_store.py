@@ -10,38 +10,56 @@ from hypothesis import strategies as st
 
 from contract.errors import CatalogError
 from harness import catalog
-from harness.catalog import DEFAULT_ID, ENTRIES, HttpsSource, find, model_path, resolve_model
-from harness.catalog.store import checked_file_name, checked_id, locked, prepared_folder
-from harness.cli.progress import NullProgress
-from tests.harness.catalog_tools import entry_for
+from harness.catalog import (
+    DEFAULT_ID,
+    ENTRIES,
+    HubFile,
+    ManagedModel,
+    ModelFile,
+    PulledModel,
+    find,
+    find_pulled,
+    model_path,
+    pull,
+    resolve_model,
+)
+from harness.catalog.store import checked_path, locked, model_folder
+from harness.progress import NullProgress
 
-HOSTILE = ["..", ".", "", "/etc", "a/b", "a\\b", "a\0b", "~", ".hidden", "-rf", "a b", "ü", "a\n"]
+HOSTILE = [
+    "..",
+    ".",
+    "",
+    "/etc",
+    "a/../b",
+    "a//b",
+    "a/",
+    "a\\b",
+    "a\0b",
+    "~",
+    ".hidden",
+    "-rf",
+    "a b",
+]
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, "Upper", "x" * 65])
-def test_hostile_ids_are_refused(name: str) -> None:
-    with pytest.raises(CatalogError, match="not a model id"):
-        checked_id(name)
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, "x" * 129])
-def test_hostile_file_names_are_refused(name: str) -> None:
-    with pytest.raises(CatalogError, match="not an acceptable file name"):
-        checked_file_name(name)
+@pytest.mark.parametrize("path", [*HOSTILE, "ü", "a\n", "a/.b", "x" * 129])
+def test_hostile_paths_are_refused(path: str) -> None:
+    with pytest.raises(CatalogError, match="not an acceptable path"):
+        checked_path(path)
 
 
 @given(st.text(), st.text())
-def test_no_name_leads_out_of_the_cache(model_id: str, file_name: str) -> None:
-    """Whatever an entry says, its path is exactly two steps below ``models`` or refused."""
-    entry = entry_for(b"x", HttpsSource(f"https://hub.test/{file_name}"), id=model_id)
-    cache = Path("/cache")
+def test_no_name_leads_out_of_the_cache(model_id: str, path: str) -> None:
+    """Whatever a model says, its file is below ``models`` or refused."""
+    file = ModelFile(HubFile("a/b", "c", path), 1, "")
     try:
-        path = model_path(entry, cache)
+        found = model_path(ManagedModel("x", model_id, (file,)), Path("/cache"))
     except CatalogError:
         return
-    assert path.parent.parent == cache / "models"
-    assert ".." not in path.parts
-    assert "\0" not in str(path)
+    assert found.is_relative_to("/cache/models")
+    assert ".." not in found.parts
+    assert "\0" not in str(found)
 
 
 def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -53,47 +71,46 @@ def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (cache / "models").mkdir(parents=True)
     (cache / "models" / entry.id).symlink_to(elsewhere)
     with pytest.raises(CatalogError, match="leads outside the cache"):
-        prepared_folder(entry, cache)
+        pull(entry, cache)
     assert list(elsewhere.iterdir()) == []
 
 
 def test_cache_folder_that_is_a_link_is_fine(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "real")
-    assert prepared_folder(find(DEFAULT_ID), tmp_path / "cache").is_dir()
+    folder = model_folder(DEFAULT_ID, tmp_path / "cache")
+    assert folder == tmp_path / "cache" / "models" / DEFAULT_ID
 
 
 def test_unwritable_cache_is_a_catalog_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
     with (
-        pytest.raises(CatalogError, match="cannot create"),
+        pytest.raises(CatalogError, match="cannot lock"),
         locked("tiny", tmp_path / "cache", NullProgress()),
     ):
         pass
 
 
-def plant(cache: Path, model_id: str = DEFAULT_ID, missing_bytes: int = 0) -> Path:
+def plant(cache: Path, model_id: str = DEFAULT_ID) -> Path:
     """A sparse file of the declared size where the model's file belongs."""
     entry = find(model_id)
     path = model_path(entry, cache)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
-        file.truncate(entry.size - missing_bytes)
+        file.truncate(entry.file.size)
     return path
 
 
-def test_installed_needs_the_full_size(tmp_path: Path) -> None:
-    assert catalog.installed(tmp_path) == {}
-    plant(tmp_path, "qwen3-8b", missing_bytes=1)
+def test_pulled_model_is_found(tmp_path: Path) -> None:
+    assert find_pulled(DEFAULT_ID, tmp_path) is None
     path = plant(tmp_path)
-    assert catalog.installed(tmp_path) == {DEFAULT_ID: path}
+    assert find_pulled(DEFAULT_ID, tmp_path) == PulledModel(DEFAULT_ID, DEFAULT_ID, path)
 
 
 def test_remove_frees_and_forgets(tmp_path: Path) -> None:
     path = plant(tmp_path)
     catalog.set_active(DEFAULT_ID, tmp_path)
-    (path.parent / ".partial-1").mkdir()
-    assert catalog.remove(DEFAULT_ID, tmp_path, NullProgress()) == ENTRIES[DEFAULT_ID].size
+    assert catalog.remove(DEFAULT_ID, tmp_path, NullProgress()) == ENTRIES[DEFAULT_ID].file.size
     assert not path.parent.exists()
     assert catalog.active(tmp_path) is None
 
@@ -122,10 +139,10 @@ def test_active_survives_and_rejects(tmp_path: Path) -> None:
         catalog.set_active("qwen3-9000b", tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe", b"x" * 5000, b"hf.co/../x"])
 def test_foreign_active_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "active").write_bytes(content)
-    with pytest.raises(CatalogError, match="not a catalog id; run `zinc-rt model use`"):
+    with pytest.raises(CatalogError, match="not a model's name; run `zinc-rt model use`"):
         catalog.active(tmp_path)
 
 
@@ -155,6 +172,8 @@ def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
         ("x" * 5000, "File name too long"),
         ("/", "is a folder"),
         ("qwen3-8b", "not pulled yet; run `zinc-rt model pull qwen3-8b`"),
+        ("hf.co/a/b:Q8_0", "not pulled yet; run `zinc-rt model pull hf.co/a/b:Q8_0`"),
+        ("hf.co/a", "write hf.co/ORG/REPO,"),
     ],
 )
 def test_unusable_model_says_what_to_do(tmp_path: Path, spec: str, message: str) -> None:

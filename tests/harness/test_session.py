@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
 from harness.generate import Session, SessionOptions
 from harness.synth import SynthSpec, write_synthetic
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
+from tests.needs import need_device
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +83,13 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
 
 
 def tier_of(name: str) -> Tier:
-    return {"cpu": CpuTier, "late": LateTier}[name]() if name != "opencl" else open_tier(name)
+    if name == "opencl":
+        return need_device(partial(open_tier, name))
+    return {"cpu": CpuTier, "late": LateTier}[name]()
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 3])
-@pytest.mark.parametrize("name", [*available_tiers(), "late"])
+@pytest.mark.parametrize("name", [*TIERS, "late"])
 def test_a_cancelled_generation_leaves_nothing_behind(
     model_path: Path, name: str, steps_ahead: int
 ) -> None:

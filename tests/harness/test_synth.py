@@ -17,7 +17,7 @@ from contract.types import Request
 from harness.digest import logits_digest
 from harness.synth import ARCHITECTURES, QUANTS, SynthSpec, sized_spec, write_synthetic
 from harness.synth.__main__ import main
-from harness.synth.draw import BLOCK_SHAPES, draw_matrix
+from harness.synth.draw import draw_matrix
 from harness.synth.plan import plan_tensors
 from harness.synth.spec import DENSE
 from harness.synth.tensors import more_bits
@@ -27,10 +27,11 @@ from reference.limits import Limits
 from reference.model.gguf import open_gguf
 from reference.model.open import open_model
 from reference.model.tokenizer import load_tokenizer
-from reference.quant import FORMATS
+from reference.quant import FORMATS, LAYOUTS
 from reference.runner import ModelRunner
 from tests.families_table import DENSE as DENSE_MODELS
 from tests.families_table import FAMILIES
+from tests.needs import need_file
 from tests.paths import ROOT, VOCAB
 
 NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
@@ -94,7 +95,7 @@ def test_seed_and_tensor_name_decide_the_weights(tmp_path: Path) -> None:
             assert two.tensor_bytes(name).tobytes() == three.tensor_bytes(name).tobytes(), name
 
 
-@pytest.mark.parametrize("dtype", BLOCK_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
 def test_drawn_blocks_have_the_spread_that_was_asked_for(dtype) -> None:
     """Blocks are drawn, not quantized: their values still have mean 0 and the given deviation."""
     parts = list(draw_matrix(1, "w", dtype, 512, 1024, 0.05))
@@ -213,9 +214,7 @@ def test_own_tokenizer_encodes_every_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [0, 5])
 def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
     """Keys are copied as they are; a longer vocabulary is padded with unused tokens."""
-    source = next(iter(sorted(VOCAB.glob("*.gguf"))), None)
-    if source is None:
-        pytest.skip("no vocabulary files here")
+    source = need_file(VOCAB / "ggml-vocab-llama-spm.gguf")
     with open_gguf(source) as file:
         count = len(file.metadata["tokenizer.ggml.tokens"])
     spec = sized_spec("tiny", **NARROW | {"vocab": count + extra})

@@ -14,7 +14,7 @@ from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
 from harness.validate import Histogram, Workload, validate
 from harness.validate.__main__ import main
-from harness.validate.compare import UNOBSERVED, differs
+from harness.validate.compare import NOT_FINITE, UNOBSERVED, differs
 from harness.validate.trace import (
     layer_groups,
     residual_sites,
@@ -50,21 +50,21 @@ class CorruptTier(CpuTier):
         super().__init__(definitions_only=True)
         self.corruption = corruption
         self.submissions = 0
+        self.traced = False
 
-    def lower(self, graph, buffers, key):
-        batch = super().lower(graph, buffers, key)
-        traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
-        if self.corruption.only_untraced and traced:
-            return batch
-        names = [node.name for node in batch.nodes]
-        number = names.index(self.corruption.node)
-        array = batch.operands[number][self.corruption.result]
-        calls = list(batch.calls)
-        calls[number] = self._wrong(calls[number], array)
-        return replace(batch, calls=tuple(calls))
+    def lower(self, graph, buffers, form, inputs):
+        self.traced = any(d.name.startswith("scratch.") for d in graph.of_kind(BufferKind.OUTPUT))
+        return super().lower(graph, buffers, form, inputs)
 
-    def submit(self, batch, *, resume=False):
-        fence = super().submit(batch)
+    def call_of(self, node, bound):
+        call = super().call_of(node, bound)
+        sound = self.corruption.only_untraced and self.traced
+        if sound or node.name != self.corruption.node:
+            return call
+        return self._wrong(call, bound[self.corruption.result])
+
+    def submit(self, batch, inputs, wanted=()):
+        fence = super().submit(batch, inputs, wanted)
         self.submissions += 1
         return fence
 
@@ -199,10 +199,34 @@ def test_the_hidden_state_of_a_layer_is_its_last_result(model):
     assert found == {0: "ffn_residual[0]", 1: "ffn_residual[1]"}
 
 
-def test_floats_are_compared_by_value_and_nan_as_equal():
-    a = np.array([0.0, np.nan, 1.0, np.inf, np.nan], np.float32)
-    b = np.array([-0.0, np.nan, 1.0, -np.inf, 1.0], np.float32)
-    assert differs(a, b).tolist() == [False, False, False, True, True]
+def test_floats_are_compared_by_value_and_must_be_finite():
+    a = np.array([0.0, np.nan, 1.0, np.inf, np.inf, 1.0, 2.0], np.float32)
+    b = np.array([-0.0, np.nan, 1.0, np.inf, -np.inf, np.nan, 3.0], np.float32)
+    assert differs(a, b).tolist() == [False, True, False, True, True, True, True]
+
+
+def test_integers_and_bytes_are_compared_as_they_are():
+    a = np.array([0, 1, -1], np.int32)
+    assert differs(a, np.array([0, 2, -1], np.int32)).tolist() == [False, True, False]
+    assert not differs(a.view(np.uint8), a.view(np.uint8)).any()
+
+
+@pytest.mark.parametrize("amount", [np.nan, np.inf])
+def test_what_is_not_finite_on_both_sides_is_reported(model, amount):
+    """Weights and tokens are finite, so no rule gives NaN: equal bits would prove nothing."""
+    corruption = Corruption("ffn_down[1]", (2, 7), from_step=1, amount=amount)
+    with CorruptTier(corruption) as oracle, CorruptTier(corruption) as tier:
+        report = validate(model, oracle, {"cpu": tier}, WORKLOAD)
+    found = report.divergences["cpu"]
+    assert (found.node, found.index, found.step) == ("ffn_down[1]", (2, 7), 1)
+    assert found.note == NOT_FINITE
+    assert not report.agrees
+    assert "FAIL" in report.verdict
+
+
+def test_a_tier_alone_that_is_not_finite_is_an_ordinary_divergence(model):
+    found = report_of(model, Corruption("swiglu[1]", (2, 7), amount=np.nan)).divergences["cpu"]
+    assert (found.node, found.note) == ("swiglu[1]", "")
 
 
 def test_histogram_bins_by_sign_and_exponent():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,13 +21,14 @@ from contract.dtypes import F32, DType
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.digest import logits_digest
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.late_tier import LateTier
+from tests.needs import need_device
 
 SLOTS = 4
 CONTEXT = 176
@@ -38,7 +40,7 @@ STEP_TOKENS = 72
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
-    **({"opencl": lambda: open_tier("opencl")} if "opencl" in available_tiers() else {}),
+    "opencl": lambda: need_device(partial(open_tier, "opencl")),
 }
 """What every proof runs on."""
 

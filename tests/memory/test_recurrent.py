@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.tier import Tier
-from harness.tiers import available_tiers, open_tier
+from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.memory.recurrent import RecurrentMemory, RecurrentSnapshot, recurrent_buffers
 from tests.contract.graphs import decoder
@@ -30,6 +31,7 @@ from tests.memory.recurrent_layers import (
     graph,
     uninterrupted,
 )
+from tests.needs import need_device
 
 SLOTS = 3
 FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
@@ -49,13 +51,13 @@ def _open(name: str) -> Tier:
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 
-TIERS = [*available_tiers(), "late", *(["opencl-banked"] if "opencl" in available_tiers() else [])]
+WAYS = [*TIERS, "late", "opencl-banked"]
 """Banked: as devices have it whose memory the host does not share."""
 
 
-@pytest.fixture(scope="module", params=TIERS)
+@pytest.fixture(scope="module", params=WAYS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    with _open(request.param) as opened:
+    with need_device(partial(_open, request.param)) as opened:
         yield opened
 
 

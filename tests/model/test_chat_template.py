@@ -25,6 +25,7 @@ from reference.model.chat_template import (
 from reference.model.template_worker import Text, concat, literal, trusted_characters
 from reference.model.tokenizer import Tokenizer, TokenKind, load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, shared_tokenizer
+from tests.needs import machine_lacks, need_file
 from tests.paths import CHAT_TEMPLATES
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
@@ -47,10 +48,7 @@ NOW = datetime(2025, 3, 1, 12, 30)
 def _source(name: str) -> str:
     if name == "chatml":
         return CHATML
-    path = CHAT_TEMPLATES / f"{name}.jinja"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the test data")
-    return path.read_text()
+    return need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()
 
 
 _OPENED: list[ChatTemplate] = []
@@ -415,7 +413,7 @@ def test_the_worker_inherits_no_secrets(monkeypatch):
         template.render(TURNS)
         environ = f"/proc/{template._worker.pid}/environ"
         if not os.path.exists(environ):
-            pytest.skip("this system has no /proc")
+            machine_lacks("/proc")
         with open(environ, "rb") as file:
             assert b"hush" not in file.read()
 

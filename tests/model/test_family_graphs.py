@@ -151,6 +151,8 @@ def test_delta_net_states(tmp_path: Path) -> None:
     """One state of each kind in recurrent layers, keys and values in the others."""
     graph = graph_of(family_file("qwen35"), tmp_path)
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
+    assert states.pop("state.slots") == (LIMITS.slots, 8)
+    assert states.pop("state.recent") == (LIMITS.slots, LIMITS.recent_tokens)
     kv = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM)
     assert states == {
         "state.conv[0]": (LIMITS.slots, TAPS - 1, CHANNELS),
@@ -164,8 +166,8 @@ def test_delta_net_states(tmp_path: Path) -> None:
 
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
-    states = [decl.name for decl in graph.of_kind(BufferKind.STATE)]
-    assert states == ["state.kv[0]", "state.kv[1]"]
+    states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
+    assert states == {"state.slots", "state.recent", "state.kv[0]", "state.kv[1]"}
     read = {
         node.name: node.operands["kv"].buffer
         for node in graph.nodes

@@ -11,6 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from contract.dtypes import BF16, BY_GGML_ID, F16, F32, I32, Q4_1, Q6_K, Q8_0
 from reference.model.gguf import GGML_TYPES, GgufType, StringArray, Typed, open_gguf, write_gguf
+from tests.needs import need_file
 from tests.paths import VOCAB
 
 SCALARS = {
@@ -112,10 +113,7 @@ def test_we_read_what_they_write(tmp_path: Path) -> None:
 
 def test_published_vocabulary() -> None:
     """A file made by neither: 32,000 tokens with scores and types."""
-    path = VOCAB / "ggml-vocab-llama-spm.gguf"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the shared data")
-    compare(path)
+    compare(need_file(VOCAB / "ggml-vocab-llama-spm.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +126,7 @@ def test_published_vocabulary() -> None:
 )
 def test_large_published_vocabulary(name: str, tokens: int, merges: int) -> None:
     """Too slow for the package to read: sizes, and every string is where the file has it."""
-    path = VOCAB / f"ggml-vocab-{name}.gguf"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the shared data")
+    path = need_file(VOCAB / f"ggml-vocab-{name}.gguf")
     content = path.read_bytes()
     with open_gguf(path) as file:
         for key, count in (("tokens", tokens), ("merges", merges)):

@@ -13,6 +13,7 @@ import pytest
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf import GGML_TYPES, GgufType, StringArray, open_gguf
 from tests.model import gguf_bytes as raw
+from tests.needs import machine_lacks
 
 SCALARS = {
     raw.U8: 255,
@@ -246,8 +247,9 @@ def test_views_outlive_the_file(save) -> None:
             use()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 def test_no_descriptor_is_left_open(save) -> None:
+    if not Path("/proc/self/fd").exists():
+        machine_lacks("/proc/self/fd")
     good = save(raw.gguf([], [raw.tensor("w")], bytes(16)))
     bad = save(raw.gguf([], [raw.tensor("w")]), "bad.gguf")
 

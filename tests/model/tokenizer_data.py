@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from reference.model.gguf import open_gguf
 from reference.model.tokenizer import Tokenizer, TokenKind, load_tokenizer
 from reference.model.tokenizer.byte_alphabet import LETTER_OF_BYTE
+from tests.needs import need_file
 from tests.paths import VOCAB
 
 SHARED_VOCABULARIES = ("gemma-4", "llama-bpe", "llama-spm", "qwen35")
 
 
 def shared_vocabulary_path(name: str) -> Path:
-    """Path of a shared vocabulary; skips the test where the data is not there."""
-    path = VOCAB / f"ggml-vocab-{name}.gguf"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the test data")
-    return path
+    """Path of a shared vocabulary, see ``need_file``."""
+    return need_file(VOCAB / f"ggml-vocab-{name}.gguf")
 
 
 def shared_tokenizer(name: str) -> Tokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from accel.opencl.device import Device, find_device
 from accel.opencl.launcher import Mode
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
-from contract.errors import TierUnavailable
+from tests.needs import need_device
 
 OpenTier = Callable[..., OpenClTier]
 
@@ -30,13 +29,8 @@ WAYS = {
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    """The first OpenCL device. Skips where there is none; under CI that is a failure."""
-    try:
-        return find_device()
-    except TierUnavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    """The first OpenCL device."""
+    return need_device(find_device)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from accel.opencl.runtime import Choices, probe_options
 from accel.opencl.self_test import SelfTest, native_arithmetic, sample_pairs
 from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
+from tests.needs import need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 NASTY = np.array(
     [

@@ -20,11 +20,11 @@ from tests.ops.paged import Sequence, pool_of, random_sequence
 pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
 
 import pyopencl as cl
+from accel.packets.grid import launch_groups
 
 from accel.opencl.cpu_flags import has_cpu_flag
 from accel.opencl.device import find_devices
 from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.packets.grid import launch_groups
 from accel.packets.packet import ABSENT, OPS, PACKET
 from accel.packets.rules_attention import PART_HEADER, part_slots
 from contract.arithmetic import PAGE_TOKENS

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from accel.opencl.device import Device
+from accel.packets.layouts import LANES, Layout
+from accel.packets.ops import SLOTS
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_workers
 from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from harness.parity import compare, generate
 from harness.parity.operands import operand_dtype
-from tests.opencl.expert_graphs import expert_layers
-from tests.quant.samples import random_blocks
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.device import Device
-from accel.packets.grid import SLOTS, launch_groups
-from accel.packets.layouts import LANES, Layout, repack
-from accel.packets.packet import OPS, PACKET
-from accel.packets.rules import lower_graph
-from accel.packets.schedule import schedule_workers
 from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl.expert_graphs import expert_layers
+from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
 from tests.opencl.work_groups import open_work_groups
+from tests.quant.samples import random_blocks
 
 EXPERT_OPCODES = (
     Opcode.MOE_GATE_TOPK,
@@ -91,7 +88,7 @@ def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
     """Each expert is arranged as if it were alone, padded on its own."""
     experts = 3
     blocks = random_blocks(dtype, experts * rows, 256, 1)
-    weight = repack(dtype, blocks, experts)
+    weight = arranged(dtype, blocks, experts)
     assert weight.rows == experts * rows
     if dtype.storage is StorageClass.FLOAT:
         assert weight.layout is Layout.STORED
@@ -100,14 +97,14 @@ def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
     groups = -(-rows // LANES)
     assert len(weight.bytes) == experts * groups
     for expert in range(experts):
-        alone = repack(dtype, blocks[expert * rows : (expert + 1) * rows])
+        alone = arranged(dtype, blocks[expert * rows : (expert + 1) * rows])
         assert (weight.bytes[expert * groups : (expert + 1) * groups] == alone.bytes).all()
 
 
 def test_straddling_groups_would_be_noticed() -> None:
     """The negative control: without the number of experts the rows of two share a group."""
     blocks = random_blocks(Q8_0, 3 * 19, 256, 2)
-    assert repack(Q8_0, blocks).bytes.shape != repack(Q8_0, blocks, 3).bytes.shape
+    assert arranged(Q8_0, blocks).bytes.shape != arranged(Q8_0, blocks, 3).bytes.shape
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
@@ -143,13 +140,11 @@ def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: i
     """As many units as any routing can cut chunks, and not a multiple of it."""
     graph = expert_layers(1, experts=experts, used=used)
     step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")
-    product = next(op for op in step.ops if op.name == "matmul" and op.sizes[3:])
-    packet = np.zeros(1, PACKET)[0]
-    packet["op"], packet["dtype"] = OPS.index("matmul"), Q4_K.ggml_id
-    packet["size"][: len(product.sizes)] = product.sizes
+    product = next(op for op in step.ops if op.name == "matmul" and op.most_sizes()["places"])
+    product = replace(product, dtype=Q4_K)
     pairs, row_groups = tokens * used, 256 // LANES
     # The worst routing: as many experts as possible hold one pair, one holds the rest.
     lonely = min(experts - 1, pairs)
     worst = lonely + -(-(pairs - lonely) // SLOTS)
-    assert row_groups * worst <= launch_groups(packet, 128, 1 << 30)
-    assert launch_groups(packet, 128, 1 << 30) <= row_groups * (worst + experts)
+    assert row_groups * worst <= product.launch_groups(128, 1 << 30)
+    assert product.launch_groups(128, 1 << 30) <= row_groups * (worst + experts)

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from accel.opencl.cpu_flags import cpu_flags
+from accel.opencl.device import ICD_HINT, find_devices
+from accel.opencl.program import build_program, op_files
+from accel.packets.layouts import LANES, Layout, header_bytes
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import FORMATS, moderate_scales
+from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
-from reference.quant.mxfp4 import EXPONENT_BIAS
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-from accel.opencl.cpu_flags import has_cpu_flag
-from accel.opencl.device import find_devices
-from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.packets.layouts import LANES, Layout, RepackedWeight, header_bytes, repack
-from accel.packets.packet import ABSENT, OPS, PACKET
-from contract.errors import TierUnavailable
+from tests.needs import machine_lacks, missing, need_device
+from tests.opencl.lanes import ArrangedWeight, arranged
 from tests.opencl.work_groups import products_of
 
 ENTRY = """
@@ -30,7 +28,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
 void one_packet(ulong packet, uint op) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
-    map.scratch = map.own = 0;
+    map.scratch = map.own = map.input = 0;
     MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
@@ -63,13 +61,8 @@ VARIANTS = {
 
 
 def _cpu_device():
-    try:
-        devices = [device for device in find_devices() if device.is_cpu]
-    except TierUnavailable as error:
-        pytest.skip(str(error))
-    if not devices:
-        pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
-    return devices[0]
+    devices = [device for device in need_device(find_devices) if device.is_cpu]
+    return devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
 
 
 class Products:
@@ -83,13 +76,13 @@ class Products:
         import pyopencl as cl
 
         device = _cpu_device()
-        if variant.vnni and not (device.is_pocl and has_cpu_flag("avx512_vnni")):
-            pytest.skip("this processor has no AVX-512 VNNI")
+        if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
+            machine_lacks("AVX-512 VNNI")
         context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(context)
         self._files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
+            **op_files(KERNEL_OPS),
             "one_packet.cl": ENTRY,
         }
         self._options = (
@@ -118,7 +111,7 @@ class Products:
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
         """x @ W.T with ``workers`` workers; checks that nothing beside the result is written."""
         tokens, columns = x.shape
-        weight = repack(dtype, blocks)
+        weight = arranged(dtype, blocks)
         assert (weight.rows, weight.columns) == (len(blocks), columns)
         y = np.full((tokens, len(blocks) + 5), UNWRITTEN)
         inputs = [x, None, None]
@@ -154,7 +147,7 @@ class Products:
 
 def _packet(name, operands, sizes, dtype=None, layout=Layout.STORED) -> np.ndarray:
     packet = np.zeros(1, PACKET)
-    packet["op"] = OPS.index(name)
+    packet["op"] = NUMBERS[name]
     packet["operand"] = ABSENT
     for index, array in enumerate(operands):
         if array is not None:
@@ -243,13 +236,12 @@ def test_largest_magnitudes(products: Products, dtype: DType) -> None:
     x[2, ::2] *= -1
     blocks = np.full((2, dtype.row_bytes(512)), 0xFF, np.uint8)
     blocks[1] = 0
-    parts = blocks.reshape(2, -1, dtype.block_bytes)
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
-    for offset in FORMATS[dtype].exponent_offsets:
-        parts[..., offset] = EXPONENT_BIAS
+    layout = LAYOUTS[dtype]
+    parts = layout.parts(blocks)
+    for name in layout.floats or ("e",):
+        parts[name] = 1.0 if layout.floats else EXPONENT_BIAS
     if dtype.name == "q6_k":
-        parts[..., 192:208] = 0x80
+        parts["scales"] = -128
     for tokens in (1, 4):
         got = products.matmul(blocks, dtype, x[:tokens], 1)
         assert (got == matmul(blocks, dtype, x[:tokens])).all()
@@ -264,7 +256,7 @@ def test_embedding_reads_either_layout(products: Products, shape) -> None:
     blocks = _random_blocks(rng, dtype, rows, columns)
     ids = rng.integers(0, rows, tokens)
     expected = FORMATS[dtype].dequantize(blocks[ids])
-    for weight in (repack(dtype, blocks), RepackedWeight(blocks, Layout.STORED, rows, columns)):
+    for weight in (arranged(dtype, blocks), ArrangedWeight(blocks, Layout.STORED, rows, columns)):
         assert (products.embed(weight, dtype, ids) == expected).all()
 
 
@@ -284,7 +276,7 @@ def test_every_exponent(products: Products) -> None:
     with np.errstate(over="ignore"):
         rows = FORMATS[MXFP4].dequantize(blocks)
     ids = np.arange(256)
-    for weight in (repack(MXFP4, blocks), RepackedWeight(blocks, Layout.STORED, 256, 32)):
+    for weight in (arranged(MXFP4, blocks), ArrangedWeight(blocks, Layout.STORED, 256, 32)):
         assert (products.embed(weight, MXFP4, ids) == rows).all()
 
 
@@ -292,10 +284,10 @@ def test_every_exponent(products: Products) -> None:
 def test_arranged_weight_takes_no_more_memory(dtype: DType) -> None:
     """Beside rows of padding, at most one vector a row group that is not full."""
     columns = max(dtype.block_elements, 32)
-    weight = repack(dtype, np.zeros((3 * LANES, dtype.row_bytes(columns)), np.uint8))
+    weight = arranged(dtype, np.zeros((3 * LANES, dtype.row_bytes(columns)), np.uint8))
     assert weight.bytes.nbytes <= 3 * LANES * dtype.row_bytes(columns) + 3 * 48
     blocks = np.zeros((3 * LANES, dtype.row_bytes(768)), np.uint8)
-    weight = repack(dtype, blocks)
+    weight = arranged(dtype, blocks)
     assert weight.bytes.nbytes <= blocks.nbytes + 3 * 32
     if dtype.storage is StorageClass.FLOAT:
         assert weight.bytes is blocks

@@ -18,7 +18,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import Model, open_model
-from reference.runner import Capacity, ModelRunner
+from reference.runner import ModelRunner
 from tests.opencl.conftest import WAYS, OpenTier
 
 CONTEXT = 96
@@ -36,10 +36,10 @@ def generate(
     model: Model, tier: Tier, requests: tuple[Request, ...], kv_dtype: DType = F32
 ) -> Outcome:
     """Tokens and all logits of each request, served together in small chunks."""
-    limits = Limits(slots=3, context=CONTEXT, pages=24, kv_dtype=kv_dtype)
+    limits = Limits(3, CONTEXT, 24, kv_dtype, step_tokens=32, step_rows=32)
     tokens: dict[int, list[int]] = {request.id: [] for request in requests}
     logits: dict[int, list[NDArray[np.float32]]] = {request.id: [] for request in requests}
-    with ModelRunner(model, tier, limits, Capacity(32, 32)) as runner:
+    with ModelRunner(model, tier, limits) as runner:
         engine = Engine(runner, end_of_generation=frozenset(), chunk_tokens=20)
         for request in requests:
             sink = logits[request.id]
@@ -55,10 +55,10 @@ def test_steps_fed_on_the_device_sample_the_same_tokens(
 ) -> None:
     """Decode without the host between the steps, on device memory of either kind."""
     model = open_model(tiny_model_path)
-    limits = Limits(slots=len(REQUESTS), context=CONTEXT, pages=24)
+    limits = Limits(len(REQUESTS), CONTEXT, 24, step_tokens=64, step_rows=32)
     outcomes = []
     for tier, ahead in ((CpuTier(), 0), (open_way(open_opencl, WAYS[way]), 3)):
-        with ModelRunner(model, tier, limits, Capacity(64, 32)) as runner:
+        with ModelRunner(model, tier, limits) as runner:
             engine = Engine(runner, steps_ahead=ahead)
             for request in REQUESTS:
                 engine.submit(request)

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from accel.opencl import program as program_module
+from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device
-from accel.opencl.program import OPS, BuildError, build_program, source_of, step_files
+from accel.opencl.program import (
+    OP_NAMES,
+    BuildError,
+    build_program,
+    kernel_text,
+    op_files,
+    source_of,
+    step_files,
+)
+from accel.packets.accessors import packet_accessors
+from accel.packets.ops import TABLE
+from tests.needs import machine_lacks, need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 FILES = {"one.cl": "__kernel void one(__global int *x) { x[0] = 1; }\n"}
 OPTIONS = "-cl-std=CL1.2"
@@ -46,6 +61,35 @@ def test_source_and_options_are_part_of_the_key(build: Build, tmp_path: Path) ->
     assert len(build({"one.cl": FILES["one.cl"] + "\n"})) == 1
     assert len(build(options=OPTIONS + " -DX=1")) == 1
     assert len(list(tmp_path.glob("*.bin"))) == 3
+
+
+def test_another_processor_is_another_entry(
+    device: Device, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of built programs may be shared by machines whose devices have one name."""
+    if not device.is_cpu:
+        machine_lacks("OpenCL CPU device in the first place")
+    build()
+    monkeypatch.setattr("accel.opencl.program.processor_key", lambda: "0123")
+    assert len(build()) == 1
+    monkeypatch.undo()
+    assert build() == []
+    assert len(list(tmp_path.glob("*.bin"))) == 2
+
+
+def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path: Path) -> None:
+    """Speeds, numbers and the order of flags do not matter."""
+
+    def key(*cores: str) -> str:
+        path = tmp_path / f"cpuinfo{len(list(tmp_path.iterdir()))}"
+        path.write_text("".join(f"processor : {n}\n{core}\n" for n, core in enumerate(cores)))
+        return processor_key(path)
+
+    assert key("flags : fpu avx2") == key("flags : avx2 fpu", "flags\t: fpu avx2")
+    assert key("flags : fpu avx2") == key("flags : fpu avx2", "flags : fpu avx2 avx512f")
+    keys = {key("flags : fpu"), key("flags : fpu avx2"), key("Features : fp asimd"), key("")}
+    assert len(keys) == 4
+    assert processor_key(tmp_path / "none") == key("")
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "foreign"])
@@ -119,9 +163,60 @@ def test_lines_of_the_program_are_counted_per_file() -> None:
 
 
 def test_every_op_has_its_file() -> None:
-    """One op, one file of the same name; the parts of a reduction share one."""
+    """The file the table names holds the kernel of each op."""
     text = step_files()
-    for name in OPS:
-        file = f"{name.removesuffix('_part')}.cl"
+    for name, op in TABLE.items():
+        file = text[f"{op.source}.cl"]
         macros = (f"DEFINE_{kind}({name}," for kind in ("ELEMENTWISE", "BY_COLUMNS"))
-        assert any(definition in text[file] for definition in (f"op_{name}(", *macros))
+        assert any(definition in file for definition in (f"op_{name}(", *macros))
+
+
+def test_an_op_without_a_kernel_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has an op whose file nobody wrote."""
+    missing = replace(TABLE["add"], name="subtract", source="subtract")
+    monkeypatch.setattr(program_module, "TABLE", {"subtract": missing})
+    with pytest.raises(BuildError, match=r"subtract\.cl"):
+        op_files(["subtract"])
+
+
+def _built(device: Device, files: dict[str, str]) -> None:
+    options = (
+        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DGROUP_SIZE=1 "
+        "-DDOT_VNNI=0 -DPERSISTENT=0 -DYIELD_SYSCALL=0"
+    )
+    build_program(cl.Context([device.handle]), device, files, options, None)
+
+
+def test_a_table_without_the_ops_kernel_function_is_refused(device: Device) -> None:
+    """Its file is there, but defines no such op."""
+    files = step_files(["add"])
+    files["add.cl"] = files["add.cl"].replace("(add,", "(sum,")
+    with pytest.raises(BuildError, match=r"add"):
+        _built(device, files)
+
+
+@pytest.mark.parametrize(("given", "used"), [("weight", "gain"), ("eps", "epsilon")])
+def test_a_kernel_that_uses_another_name_is_refused(device: Device, given: str, used: str) -> None:
+    """The compiler's words name the file, and the field the table does not have."""
+    files = step_files(["rms_norm"])
+    files["rms_norm.cl"] = files["rms_norm.cl"].replace(f"op.{given}", f"op.{used}")
+    with pytest.raises(BuildError, match=r"rms_norm\.cl") as caught:
+        _built(device, files)
+    assert used in caught.value.log
+
+
+def test_kernels_read_packets_by_name_alone() -> None:
+    """No kernel knows the place of an operand, a size or a real."""
+    for file in {f"{op.source}.cl" for op in TABLE.values()}:
+        text = kernel_text(file)
+        assert not re.search(r"packet->(operand|stride|size|real)\b|OPERAND\(", text), file
+    assert "packet->operand[3]" in packet_accessors([TABLE["matmul"]])
+
+
+def test_names_of_an_op_are_distinct() -> None:
+    """Operands, their strides, sizes and reals are members of one structure."""
+    for op in TABLE.values():
+        operands = [operand.name for operand in op.operands]
+        names = [*operands, *(f"{name}_stride" for name in operands), *op.sizes, *op.reals]
+        assert len(set(names)) == len(names), op.name
+    assert tuple(TABLE) == OP_NAMES

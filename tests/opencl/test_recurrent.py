@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.opencl.device import find_devices
-from accel.opencl.program import HEADERS, build_program, kernel_text
+from accel.opencl.device import ICD_HINT, find_devices
+from accel.opencl.program import build_program, op_files
 from accel.packets.binding import bind_step
-from accel.packets.grid import launch_groups
-from accel.packets.packet import OPS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
-from contract.errors import TierUnavailable
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.nodes import BufferKind
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
@@ -24,8 +23,9 @@ from harness.parity.execute import ELEMENT, build_graph
 from harness.parity.values import NONFINITE
 from reference.exact.elementary import log, softplus
 from reference.matrix import Matrix
+from tests.needs import missing, need_device, need_module
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 KERNEL_OPS = (
     "scale_columns",
@@ -46,11 +46,12 @@ MOST_GROUPS = 3
 UNWRITTEN = 0xFF
 ENTRY = """
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-void one_packet(ulong packet, ulong scratch) {
+void one_packet(ulong packet, ulong scratch, ulong input) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
     map.scratch = scratch;
     map.own = 0;
+    map.input = input;
     MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
@@ -72,17 +73,13 @@ class WorkGroups:
     """The kernels built for work-groups, run on arrays of this process."""
 
     def __init__(self) -> None:
-        try:
-            device = next(device for device in find_devices() if device.is_cpu)
-        except (TierUnavailable, StopIteration):
-            pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
+        devices = [device for device in need_device(find_devices) if device.is_cpu]
+        device = devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
         self._context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(self._context)
-        cases = " ".join(f"X({OPS.index(name)}, {name})" for name in KERNEL_OPS)
         files = {
-            **{name: kernel_text(name) for name in (*HEADERS, *(f"{op}.cl" for op in KERNEL_OPS))},
-            "ops.h": f"{RUN}#define FOR_EACH_OP(X) {cases}\n",
-            "one_packet.cl": ENTRY,
+            **op_files(KERNEL_OPS),
+            "one_packet.cl": RUN + ENTRY,
         }
         options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
@@ -96,7 +93,8 @@ class WorkGroups:
         """Every written and updated operand of the case."""
         graph = build_graph(case)
         sizes = case.sizes
-        step = lower_graph(graph, ShapeKey(sizes["tokens"], 0), 1, "opencl")
+        counts = ShapeKey(sizes["tokens"], 0)
+        step, layout = lower_graph(graph, counts, 1, "opencl"), input_layout(graph, counts)
         schedule = schedule_launches(step)
         arrays = {}
         for name, decl in graph.buffers.items():
@@ -109,9 +107,12 @@ class WorkGroups:
                 array[..., margin : shape[-1] - margin] = content
             arrays[name] = array
         scratch = np.full(max(1, schedule.shared_bytes), UNWRITTEN, np.uint8)
-        packets = bind_step(step, schedule, lambda name: arrays[name].ctypes.data, _no_matrix)
-        for packet in packets:
-            groups = launch_groups(packet, GROUP_SIZE, MOST_GROUPS)
+        requests = {decl.name: arrays[decl.name] for decl in graph.of_kind(BufferKind.REQUEST)}
+        inputs = pack_inputs(layout, counts, requests)
+        addresses = {name: array.ctypes.data for name, array in arrays.items()}
+        packets = bind_step(step, schedule, layout, addresses.__getitem__, _no_matrix)
+        for packet, op in zip(packets, step.ops, strict=True):
+            groups = op.launch_groups(GROUP_SIZE, MOST_GROUPS)
             place = np.array([packet])
             self._packet(
                 self._queue,
@@ -119,6 +120,7 @@ class WorkGroups:
                 (GROUP_SIZE,),
                 np.uint64(place.ctypes.data),
                 np.uint64(scratch.ctypes.data),
+                np.uint64(inputs.ctypes.data),
             )
             self._queue.finish()
         return {o.name: arrays[o.name] for o in TABLE[case.opcode].outputs}

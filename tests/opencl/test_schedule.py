@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.packets.ops import TABLE, Split
 from accel.packets.packet import ALIGNMENT
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
-from accel.packets.step import Op, Schedule, Split, Step, Tensor
+from accel.packets.step import Count, Op, Per, Schedule, Step, Tensor
 from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -135,6 +136,7 @@ def test_everyone_writing_shared_memory_bars_a_second_writer() -> None:
     """A worker still repeating an old write must not undo a newer one."""
     page = Tensor("state", 0, 4, 4)
     source = Tensor("x", 0, 4, 4)
-    write = Op("add", (source, page), (Split.ROWS, Split.ROWS), (1,), (1, 4), private=True)
+    operands, splits = (source, None, page), (Split.ROWS,) * 3
+    write = Op(TABLE["add"], operands, splits, Count(1, Per.STEP, 1), (4,), private=True)
     step = Step([write, write])
     assert [p.wait for p in schedule_workers(step, WORKERS).placements] == [False, True]

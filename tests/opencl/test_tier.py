@@ -14,19 +14,22 @@ from accel.opencl.launcher import Engine, Mode, PersistentLauncher, WorkersLost
 from accel.opencl.program import BuildError
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
-from accel.packets.packet import OPS, PACKET
+from accel.packets.ops import NUMBERS
+from accel.packets.packet import PACKET
 from accel.packets.rules import RULES
 from contract.dtypes import F32, I32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import InputLayout, input_layout, pack_inputs
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.needs import machine_lacks, need_module
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.quant.samples import random_blocks
 
-cl = pytest.importorskip("pyopencl")
+cl = need_module("pyopencl", "opencl")
 
 KEY = ShapeKey(3, 0)
 WIDTH = 40
@@ -42,22 +45,33 @@ def doubling() -> Graph:
     return builder.build()
 
 
+LAYOUT = input_layout(doubling(), KEY)
+NBYTES = KEY.tokens * WIDTH * 4
+
+
+def inputs_of(values: np.ndarray, layout: InputLayout = LAYOUT) -> np.ndarray:
+    """A step whose tokens have ``values``, float32[tokens, WIDTH]."""
+    return pack_inputs(layout, ShapeKey(len(values), 0), {"x": values})
+
+
+def doubled(values: np.ndarray) -> np.ndarray:
+    return (values + values) * values
+
+
 def run_doubling(tier: OpenClTier, rounds: int = 1) -> None:
-    """Replays one batch with new inputs and checks every result."""
+    """Replays one batch with new inputs, of any number of tokens, and checks every result."""
     graph = doubling()
-    nbytes = KEY.tokens * WIDTH * 4
-    x = tier.alloc(graph.buffers["x"], nbytes, Heap.HOST_VISIBLE)
-    y = tier.alloc(graph.buffers["y"], nbytes, Heap.BAR)
-    batch = tier.lower(graph, {"x": x, "y": y}, KEY)
+    y = tier.alloc(graph.buffers["y"], NBYTES, Heap.BAR)
+    batch = tier.lower(graph, {"y": y}, KEY, LAYOUT)
     rng = np.random.default_rng(0)
-    for _ in range(rounds):
-        values = rng.standard_normal(KEY.tokens * WIDTH, dtype=np.float32)
-        tier.map(x).view(np.float32)[:] = values
-        fence = tier.submit(batch)
+    for number in range(rounds):
+        tokens = KEY.tokens - number % (KEY.tokens + 1)
+        values = rng.standard_normal((tokens, WIDTH), dtype=np.float32)
+        fence = tier.submit(batch, inputs_of(values))
         tier.wait(fence)
         assert fence.done
-        assert np.array_equal(tier.map(y).view(np.float32), (values + values) * values)
-    tier.free(x)
+        got = tier.map(y).view(np.float32).reshape(-1, WIDTH)
+        assert np.array_equal(got[:tokens], doubled(values))
     tier.free(y)
 
 
@@ -139,23 +153,20 @@ def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
     """A batch lowered for a small step still runs after a large one moved the scratch memory."""
     tier = open_opencl()
     graph = doubling()
-    buffers = {
-        name: tier.alloc(graph.buffers[name], 2000 * WIDTH * 4, Heap.HOST_VISIBLE)
-        for name in ("x", "y")
-    }
-    small = tier.lower(graph, buffers, ShapeKey(2, 0))
-    tier.lower(graph, buffers, ShapeKey(2000, 0))
-    tier.map(buffers["x"]).view(np.float32)[:] = 3
-    tier.wait(tier.submit(small))
+    layout = input_layout(graph, ShapeKey(2000, 0))
+    buffers = {"y": tier.alloc(graph.buffers["y"], 2000 * WIDTH * 4, Heap.HOST_VISIBLE)}
+    small = tier.lower(graph, buffers, ShapeKey(2, 0), layout)
+    tier.lower(graph, buffers, ShapeKey(2000, 0), layout)
+    tier.wait(tier.submit(small, inputs_of(np.full((2, WIDTH), 3, np.float32), layout)))
     assert (tier.map(buffers["y"]).view(np.float32)[: 2 * WIDTH] == 18).all()
 
 
 def test_unsupported_opcodes_are_named(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowering refuses what there is no rule for before anything runs."""
     rules = {opcode: rule for opcode, rule in RULES.items() if opcode is not Opcode.MUL}
-    monkeypatch.setattr("accel.opencl.tier.RULES", rules)
+    monkeypatch.setattr("accel.packets.rules.RULES", rules)
     with pytest.raises(UnsupportedOp, match="MUL"):
-        tier.lower(doubling(), {}, KEY)
+        tier.lower(doubling(), {}, KEY, LAYOUT)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -218,10 +229,9 @@ def test_bad_kernel_files_are_refused(tier: OpenClTier) -> None:
 
 def _never_done(tier: OpenClTier, status: int) -> object:
     graph = doubling()
-    buffers = {
-        name: tier.alloc(graph.buffers[name], 4096, Heap.HOST_VISIBLE) for name in ("x", "y")
-    }
-    fence = tier.submit(tier.lower(graph, buffers, KEY))
+    buffers = {"y": tier.alloc(graph.buffers["y"], NBYTES, Heap.HOST_VISIBLE)}
+    batch = tier.lower(graph, buffers, KEY, LAYOUT)
+    fence = tier.submit(batch, inputs_of(np.zeros((1, WIDTH), np.float32)))
     tier.wait(fence)
     return replace(fence, event=SimpleNamespace(command_execution_status=status))
 
@@ -232,7 +242,7 @@ def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
     with pytest.raises(DeviceLost, match=r"did not end within 0\.01 s"):
         tier.wait(fence, timeout=0.01)
     with pytest.raises(DeviceLost, match="did not end"):
-        tier.submit(fence.batch)
+        tier.submit(fence.batch, np.zeros(LAYOUT.nbytes, np.uint8))
 
 
 def test_a_failed_step_is_a_lost_device(tier: OpenClTier) -> None:
@@ -258,19 +268,19 @@ def _engine(device: Device, choices: Choices) -> Engine:
 def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
     """More groups than the device runs at once: they stop, say so, and the next step is sound."""
     if not device.is_cpu:
-        pytest.skip("how many groups an accelerator runs at once is not known")
+        machine_lacks("device whose number of groups at once is known")
     engine = _engine(device, Choices(cache=kernel_cache))
     packets = np.zeros(2, PACKET)
-    packets["op"] = OPS.index("verify_k")
+    packets["op"] = NUMBERS["verify_k"]
     packets["wait"] = 1
     place = engine.memory.adopt("packets", packets.view(np.uint8))
     too_many = PersistentLauncher(engine, 8 * device.compute_units, 1, spin_limit=1 << 16)
-    too_many.record(packets, place.address).enqueue().wait()
+    too_many.record(packets, place.address).enqueue(0, tokens=1).wait()
     with pytest.raises(WorkersLost):
         too_many.check()
     too_many.check()
     few = PersistentLauncher(engine, 1, 1)
-    few.record(packets, place.address).enqueue().wait()
+    few.record(packets, place.address).enqueue(0, tokens=1).wait()
     few.check()
 
 
@@ -305,11 +315,11 @@ def test_int_operands_only(tier: OpenClTier) -> None:
     draft = builder.buffer("draft", BufferKind.REQUEST, I32, ("rows", 4))
     out = builder.output("accepted", "rows", dtype=I32)
     builder.emit(Opcode.VERIFY_K, draft=draft, target=draft, accepted=out)
-    graph = builder.build()
-    buffers = {
-        name: tier.alloc(decl, 64, Heap.HOST_VISIBLE) for name, decl in graph.buffers.items()
-    }
-    tier.wait(tier.submit(tier.lower(graph, buffers, ShapeKey(0, 2))))
+    graph, step = builder.build(), ShapeKey(0, 2)
+    buffers = {"accepted": tier.alloc(graph.buffers["accepted"], 64, Heap.HOST_VISIBLE)}
+    layout = input_layout(graph, step)
+    inputs = pack_inputs(layout, step, {"draft": np.arange(8, dtype=np.int32)})
+    tier.wait(tier.submit(tier.lower(graph, buffers, step, layout), inputs))
     assert tier.map(buffers["accepted"]).view(np.int32)[:2].tolist() == [4, 4]
 
 

@@ -198,7 +198,7 @@ def fused_tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Any) -> Pa
     return _tile_of((product - top).astype(np.float32), top, values, 0, offset)
 
 
-def _tile_of(d: Float32, top: np.float32, values: Rows, hidden: int, offset: int) -> Partial:
+def _tile_of(d: Float32, top: Float32, values: Rows, hidden: int, offset: int) -> Partial:
     """The rest of a tile; the first ``hidden`` positions are masked."""
     p = exp2(np.maximum(d, EXP2_MIN))
     p[:hidden] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,9 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness.parity import STRATEGIES, Case, all_cases, compare, run_barrier, swept_dtypes
-from harness.tiers import TierOptions, available_tiers, open_tier
+from harness.tiers import TIERS, TierOptions, open_tier
 from reference.ops import DEFINITIONS
+from tests.needs import need_device
 
 pytestmark = pytest.mark.parity
 
@@ -23,10 +25,10 @@ REPEATS = int(os.environ.get("ZINC_RT_PARITY_REPEATS", "1"))
 CASES = all_cases(REPEATS)
 
 
-@pytest.fixture(scope="module", params=available_tiers())
+@pytest.fixture(scope="module", params=TIERS)
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
     """One tier, kept open over all its cases: what one case leaves behind must not matter."""
-    with open_tier(request.param, TierOptions(THREADS)) as opened:
+    with need_device(partial(open_tier, request.param, TierOptions(THREADS))) as opened:
         yield opened
 
 

@@ -1,43 +1,75 @@
-"""llama.cpp through its Python binding: the tokens and logits it gives for a file."""
+"""llama.cpp through its Python binding: the tokens and logits it gives for a file.
+
+It runs in a child process. Only functions called there import the binding, whose native code was
+built for one processor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-llama_cpp = pytest.importorskip(
-    "llama_cpp", reason="the peer tests need llama-cpp-python (pip install 'zinc-rt[peer]')"
-)
+from tests.peer.child import Child
 
+NAME = "llama.cpp"
 GGML_TYPE_F32 = 0
 GGML_TYPE_F16 = 1
-THREADS = 2
+THREADS = 1
+"""Several wait for one another by spinning: 100 times as long where other work runs beside them."""
 
 
-class PeerTokenizer:
-    """The tokenizer of a GGUF file, by llama.cpp."""
+class Peer:
+    """llama.cpp in a child process; its crash fails the test that asked."""
 
-    def __init__(self, path: Path) -> None:
-        self._llama = llama_cpp.Llama(str(path), vocab_only=True, verbose=False, n_ctx=8)
+    def __init__(self) -> None:
+        self._child = Child(NAME)
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
-        """Token ids; ``add_bos`` adds what the model's own rule adds."""
-        return self._llama.tokenize(text.encode(), add_bos=add_bos, special=parse_special)
+    def encode(
+        self, path: Path, texts: Iterable[str], *, parse_special: bool, add_bos: bool
+    ) -> list[list[int]]:
+        """Token ids of every text; ``add_bos`` adds what the model's own rule adds."""
+        return self._child.call(_encode, str(path), list(texts), parse_special, add_bos)
+
+    def logits(
+        self, path: Path, tokens: Sequence[int], kv_type: int = GGML_TYPE_F32, chunk: int = 512
+    ) -> NDArray[np.float32]:
+        """Teacher-forced logits of every position, float32[len(tokens), vocab]."""
+        return self._child.call(_logits, str(path), list(tokens), kv_type, chunk)
+
+    def quantize(self, source: Path, out: Path, file_type: int) -> Path:
+        """Write ``source`` in the mixture ``file_type`` to ``out``, and return that."""
+        status = self._child.call(_quantize, str(source), str(out), file_type)
+        assert status == 0
+        return out
 
     def close(self) -> None:
-        self._llama.close()
+        """End the child process."""
+        self._child.close()
 
 
-def peer_logits(
-    path: Path, tokens: Sequence[int], kv_type: int = GGML_TYPE_F32, chunk: int = 512
-) -> NDArray[np.float32]:
-    """Teacher-forced logits of every position, float32[len(tokens), vocab]."""
+@functools.lru_cache(maxsize=1)
+def _vocabulary(path: str) -> Any:
+    import llama_cpp
+
+    return llama_cpp.Llama(path, vocab_only=True, verbose=False, n_ctx=8)
+
+
+def _encode(path: str, texts: list[str], parse_special: bool, add_bos: bool) -> list[list[int]]:
+    llama = _vocabulary(path)
+    return [llama.tokenize(t.encode(), add_bos=add_bos, special=parse_special) for t in texts]
+
+
+def _logits(path: str, tokens: list[int], kv_type: int, chunk: int) -> NDArray[np.float32]:
+    import llama_cpp
+
     llama = llama_cpp.Llama(
-        str(path),
+        path,
         n_ctx=max(64, len(tokens)),
         n_batch=chunk,
         n_ubatch=chunk,
@@ -50,7 +82,19 @@ def peer_logits(
         verbose=False,
     )
     try:
-        llama.eval(list(tokens))
-        return llama.scores[: len(tokens)].copy()
+        llama.eval(tokens)
+        scores: NDArray[np.float32] = llama.scores[: len(tokens)].copy()
+        return scores
     finally:
         llama.close()
+
+
+def _quantize(source: str, out: str, file_type: int) -> int:
+    import llama_cpp
+
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = file_type
+    parameters.nthread = THREADS
+    return int(
+        llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(parameters))
+    )

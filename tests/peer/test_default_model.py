@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.bench.engines import peer_version
 from reference.model.open import open_model
 from tests.peer.float64_llama import Float64Llama, mean_kl
-from tests.peer.llama_cpp_peer import GGML_TYPE_F16, GGML_TYPE_F32, peer_logits
+from tests.peer.llama_cpp_peer import GGML_TYPE_F16, GGML_TYPE_F32, Peer
 from tests.peer.our_engine import our_logits
 from tests.peer.texts import PASSAGE
 
@@ -28,6 +29,7 @@ PEER_KV = {"f32": GGML_TYPE_F32, "f16": GGML_TYPE_F16}
 class Figures:
     """KL in nats, averaged over positions; differences are of logits."""
 
+    peer: str
     kv: str
     positions: int
     kl_ours_from_float64: float
@@ -51,34 +53,35 @@ def largest(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
 
 
-def measure(path: Path, kv: str, tokens: list[int], truth: np.ndarray) -> Figures:
+def measure(peer: Peer, path: Path, kv: str, tokens: list[int], truth: np.ndarray) -> Figures:
     ours = our_logits(path, tokens, kv_dtype=kv)
-    peer = peer_logits(path, tokens, PEER_KV[kv])
-    kl_ours, kl_peer = mean_kl(truth, ours), mean_kl(truth, peer)
+    theirs = peer.logits(path, tokens, PEER_KV[kv])
+    kl_ours, kl_peer = mean_kl(truth, ours), mean_kl(truth, theirs)
     return Figures(
+        peer=peer_version(),
         kv=kv,
         positions=len(tokens),
         kl_ours_from_float64=kl_ours,
         kl_peer_from_float64=kl_peer,
-        kl_peer_from_ours=mean_kl(ours, peer),
+        kl_peer_from_ours=mean_kl(ours, theirs),
         kl_ratio=kl_peer / kl_ours,
-        top1_ours_peer=top1(ours, peer),
+        top1_ours_peer=top1(ours, theirs),
         top1_ours_float64=top1(ours, truth),
-        top1_peer_float64=top1(peer, truth),
+        top1_peer_float64=top1(theirs, truth),
         max_logit_difference_ours_float64=largest(ours, truth),
-        max_logit_difference_peer_float64=largest(peer, truth),
-        max_logit_difference_ours_peer=largest(ours, peer),
+        max_logit_difference_peer_float64=largest(theirs, truth),
+        max_logit_difference_ours_peer=largest(ours, theirs),
     )
 
 
 @pytest.fixture(scope="module")
-def figures(default_model_path) -> dict[str, Figures]:
+def figures(default_model_path, peer) -> dict[str, Figures]:
     """By KV type; printed, and written where ``ZINC_RT_PEER_FIGURES`` says."""
     model = open_model(default_model_path)
     tokens = model.tokenizer.encode(PASSAGE)
     model.file.close()
     truth = Float64Llama(default_model_path).logits(tokens)
-    found = {kv: measure(default_model_path, kv, tokens, truth) for kv in PEER_KV}
+    found = {kv: measure(peer, default_model_path, kv, tokens, truth) for kv in PEER_KV}
     text = json.dumps([asdict(figure) for figure in found.values()], indent=1)
     print(text)
     if os.environ.get(FIGURES_ENV):

@@ -14,7 +14,6 @@ import pytest
 from tests.families_table import FAMILIES
 from tests.model.test_family_logits import CHUNK, TOKENS
 from tests.peer.float64_llama import mean_kl
-from tests.peer.llama_cpp_peer import peer_logits
 from tests.peer.our_engine import our_logits
 
 pytestmark = pytest.mark.peer
@@ -52,15 +51,15 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("quant", ["q4_k_m", "q8_0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, name, quant):
+def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}
     path, twin = synthetic_model(**fields), synthetic_model(**fields, expand_to_f32=True)
-    truth = peer_logits(twin, TOKENS, chunk=CHUNK)
+    truth = peer.logits(twin, TOKENS, chunk=CHUNK)
     ours = our_logits(path, TOKENS, chunk=CHUNK)
     figures = {
         "top1": top1(ours, truth),
         "kl": mean_kl(truth, ours),
-        "kl of llama.cpp": mean_kl(truth, peer_logits(path, TOKENS, chunk=CHUNK)),
+        "kl of llama.cpp": mean_kl(truth, peer.logits(path, TOKENS, chunk=CHUNK)),
     }
     print(name, quant, figures)
     assert figures["top1"] >= MODELS[name].top1

@@ -1,4 +1,4 @@
-"""On binary32 weights nothing is rounded on purpose, so engines agree closely.
+"""On binary32 weights only attention is rounded on purpose: without that engines agree closely.
 
 ``tests/model/test_family_logits.py`` has the third side: ours against float64.
 """
@@ -10,9 +10,9 @@ import pytest
 
 from tests.families_table import DEEP, FAMILIES, GEMMAS
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
+from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_model import float64_model
-from tests.peer.llama_cpp_peer import peer_logits
 from tests.peer.our_engine import our_logits
 
 pytestmark = pytest.mark.peer
@@ -40,31 +40,32 @@ def model(synthetic_model):
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in NOT_IN_PEER])
-def test_logits_agree_with_llama_cpp(model, name):
+def test_logits_agree_with_llama_cpp(model, peer, name):
     path = model(name)
-    ours = our_logits(path, TOKENS, chunk=CHUNK)
-    peer = peer_logits(path, TOKENS, chunk=CHUNK)
-    assert ours.shape == peer.shape
-    assert np.abs(ours - peer).max() <= peer_tolerance(name)
+    with binary64_attention():
+        ours = our_logits(path, TOKENS, chunk=CHUNK)
+    theirs = peer.logits(path, TOKENS, chunk=CHUNK)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= peer_tolerance(name)
     assert ours.std() > 0.1
 
 
 @pytest.mark.parametrize(
     "name", [name for name in ENTRIES if name not in NOT_IN_PEER + NOT_IN_FLOAT64]
 )
-def test_llama_cpp_agrees_with_float64(model, name):
+def test_llama_cpp_agrees_with_float64(model, peer, name):
     """The files and the oracle are right whatever our engine computes."""
     path = model(name)
     truth = float64_model(path).logits(TOKENS)
-    assert np.abs(peer_logits(path, TOKENS, chunk=CHUNK) - truth).max() <= peer_tolerance(name)
+    assert np.abs(peer.logits(path, TOKENS, chunk=CHUNK) - truth).max() <= peer_tolerance(name)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4-experts"])
-def test_the_gelu_table_is_what_sets_llama_cpp_apart(model, monkeypatch, name):
+def test_the_gelu_table_is_what_sets_llama_cpp_apart(model, peer, monkeypatch, name):
     """With GELU rounded to binary16 on both sides the oracle comes closer to llama.cpp."""
     path = model(name)
-    peer = peer_logits(path, TOKENS, chunk=CHUNK)
-    exact = np.abs(float64_model(path).logits(TOKENS) - peer).mean()
+    theirs = peer.logits(path, TOKENS, chunk=CHUNK)
+    exact = np.abs(float64_model(path).logits(TOKENS) - theirs).mean()
     gelu = Float64Gemma.activation
 
     def table(x):
@@ -72,5 +73,5 @@ def test_the_gelu_table_is_what_sets_llama_cpp_apart(model, monkeypatch, name):
         return gelu(rounded).astype(np.float16).astype(np.float64)
 
     monkeypatch.setattr(Float64Gemma, "activation", staticmethod(table))
-    rounded = np.abs(float64_model(path).logits(TOKENS) - peer).mean()
+    rounded = np.abs(float64_model(path).logits(TOKENS) - theirs).mean()
     assert rounded < exact / 3

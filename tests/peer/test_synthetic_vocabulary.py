@@ -7,22 +7,16 @@ import pytest
 from harness.synth import ARCHITECTURES
 from reference.model.gguf import open_gguf
 from reference.model.tokenizer import load_tokenizer
-from tests.peer.llama_cpp_peer import PeerTokenizer
 from tests.peer.texts import varied_texts
 
 pytestmark = pytest.mark.peer
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_ids_are_llama_cpps(synthetic_model, architecture):
+def test_ids_are_llama_cpps(synthetic_model, peer, architecture):
     path = synthetic_model(architecture=architecture)
     with open_gguf(path) as file:
         ours = load_tokenizer(file.metadata, str(path))
-    peer = PeerTokenizer(path)
-    different = {}
-    for text in ["the cat is on it", *varied_texts()]:
-        expected = peer.encode(text, parse_special=False, add_bos=True)
-        if ours.encode(text) != expected:
-            different[text] = (ours.encode(text), expected)
-    peer.close()
-    assert different == {}
+    texts = ["the cat is on it", *varied_texts()]
+    expected = peer.encode(path, texts, parse_special=False, add_bos=True)
+    assert {text: ours.encode(text) for text in texts} == dict(zip(texts, expected, strict=True))

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from reference.model.gguf import open_gguf
-from reference.model.tokenizer import load_tokenizer
+from reference.model.tokenizer import Tokenizer, load_tokenizer
 from tests.model.tokenizer_data import SHARED_VOCABULARIES, shared_vocabulary_path
-from tests.peer.llama_cpp_peer import PeerTokenizer
 from tests.peer.texts import varied_texts
 
 pytestmark = pytest.mark.peer
@@ -26,13 +25,11 @@ def path(request) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokenizers(path):
+def ours(path) -> Tokenizer:
     with open_gguf(path) as file:
-        ours = load_tokenizer(file.metadata, str(path))
-        ours.encode("a")
-    peer = PeerTokenizer(path)
-    yield ours, peer
-    peer.close()
+        tokenizer = load_tokenizer(file.metadata, str(path))
+        tokenizer.encode("a")
+    return tokenizer
 
 
 def texts_for(path: Path) -> list[str]:
@@ -46,18 +43,14 @@ def test_there_are_enough_texts():
 
 
 @pytest.mark.parametrize("parse_special", [False, True])
-def test_ids_are_llama_cpps(path, tokenizers, parse_special):
-    ours, peer = tokenizers
-    different = {}
-    for text in texts_for(path):
-        expected = peer.encode(text, parse_special=parse_special, add_bos=False)
-        got = ours.encode(text, parse_special=parse_special, add_bos=False)
-        if got != expected:
-            different[text] = (got, expected)
-    assert different == {}
+def test_ids_are_llama_cpps(path, ours, peer, parse_special):
+    texts = texts_for(path)
+    control = {"parse_special": parse_special, "add_bos": False}
+    expected = dict(zip(texts, peer.encode(path, texts, **control), strict=True))
+    assert {text: ours.encode(text, **control) for text in texts} == expected
 
 
-def test_the_models_own_rule_for_bos_is_llama_cpps(path, tokenizers):
-    ours, peer = tokenizers
-    for text in ("", "Hello", " a\nb"):
-        assert ours.encode(text) == peer.encode(text, parse_special=False, add_bos=True)
+def test_the_models_own_rule_for_bos_is_llama_cpps(path, ours, peer):
+    texts = ["", "Hello", " a\nb"]
+    expected = peer.encode(path, texts, parse_special=False, add_bos=True)
+    assert [ours.encode(text) for text in texts] == expected

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
-from reference.quant import FORMATS, moderate_scales
-from reference.quant.mxfp4 import EXPONENT_BIAS
+from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 
 INTEGER_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 FLOAT_DTYPES = tuple(d for d in WEIGHT_DTYPES if d.storage is StorageClass.FLOAT)
@@ -28,13 +27,12 @@ def extreme_blocks(dtype: DType, rows: int, columns: int) -> np.ndarray:
     zero_is_extreme = ("q4_0", "q5_0", "q6_k", "q3_k", "iq4_nl", "iq4_xs")
     fill = {"q8_0": 0x80} | dict.fromkeys(zero_is_extreme, 0)
     blocks = np.full((rows, dtype.row_bytes(columns)), fill.get(dtype.name, 0xFF), np.uint8)
-    parts = blocks.reshape(rows, -1, dtype.block_bytes)
+    layout = LAYOUTS[dtype]
+    parts = layout.parts(blocks)
     if dtype.name == "q6_k":
-        parts[..., 192:208] = 0x80
-    for offset in FORMATS[dtype].scale_offsets:
-        parts[..., offset : offset + 2] = np.array([1.0], "<f2").view(np.uint8)
-    for offset in FORMATS[dtype].exponent_offsets:
-        parts[..., offset] = EXPONENT_BIAS
+        parts["scales"] = -128
+    for name in layout.floats or ("e",):
+        parts[name] = 1.0 if layout.floats else EXPONENT_BIAS
     return blocks
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.dtypes import BF16, F16, F32, I32, MXFP4, Q4_K, WEIGHT_DTYPES, DType
-from reference.quant import FORMATS, Blocks32, SuperBlocks, find_nonfinite_scale
-from reference.quant.bits import pack_signed_scales, unpack_signed_scales
+from reference.quant import FORMATS, LAYOUTS, Blocks32, SuperBlocks, find_nonfinite_scale
+from reference.quant.bits import pack, unpack
 from reference.quant.tables import E2M1, IQ4, Table
 from tests.quant.samples import INTEGER_DTYPES, random_blocks
 
@@ -138,7 +138,10 @@ def test_f16_saturates() -> None:
 def test_nonfinite_scales_are_found(dtype: DType, poison: int) -> None:
     """Each scale of a block is looked at, and the first bad block is named."""
     bits = poison if dtype is not F32 and dtype is not BF16 else poison | 0x0380
-    offsets = FORMATS[dtype].scale_offsets or (dtype.block_bytes - 2,)
+    offsets = [dtype.block_bytes - 2]
+    if dtype in LAYOUTS:
+        block = LAYOUTS[dtype].block
+        offsets = [offset for kind, offset in block.fields.values() if kind == "<f2"]
     for offset in offsets:
         blocks = random_blocks(dtype, 5, 1024, seed=11)
         assert find_nonfinite_scale(dtype, blocks) is None
@@ -194,11 +197,41 @@ def test_quantizing_stored_values_changes_them_little(dtype: DType, seed: int) -
     assert np.linalg.norm(twice - once) <= 0.6 * np.linalg.norm(once - values)
 
 
-@given(scales=st.lists(st.integers(-32, 31), min_size=16, max_size=16))
-def test_six_bit_signed_scales_come_back(scales: list[int]) -> None:
-    """Packing Q3_K's scales loses nothing."""
-    stored = np.array([scales], np.int8)
-    assert np.array_equal(unpack_signed_scales(pack_signed_scales(stored)), stored)
+@pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
+def test_packing_integers_loses_nothing(dtype: DType) -> None:
+    """What was read of the elements and of the sub-blocks is stored again as the same bytes."""
+    layout = LAYOUTS[dtype]
+    blocks = random_blocks(dtype, 5, 1024, seed=13)
+    if dtype == MXFP4:  # zero has two nibbles
+        blocks[blocks & 0x0F == 0x08] &= 0xF0
+        blocks[blocks & 0xF0 == 0x80] &= 0x0F
+    parts, again = layout.parts(blocks), layout.parts(blocks.copy())
+    for integers in filter(None, (layout.q, layout.sub)):
+        stored = integers.read(parts).copy()
+        integers.write(again, np.zeros_like(stored))
+        assert not np.array_equal(again, parts)
+        integers.write(again, stored)
+        assert np.array_equal(again, parts)
+
+
+@pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
+def test_a_layout_is_as_long_as_its_block(dtype: DType) -> None:
+    """The fields of a layout make up the whole block of the type."""
+    assert LAYOUTS[dtype].block.itemsize == dtype.block_bytes
+
+
+@pytest.mark.parametrize(("bits", "run"), [(1, 1), (1, 4), (2, 2), (4, 1), (4, 8)])
+def test_packed_bits_lie_in_runs(bits: int, run: int) -> None:
+    """Integer g * run + i of a run of bytes is in the g-th lowest bits of byte i."""
+    packed = np.random.default_rng(bits).integers(0, 256, (3, 16), np.uint8)
+    integers = unpack(packed, bits, run)
+    groups = 8 // bits
+    for place in range(integers.shape[1]):
+        start, within = divmod(place, groups * run)
+        group, byte = divmod(within, run)
+        expected = packed[:, start * run + byte] >> bits * group & (1 << bits) - 1
+        assert np.array_equal(integers[:, place], expected)
+    assert np.array_equal(pack(integers, bits, run), packed)
 
 
 def test_partial_blocks_are_refused() -> None:

@@ -1,2 +1,2 @@
-// ADD: y = a + b.  operands: a, b, y.  sizes: tokens, width.
-DEFINE_ELEMENTWISE(add, 2, , A(0) + A(1))
+// ADD: y = a + b.
+DEFINE_ELEMENTWISE(add, , A(a) + A(b))

@@ -8,46 +8,46 @@
 #if GROUP_SIZE > 1
 
 void op_argmax_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint rows = packet->size[0], vocab = packet->size[1], parts = packet->size[2];
-    FOR_GROUP_UNITS(unit, rows * parts) {
-        const SHARE columns = share_of_item(vocab, unit % parts, parts);
-        const GLOBAL float *logits = OPERAND(float, 0) + (ulong)(unit / parts) * packet->stride[0];
+    OPEN(argmax_part);
+    FOR_GROUP_UNITS(unit, op.rows * op.parts) {
+        const SHARE columns = share_of_item(op.vocab, unit % op.parts, op.parts);
+        const GLOBAL float *logits = op.logits + (ulong)(unit / op.parts) * op.logits_stride;
         const BEST best = group_best(memory, best_in(logits, columns.begin, columns.end));
-        if (get_local_id(0) == 0) OPERAND(BEST, 1)[unit] = best;
+        if (get_local_id(0) == 0) op.best[unit] = best;
     }
 }
 
 void op_argmax(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint parts = packet->size[1];
-    FOR_GROUP_UNITS(row, (uint)packet->size[0]) {
+    OPEN(argmax);
+    FOR_GROUP_UNITS(row, op.rows) {
         BEST best = {0.0f, NO_TOKEN, 1};
-        for (uint part = get_local_id(0); part < parts; part += GROUP_SIZE)
-            best = best_of(best, OPERAND(BEST, 0)[row * parts + part]);
+        for (uint part = get_local_id(0); part < op.parts; part += GROUP_SIZE)
+            best = best_of(best, op.best[row * op.parts + part]);
         best = group_best(memory, best);
-        if (get_local_id(0) == 0) OPERAND(int, 1)[row] = token_of(best);
+        if (get_local_id(0) == 0) op.token[row] = token_of(best);
     }
 }
 
 #else
 
 void op_argmax_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint rows = packet->size[0], vocab = packet->size[1], parts = packet->size[2];
-    const SHARE mine = share(rows * parts, 1, worker, workers);
+    OPEN(argmax_part);
+    const SHARE mine = share(op.rows * op.parts, 1, worker, workers);
     for (uint unit = mine.begin; unit < mine.end; unit++) {
-        const SHARE columns = share(vocab, COLUMN_GRANULE, unit % parts, parts);
-        const GLOBAL float *logits = OPERAND(float, 0) + (ulong)(unit / parts) * packet->stride[0];
-        OPERAND(BEST, 1)[unit] = best_in(logits, columns.begin, columns.end);
+        const SHARE columns = share(op.vocab, COLUMN_GRANULE, unit % op.parts, op.parts);
+        const GLOBAL float *logits = op.logits + (ulong)(unit / op.parts) * op.logits_stride;
+        op.best[unit] = best_in(logits, columns.begin, columns.end);
     }
 }
 
 void op_argmax(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint parts = packet->size[1];
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
+    OPEN(argmax);
+    const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++) {
         BEST best = {0.0f, NO_TOKEN, 1};
-        for (uint part = 0; part < parts; part++)
-            best = best_of(best, OPERAND(BEST, 0)[row * parts + part]);
-        OPERAND(int, 1)[row] = token_of(best);
+        for (uint part = 0; part < op.parts; part++)
+            best = best_of(best, op.best[row * op.parts + part]);
+        op.token[row] = token_of(best);
     }
 }
 

@@ -168,20 +168,23 @@ INLINE float attention_output(float output, float total) {
     return fabs(output) < 0x1p-20f ? 0.0f : divide1(output * 0x1p-23f, total);
 }
 
-// The KV heads an attention packet reads, without slot and column. Its sizes begin with tokens,
-// heads, kv_heads, head_dim, window; its reals are scale and soft_cap.
-static KV_HEAD kv_head_of(const GLOBAL PACKET *packet, const GLOBAL uchar *kv) {
+// The KV heads an attention op reads, without slot and column.
+static KV_HEAD kv_head_of(const GLOBAL uchar *kv, uint dtype, uint kv_heads, uint head_dim,
+                          uint window, float scale, float soft_cap) {
     KV_HEAD head;
     head.kv = kv;
     head.pages = 0;
-    head.dtype = packet->dtype;
-    head.kv_heads = packet->size[2];
+    head.dtype = dtype;
+    head.kv_heads = kv_heads;
     head.kv_head = 0;
-    head.head_dim = packet->size[3];
-    head.window = packet->size[4];
-    head.scale = packet->real[0];
-    head.soft_cap = packet->real[1];
+    head.head_dim = head_dim;
+    head.window = window;
+    head.scale = scale;
+    head.soft_cap = soft_cap;
     return head;
 }
+
+#define OPENED_KV_HEAD                                                                 \
+    kv_head_of(op.kv, packet->dtype, op.kv_heads, op.head_dim, op.window, op.scale, op.soft_cap)
 
 #endif

@@ -1,2 +1,2 @@
-// BIAS_ADD: y = x + bias.  operands: x, bias, y.  sizes: tokens, width.
-DEFINE_ELEMENTWISE(bias_add, 2, , A(0) + V(1))
+// BIAS_ADD: y = x + bias.
+DEFINE_ELEMENTWISE(bias_add, , A(x) + V(bias))

@@ -1,10 +1,10 @@
 // The loop the elementwise ops share.
 //
-// DEFINE_ELEMENTWISE(name, OUTPUT, SETUP, EXPRESSION) defines op_name over [tokens, width]: SETUP
-// declares what the expression needs, EXPRESSION gives a float16 from A(i), the elements of operand
-// i at the same row and columns, and V(i), those of a vector operand at the same columns.
-// sizes begin with tokens, width. split_columns divides columns by COLUMN_GRANULE, as the matrix
-// products do, else tokens are divided.
+// DEFINE_ELEMENTWISE(name, SETUP, EXPRESSION) defines op_name over y [tokens, width]: SETUP declares
+// what the expression needs, EXPRESSION gives a float16 from A(operand), the elements of an operand
+// at the same row and columns, and V(operand), those of a vector operand at the same columns.
+// split_columns divides columns by COLUMN_GRANULE, as the matrix products do, else tokens are
+// divided.
 //
 // DEFINE_BY_COLUMNS is the same for ops that always divide columns, as the product before them does;
 // SETUP is done for every token.
@@ -12,71 +12,67 @@
 #ifndef ELEMENTWISE_H
 #define ELEMENTWISE_H
 
-#define A(i) load_padded(OPERAND(float, i) + (ulong)token * packet->stride[i] + k, count)
-#define V(i) load_padded(OPERAND(float, i) + k, count)
+#define A(operand) load_padded(op.operand + (ulong)token * op.operand##_stride + k, count)
+#define V(operand) load_padded(op.operand + k, count)
 
 #if GROUP_SIZE > 1
 
-#define DEFINE_ELEMENTWISE(name, OUTPUT, SETUP, EXPRESSION)                                     \
+#define DEFINE_ELEMENTWISE(name, SETUP, EXPRESSION)                                             \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        const uint tokens = packet->size[0], width = packet->size[1];                           \
-        const uint pieces = (width + 15) / 16;                                                  \
+        OPEN(name);                                                                             \
+        const uint pieces = (op.width + 15) / 16;                                               \
         SETUP;                                                                                  \
-        FOR_WORKER_UNITS(unit, tokens * pieces) {                                               \
+        FOR_WORKER_UNITS(unit, op.tokens * pieces) {                                            \
             const uint token = unit / pieces, k = unit % pieces * 16;                           \
-            const int count = (int)(width - k);                                                 \
+            const int count = (int)(op.width - k);                                              \
             const float16 value = EXPRESSION;                                                   \
-            GLOBAL float *y = OPERAND(float, OUTPUT);                                           \
-            store_partial(value, y + (ulong)token * packet->stride[OUTPUT] + k, count);         \
+            store_partial(value, op.y + (ulong)token * op.y_stride + k, count);                 \
         }                                                                                       \
     }
 
-#define DEFINE_BY_COLUMNS(name, OUTPUT, SETUP, EXPRESSION)                                      \
+#define DEFINE_BY_COLUMNS(name, SETUP, EXPRESSION)                                              \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        const uint tokens = packet->size[0], width = packet->size[1];                           \
-        const uint pieces = (width + 15) / 16;                                                  \
-        FOR_WORKER_UNITS(unit, tokens * pieces) {                                               \
+        OPEN(name);                                                                             \
+        const uint pieces = (op.width + 15) / 16;                                               \
+        FOR_WORKER_UNITS(unit, op.tokens * pieces) {                                            \
             const uint token = unit / pieces, k = unit % pieces * 16;                           \
-            const int count = (int)(width - k);                                                 \
+            const int count = (int)(op.width - k);                                              \
             SETUP;                                                                              \
             const float16 value = EXPRESSION;                                                   \
-            GLOBAL float *y = OPERAND(float, OUTPUT);                                           \
-            store_partial(value, y + (ulong)token * packet->stride[OUTPUT] + k, count);         \
+            store_partial(value, op.y + (ulong)token * op.y_stride + k, count);                 \
         }                                                                                       \
     }
 
 #else
 
-#define DEFINE_BY_COLUMNS(name, OUTPUT, SETUP, EXPRESSION)                                      \
+#define DEFINE_BY_COLUMNS(name, SETUP, EXPRESSION)                                              \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        const uint tokens = packet->size[0];                                                    \
-        const SHARE columns = share(packet->size[1], COLUMN_GRANULE, worker, workers);          \
-        for (uint token = 0; token < tokens; token++) {                                         \
+        OPEN(name);                                                                             \
+        const SHARE columns = share(op.width, COLUMN_GRANULE, worker, workers);                 \
+        for (uint token = 0; token < op.tokens; token++) {                                      \
             SETUP;                                                                              \
             for (uint k = columns.begin; k < columns.end; k += 16) {                            \
                 const int count = (int)(columns.end - k);                                       \
                 const float16 value = EXPRESSION;                                               \
-                GLOBAL float *y = OPERAND(float, OUTPUT);                                       \
-                store_partial(value, y + (ulong)token * packet->stride[OUTPUT] + k, count);     \
+                store_partial(value, op.y + (ulong)token * op.y_stride + k, count);             \
             }                                                                                   \
         }                                                                                       \
     }
 
-#define DEFINE_ELEMENTWISE(name, OUTPUT, SETUP, EXPRESSION)                                     \
+#define DEFINE_ELEMENTWISE(name, SETUP, EXPRESSION)                                             \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        const uint tokens = packet->size[0], width = packet->size[1];                           \
+        OPEN(name);                                                                             \
         SETUP;                                                                                  \
-        SHARE rows = {0, tokens}, columns = {0, width};                                         \
+        SHARE rows = {0, op.tokens}, columns = {0, op.width};                                   \
         if (packet->split_columns)                                                              \
-            columns = share(width, COLUMN_GRANULE, worker, workers);                            \
+            columns = share(op.width, COLUMN_GRANULE, worker, workers);                         \
         else                                                                                    \
-            rows = share(tokens, 1, worker, workers);                                           \
+            rows = share(op.tokens, 1, worker, workers);                                        \
         for (uint token = rows.begin; token < rows.end; token++) {                              \
             for (uint k = columns.begin; k < columns.end; k += 16) {                            \
                 int count = (int)(columns.end - k);                                             \
                 float16 value = EXPRESSION;                                                     \
-                GLOBAL float *y = OPERAND(float, OUTPUT);                                       \
-                store_partial(value, y + (ulong)token * packet->stride[OUTPUT] + k, count);     \
+                store_partial(value, op.y + (ulong)token * op.y_stride + k, count);             \
             }                                                                                   \
         }                                                                                       \
     }

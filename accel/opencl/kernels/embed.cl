@@ -88,32 +88,32 @@ static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
 
 // Units are single elements.
 void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], hidden = packet->size[1];
-    FOR_WORKER_UNITS(unit, tokens * hidden) {
-        const uint token = unit / hidden, k = unit % hidden;
-        const uint id = OPERAND(int, 0)[token * packet->stride[0]];
-        const GLOBAL uchar *table = OPERAND(uchar, 1);
-        OPERAND(float, 2)[(ulong)token * packet->stride[2] + k] =
+    OPEN(embed);
+    FOR_WORKER_UNITS(unit, op.tokens * op.hidden) {
+        const uint token = unit / op.hidden, k = unit % op.hidden;
+        const uint id = op.query[token * op.query_stride];
+        const GLOBAL uchar *table = op.table;
+        op.y[(ulong)token * op.y_stride + k] =
             packet->layout == LAYOUT_LANES
-                ? lanes_element(packet->dtype, table, hidden, id, k)
-                : dequantized(packet->dtype, table + (ulong)id * packet->stride[1], k);
+                ? lanes_element(packet->dtype, table, op.hidden, id, k)
+                : dequantized(packet->dtype, table + (ulong)id * op.table_stride, k);
     }
 }
 
 #else
 
 void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], hidden = packet->size[1];
-    const SHARE mine = share(tokens, 1, worker, workers);
+    OPEN(embed);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        int id = OPERAND(int, 0)[token * packet->stride[0]];
-        GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2];
+        int id = op.query[token * op.query_stride];
+        GLOBAL float *y = op.y + (ulong)token * op.y_stride;
         if (packet->layout == LAYOUT_LANES) {
-            for (uint k = 0; k < hidden; k++)
-                y[k] = lanes_element(packet->dtype, OPERAND(uchar, 1), hidden, id, k);
+            for (uint k = 0; k < op.hidden; k++)
+                y[k] = lanes_element(packet->dtype, op.table, op.hidden, id, k);
         } else {
-            const GLOBAL uchar *row = OPERAND(uchar, 1) + (ulong)id * packet->stride[1];
-            for (uint k = 0; k < hidden; k++) y[k] = dequantized(packet->dtype, row, k);
+            const GLOBAL uchar *row = op.table + (ulong)id * op.table_stride;
+            for (uint k = 0; k < op.hidden; k++) y[k] = dequantized(packet->dtype, row, k);
         }
     }
 }

@@ -5,23 +5,25 @@ static MEMORY_MAP map_memory(
 #if !SHARED_ADDRESSES
     GLOBAL uchar **banks,
 #endif
-    ulong scratch, ulong own, ulong own_bytes, uint worker) {
+    ulong scratch, ulong own, ulong own_bytes, ulong input, uint worker) {
     MEMORY_MAP map;
 #if SHARED_ADDRESSES
     map.scratch = scratch;
     map.own = own + worker * own_bytes;
+    map.input = input;
 #else
     UNROLL for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
     map.scratch = bank_at(banks, scratch >> BANK_SHIFT) + (scratch & OFFSET_MASK);
     map.own = bank_at(banks, own >> BANK_SHIFT) + (own & OFFSET_MASK) + worker * own_bytes;
+    map.input = bank_at(banks, input >> BANK_SHIFT) + (input & OFFSET_MASK);
 #endif
     return map;
 }
 
 #if SHARED_ADDRESSES
-#define MAP_MEMORY(worker) map_memory(scratch, own, own_bytes, worker)
+#define MAP_MEMORY(worker) map_memory(scratch, own, own_bytes, input, worker)
 #else
-#define MAP_MEMORY(worker) map_memory(banks, scratch, own, own_bytes, worker)
+#define MAP_MEMORY(worker) map_memory(banks, scratch, own, own_bytes, input, worker)
 #endif
 
 #if SHARED_ADDRESSES
@@ -36,14 +38,13 @@ static MEMORY_MAP map_memory(
 #define ARRIVED 0
 #define DEPARTED 32
 #define FAILED 64
+#define SLEEPERS 96
 
-static inline void yield_core(void) {
-#if YIELD_SYSCALL && defined(__x86_64__)
-    // A worker whose partner was descheduled gives its core away instead of spinning its slice out.
-    long result = YIELD_SYSCALL;
-    __asm__ volatile("syscall" : "+a"(result) : : "rcx", "r11", "memory");
+#if FUTEX_SYSCALL && defined(__x86_64__)
+#define SLEEPS 1
+#else
+#define SLEEPS 0
 #endif
-}
 
 // Orders global memory between work-groups. OpenCL 1.2 promises that within a group only, and
 // NVIDIA's mem_fence leaves stale lines in the cache of a multiprocessor.
@@ -54,15 +55,82 @@ static inline void fence_device(void) {
 #endif
 }
 
-#define SPINS_BEFORE_YIELD 1000
+#if SLEEPS
+// A worker is a thread of this Linux process. One that spins, or gives its core away without
+// sleeping, is charged a time slice for each wait; one that slept is run again at once.
+#define FUTEX_WAIT_PRIVATE 128
+#define FUTEX_WAKE_PRIVATE 129
+#define ALL_SLEEPERS 0x7fffffff
+#define SLEEP_NANOSECONDS 10000000
+#define SPINS_PER_SLEEP (1u << 20)  // what a sleep nobody ended counts for
+#define TIMED_OUT (-110)
+#define SPIN_CYCLES 50000           // about what falling asleep and waking up costs
+#define SPIN_SHARE 2                // of the time of the work before; others may have more of it
+
+static inline ulong cycles(void) {
+    uint low, high;
+    __asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
+    return (ulong)high << 32 | low;
+}
+
+static inline long futex(volatile GLOBAL uint *word, long operation, long value,
+                         const long *timeout) {
+    long result = FUTEX_SYSCALL;
+    __asm__ volatile("movq %4, %%r10\n\tsyscall"
+                     : "+a"(result)
+                     : "D"(word), "S"(operation), "d"(value), "r"(timeout)
+                     : "rcx", "r10", "r11", "memory");
+    return result;
+}
+
+// False when the time for a short wait is over. `met` is when this worker last met the others.
+static inline bool arrive_soon(volatile GLOBAL uint *meeting, uint target, ulong met) {
+    const ulong begun = cycles(), patience = SPIN_CYCLES + (begun - met) / SPIN_SHARE;
+    while (meeting[ARRIVED] < target) {
+        if (cycles() - begun > patience) return false;
+        __asm__ volatile("pause");
+    }
+    return true;
+}
 
 // Waits until `target` arrivals were counted; false when another worker gave up or this one did.
-static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit) {
+static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit, ulong *met) {
+    const long timeout[2] = {0, SLEEP_NANOSECONDS};
+    fence_device();
+    if (atomic_inc(meeting + ARRIVED) + 1 == target) {
+        // Whoever counts itself as asleep after this look finds the last arrival counted.
+        if (atomic_or(meeting + SLEEPERS, 0))
+            futex(meeting + ARRIVED, FUTEX_WAKE_PRIVATE, ALL_SLEEPERS, 0);
+    } else if (!arrive_soon(meeting, target, *met)) {
+        uint arrived, spins = 0;
+        atomic_inc(meeting + SLEEPERS);
+        while ((arrived = atomic_or(meeting + ARRIVED, 0)) < target) {
+            if (meeting[FAILED] || spins >= spin_limit) {
+                meeting[FAILED] = 1;
+                return false;
+            }
+            if (futex(meeting + ARRIVED, FUTEX_WAIT_PRIVATE, arrived, timeout) == TIMED_OUT)
+                spins += SPINS_PER_SLEEP;
+        }
+        atomic_dec(meeting + SLEEPERS);
+    }
+    *met = cycles();
+    fence_device();
+    return true;
+}
+
+#else
+
+#define SPINS_PER_LOOK 1000
+
+static inline ulong cycles(void) { return 0; }
+
+// As above.
+static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit, ulong *met) {
     fence_device();
     atomic_inc(meeting + ARRIVED);
     for (uint spin = 1; meeting[ARRIVED] < target; spin++) {
-        if (spin % SPINS_BEFORE_YIELD) continue;
-        yield_core();
+        if (spin % SPINS_PER_LOOK) continue;
         if (meeting[FAILED] || spin >= spin_limit) {
             meeting[FAILED] = 1;
             return false;
@@ -72,18 +140,20 @@ static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit) {
     return true;
 }
 
+#endif
+
 // One group arrives once. The whole group learns whether to go on.
 static bool meet_all_workers(volatile GLOBAL uint *meeting, uint target, uint spin_limit,
-                             __local uint *verdict) {
+                             ulong *met, __local uint *verdict) {
 #if GROUP_SIZE > 1
     fence_device();
     barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
-    if (get_local_id(0) == 0) *verdict = meet(meeting, target, spin_limit);
+    if (get_local_id(0) == 0) *verdict = meet(meeting, target, spin_limit, met);
     barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
     fence_device();
     return *verdict;
 #else
-    return meet(meeting, target, spin_limit);
+    return meet(meeting, target, spin_limit, met);
 #endif
 }
 
@@ -95,8 +165,8 @@ static bool meet_all_workers(volatile GLOBAL uint *meeting, uint target, uint sp
 // The whole step in one launch: every worker walks the packets, meeting where one says so. Needs
 // all groups co-resident; a worker that waits longer than spin_limit makes all of them give up.
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packets(
-    BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong packets, uint count,
-    ulong meeting_address, uint spin_limit) {
+    BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong input, ulong packets,
+    uint count, ulong meeting_address, uint spin_limit) {
     __local uint verdict;
     DECLARE_GROUP_MEMORY
     DECLARE_BANKS
@@ -107,9 +177,10 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
     volatile GLOBAL uint *meeting = (volatile GLOBAL uint *)at(&map, meeting_address);
     const GLOBAL PACKET *packet = (const GLOBAL PACKET *)at(&map, packets);
     uint meetings = 0;
+    ulong met = cycles();
     for (uint i = 0; i < count; i++, packet++) {
         if (packet->wait &&
-            !meet_all_workers(meeting, ++meetings * groups, spin_limit, &verdict))
+            !meet_all_workers(meeting, ++meetings * groups, spin_limit, &met, &verdict))
             return;
         const uint worker = packet->everyone ? 0 : my_worker;
         const uint workers = packet->everyone ? 1 : all_workers;
@@ -136,7 +207,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
 // One packet per launch; every work-item is a worker.
 #define LAUNCH(number, name)                                                                 \
     __kernel GROUP_ATTRIBUTE void launch_##name(BANK_PARAMETERS ulong scratch, ulong own,    \
-                                                ulong own_bytes, ulong packets, uint index) { \
+                                                ulong own_bytes, ulong input, ulong packets, \
+                                                uint index) {                                \
         DECLARE_GROUP_MEMORY                                                                 \
         DECLARE_BANKS                                                                        \
         MEMORY_MAP map = MAP_MEMORY(0);                                                      \
@@ -145,5 +217,15 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
                   get_global_size(0));                                                       \
     }
 FOR_EACH_OP(LAUNCH)
+
+#endif
+
+#if SHARED_ADDRESSES
+
+// What a step left at `source`, before the next one overwrites it.
+__kernel void copy_output(ulong source, ulong target, ulong words) {
+    for (ulong i = get_global_id(0); i < words; i += get_global_size(0))
+        ((GLOBAL uint *)target)[i] = ((const GLOBAL uint *)source)[i];
+}
 
 #endif

@@ -7,27 +7,26 @@
 // then the token of each; chunks are the stretches of it that matmul takes at a time, the first of
 // them says how many follow. starts is scratch. One worker, or one work-group, does it all.
 
-INLINE int routed_expert(MEMORY memory, const GLOBAL PACKET *packet, uint pair) {
-    const uint used = packet->size[1];
-    return OPERAND(int, 0)[pair / used * (ulong)packet->stride[0] + pair % used];
+INLINE int routed_expert(const expert_group_fields *op, uint pair) {
+    return op->ids[pair / op->used * (ulong)op->ids_stride + pair % op->used];
 }
 
-INLINE void place_pair(MEMORY memory, const GLOBAL PACKET *packet, uint pair, uint place) {
-    const uint used = packet->size[1], pairs = packet->size[0] * used;
-    OPERAND(int, 3)[place] = pair;
-    OPERAND(int, 3)[pairs + place] = pair / used;
+INLINE void place_pair(const expert_group_fields *op, uint pair, uint place) {
+    const uint pairs = op->tokens * op->used;
+    op->order[place] = pair;
+    op->order[pairs + place] = pair / op->used;
 }
 
 // Turns the number of each expert's pairs into its first place, and cuts the chunks.
-static void cut_chunks(MEMORY memory, const GLOBAL PACKET *packet) {
-    GLOBAL int *starts = OPERAND(int, 1);
-    GLOBAL CHUNK *chunks = OPERAND(CHUNK, 2);
+static void cut_chunks(const expert_group_fields *op) {
+    GLOBAL int *starts = op->starts;
+    GLOBAL CHUNK *chunks = op->chunks;
     int first = 0, number = 0;
-    for (int expert = 0; expert < packet->size[2]; expert++) {
+    for (uint expert = 0; expert < op->experts; expert++) {
         int left = starts[expert];
         starts[expert] = first;
         while (left > 0) {
-            const CHUNK chunk = {expert, first, min(left, CHUNK_TOKENS)};
+            const CHUNK chunk = {(int)expert, first, min(left, CHUNK_TOKENS)};
             chunks[++number] = chunk;
             first += chunk.count;
             left -= chunk.count;
@@ -39,37 +38,39 @@ static void cut_chunks(MEMORY memory, const GLOBAL PACKET *packet) {
 #if GROUP_SIZE == 1
 
 void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(expert_group);
     if (worker != 0) return;
-    const uint pairs = packet->size[0] * packet->size[1], experts = packet->size[2];
-    GLOBAL int *starts = OPERAND(int, 1);
-    for (uint expert = 0; expert < experts; expert++) starts[expert] = 0;
-    for (uint pair = 0; pair < pairs; pair++) starts[routed_expert(memory, packet, pair)]++;
-    cut_chunks(memory, packet);
+    const uint pairs = op.tokens * op.used;
+    GLOBAL int *starts = op.starts;
+    for (uint expert = 0; expert < op.experts; expert++) starts[expert] = 0;
+    for (uint pair = 0; pair < pairs; pair++) starts[routed_expert(&op, pair)]++;
+    cut_chunks(&op);
     for (uint pair = 0; pair < pairs; pair++)
-        place_pair(memory, packet, pair, starts[routed_expert(memory, packet, pair)]++);
+        place_pair(&op, pair, starts[routed_expert(&op, pair)]++);
 }
 
 #else
 
 // An item looks for the pairs of its own experts, so that their order is that of the rule.
 void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(expert_group);
     if (get_group_id(0) != 0) return;
-    const uint pairs = packet->size[0] * packet->size[1], experts = packet->size[2];
-    GLOBAL int *starts = OPERAND(int, 1);
-    for (uint expert = get_local_id(0); expert < experts; expert += GROUP_SIZE) {
+    const uint pairs = op.tokens * op.used;
+    GLOBAL int *starts = op.starts;
+    for (uint expert = get_local_id(0); expert < op.experts; expert += GROUP_SIZE) {
         int count = 0;
         for (uint pair = 0; pair < pairs; pair++)
-            count += routed_expert(memory, packet, pair) == (int)expert;
+            count += routed_expert(&op, pair) == (int)expert;
         starts[expert] = count;
     }
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) cut_chunks(memory, packet);
+    if (get_local_id(0) == 0) cut_chunks(&op);
     barrier(CLK_GLOBAL_MEM_FENCE);
-    for (uint expert = get_local_id(0); expert < experts; expert += GROUP_SIZE) {
+    for (uint expert = get_local_id(0); expert < op.experts; expert += GROUP_SIZE) {
         uint place = starts[expert];
         for (uint pair = 0; pair < pairs; pair++)
-            if (routed_expert(memory, packet, pair) == (int)expert)
-                place_pair(memory, packet, pair, place++);
+            if (routed_expert(&op, pair) == (int)expert)
+                place_pair(&op, pair, place++);
     }
 }
 

@@ -56,31 +56,31 @@ static float sum_of_row(const GLOBAL float *x, uint count) {
 }
 
 void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint experts = packet->size[1], used = packet->size[2];
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
+    OPEN(expert_topk);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        const GLOBAL float *logits = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-        GLOBAL float *p = OPERAND(float, 1) + (ulong)token * packet->stride[1];
-        GLOBAL int *ids = OPERAND(int, 2) + (ulong)token * packet->stride[2];
-        GLOBAL float *weights = OPERAND(float, 3) + (ulong)token * packet->stride[3];
-        const float largest = largest_of_row(logits, experts);
-        for (uint k = 0; k < experts; k += 16) {
-            const int count = (int)(experts - k);
+        const GLOBAL float *logits = op.logits + (ulong)token * op.logits_stride;
+        GLOBAL float *p = op.p + (ulong)token * op.p_stride;
+        GLOBAL int *ids = op.ids + (ulong)token * op.ids_stride;
+        GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
+        const float largest = largest_of_row(logits, op.experts);
+        for (uint k = 0; k < op.experts; k += 16) {
+            const int count = (int)(op.experts - k);
             store_partial(exp16(load_padded(logits + k, count) - largest), p + k, count);
         }
-        const float sum = sum_of_row(p, experts);
+        const float sum = sum_of_row(p, op.experts);
         if (sum != sum) {
-            route_nowhere(ids, weights, used);
+            route_nowhere(ids, weights, op.used);
             continue;
         }
-        for (uint k = 0; k < experts; k++) p[k] = probability(p[k], sum);
-        for (uint place = 0; place < used; place++) {
-            const BEST best = best_in(p, 0, experts);
+        for (uint k = 0; k < op.experts; k++) p[k] = probability(p[k], sum);
+        for (uint place = 0; place < op.used; place++) {
+            const BEST best = best_in(p, 0, op.experts);
             ids[place] = best.id;
             p[best.id] = TAKEN;
-            p[experts + place] = best.value;
+            p[op.experts + place] = best.value;
         }
-        renormalize(p + experts, weights, used);
+        renormalize(p + op.experts, weights, op.used);
     }
 }
 
@@ -123,22 +123,23 @@ INLINE float group_exponentials(MEMORY memory, const GLOBAL float *logits, float
 }
 
 void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint experts = packet->size[1], used = packet->size[2], item = get_local_id(0);
-    FOR_GROUP_UNITS(token, (uint)packet->size[0]) {
-        const GLOBAL float *logits = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-        GLOBAL float *p = OPERAND(float, 1) + (ulong)token * packet->stride[1];
-        GLOBAL int *ids = OPERAND(int, 2) + (ulong)token * packet->stride[2];
-        GLOBAL float *weights = OPERAND(float, 3) + (ulong)token * packet->stride[3];
-        const float largest = group_largest(memory, logits, experts);
-        const float sum = group_exponentials(memory, logits, largest, experts, p);
+    OPEN(expert_topk);
+    const uint item = get_local_id(0);
+    FOR_GROUP_UNITS(token, op.tokens) {
+        const GLOBAL float *logits = op.logits + (ulong)token * op.logits_stride;
+        GLOBAL float *p = op.p + (ulong)token * op.p_stride;
+        GLOBAL int *ids = op.ids + (ulong)token * op.ids_stride;
+        GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
+        const float largest = group_largest(memory, logits, op.experts);
+        const float sum = group_exponentials(memory, logits, largest, op.experts, p);
         if (sum != sum) {
-            if (item == 0) route_nowhere(ids, weights, used);
+            if (item == 0) route_nowhere(ids, weights, op.used);
             continue;
         }
-        for (uint k = item; k < experts; k += GROUP_SIZE) p[k] = probability(p[k], sum);
-        for (uint place = 0; place < used; place++) {
+        for (uint k = item; k < op.experts; k += GROUP_SIZE) p[k] = probability(p[k], sum);
+        for (uint place = 0; place < op.used; place++) {
             BEST best = {0.0f, NO_TOKEN, 1};
-            for (uint k = item; k < experts; k += GROUP_SIZE) {
+            for (uint k = item; k < op.experts; k += GROUP_SIZE) {
                 const BEST one = {p[k], (int)k, 1};
                 best = best_of(best, one);
             }
@@ -146,9 +147,9 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             if (best.id % GROUP_SIZE == item) p[best.id] = TAKEN;
             if (item != 0) continue;
             ids[place] = best.id;
-            p[experts + place] = best.value;
+            p[op.experts + place] = best.value;
         }
-        if (item == 0) renormalize(p + experts, weights, used);
+        if (item == 0) renormalize(p + op.experts, weights, op.used);
     }
 }
 

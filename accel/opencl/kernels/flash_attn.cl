@@ -2,13 +2,13 @@
 // in order (R6).
 //
 // flash_attn_part   operands: q, kv, page_table, query, parts
-//                   sizes:    tokens, heads, kv_heads, head_dim, window, slots
+//                   sizes:    tokens, heads, kv_heads, head_dim, window, most_parts
 //                   reals:    scale, soft_cap
 //                   parts is float [tokens, heads, slots, 2 + head_dim up to whole sixteens]: U, l
 //                   and o of each part of parts_of(). Units of one part and one KV head are taken
 //                   in turn.
 // flash_attn        operands: parts, query, y, sinks
-//                   sizes:    tokens, heads, head_dim, window, slots
+//                   sizes:    tokens, heads, head_dim, window, most_parts
 //                   Tokens are split among workers.
 
 static inline uint part_floats(uint head_dim) {
@@ -19,12 +19,13 @@ static inline uint part_floats(uint head_dim) {
 
 // Units are one part and one KV head, or some of the heads that read it.
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(flash_attn_part);
     __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], slots = packet->size[5], group = heads / kv_heads;
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, slots = op.most_parts, group = heads / kv_heads;
     const uint block_heads = min(group, group_queries(head_dim));
     const uint blocks = (group + block_heads - 1) / block_heads * kv_heads;
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head = OPENED_KV_HEAD;
     GROUP_ROWS rows;
     rows.q_stride = rows.y_stride = rows.query_stride = 0;
     rows.y = 0;
@@ -32,21 +33,21 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
         const uint kv_head = unit % kv_heads, part = unit / blocks % slots;
         const uint token = unit / blocks / slots;
         const uint first_head = kv_head * group + unit % blocks / kv_heads * block_heads;
-        rows.query = OPERAND(int, 3) + token * packet->stride[3];
+        rows.query = op.query + token * op.query_stride;
         const uint position = rows.query[2];
         const PARTS parts = parts_of(first_visible(position, head.window), position, slots);
         const uint start = (parts.first + part) * parts.tiles;
         if (part >= parts.count) continue;
         rows.count = rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
-        rows.q = OPERAND(float, 0) + (ulong)token * packet->stride[0] + first_head * head_dim;
+        rows.q = op.q + token * op.q_stride + first_head * head_dim;
         head.kv_head = kv_head;
-        head.pages = OPERAND(int, 2) + (ulong)rows.query[1] * packet->stride[2];
+        head.pages = op.page_table + (ulong)rows.query[1] * op.page_table_stride;
         begin_rows(tile, &head, &rows);
         attend_group(tile, &head, &rows, start, start + parts.tiles);
         FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
         for (uint n = 0; n < rows.count; n++) {
             const ulong row = ((ulong)token * heads + first_head + n) * slots + part;
-            GLOBAL float *place = OPERAND(float, 4) + row * part_floats(head_dim);
+            GLOBAL float *place = op.parts + row * part_floats(head_dim);
             place[PART_HEADER + d] = tile->output[n * head_dim + d];
             if (d) continue;
             place[0] = tile->span[n].top;
@@ -57,15 +58,16 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
 
 // Units are one column of one head.
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const uint window = packet->size[3], slots = packet->size[4];
+    OPEN(flash_attn);
+    const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
+    const uint window = op.window, slots = op.most_parts;
     FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
         const uint d = unit % head_dim, h = unit / head_dim % heads;
         const uint token = unit / head_dim / heads;
-        const uint position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const uint position = op.query[token * op.query_stride + 2];
         const PARTS parts = parts_of(first_visible(position, window), position, slots);
         const GLOBAL float *place =
-            OPERAND(float, 0) + ((ulong)token * heads + h) * slots * part_floats(head_dim);
+            op.parts + ((ulong)token * heads + h) * slots * part_floats(head_dim);
         const SOFTMAX none = NO_SOFTMAX;
         SOFTMAX all = none, span = none;
         float output = 0.0f, span_output = 0.0f;
@@ -79,8 +81,8 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
             span = none;
             span_output = 0.0f;
         }
-        if (packet->operand[3] != ABSENT) output *= merge_sink(&all, OPERAND(float, 3)[h]);
-        OPERAND(float, 2)[(ulong)token * packet->stride[2] + h * head_dim + d] =
+        if (op.sinks) output *= merge_sink(&all, op.sinks[h]);
+        op.y[token * op.y_stride + h * head_dim + d] =
             attention_output(output, all.total);
     }
 }
@@ -88,17 +90,18 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
 #else
 
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], slots = packet->size[5];
+    OPEN(flash_attn_part);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, slots = op.most_parts;
     const uint group = heads / kv_heads, capacity = block_capacity(head_dim);
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head = OPENED_KV_HEAD;
     QUERY_BLOCK block;
     uint unit = 0;
     for (uint token = 0; token < tokens; token++) {
-        const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
-        const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
+        const GLOBAL int *query = op.query + token * op.query_stride;
+        const GLOBAL float *q = op.q + token * op.q_stride;
         const PARTS parts = parts_of(first_visible(query[2], head.window), query[2], slots);
-        head.pages = OPERAND(int, 2) + (ulong)query[1] * packet->stride[2];
+        head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
         for (uint part = 0; part < parts.count; part++) {
             const uint start = (parts.first + part) * parts.tiles;
             for (uint h = 0; h < heads; unit++) {
@@ -112,7 +115,7 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                 attend_tiles(&head, &block, start, start + parts.tiles);
                 for (uint n = 0; n < block.count; n++) {
                     const ulong row = ((ulong)token * heads + first + n) * slots + part;
-                    GLOBAL float *place = OPERAND(float, 4) + row * part_floats(head_dim);
+                    GLOBAL float *place = op.parts + row * part_floats(head_dim);
                     place[0] = block.span[n].top;
                     place[1] = block.span[n].total;
                     for (uint d = 0; d < head_dim; d += 16)
@@ -133,16 +136,17 @@ static void merge_part(SOFTMAX *so_far, float16 *output, SOFTMAX part, const flo
 }
 
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const uint window = packet->size[3], slots = packet->size[4];
+    OPEN(flash_attn);
+    const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
+    const uint window = op.window, slots = op.most_parts;
     const uint vectors = (head_dim + 15) / 16;
     const SHARE mine = share(tokens, 1, worker, workers);
     float16 output[HEAD_DIM_MAX / 16], span_output[HEAD_DIM_MAX / 16], one[HEAD_DIM_MAX / 16];
     for (uint unit = mine.begin * heads; unit < mine.end * heads; unit++) {
         const uint token = unit / heads, h = unit % heads;
-        const uint position = OPERAND(int, 1)[token * packet->stride[1] + 2];
+        const uint position = op.query[token * op.query_stride + 2];
         const PARTS parts = parts_of(first_visible(position, window), position, slots);
-        const GLOBAL float *place = OPERAND(float, 0) + (ulong)unit * slots * part_floats(head_dim);
+        const GLOBAL float *place = op.parts + (ulong)unit * slots * part_floats(head_dim);
         const SOFTMAX none = NO_SOFTMAX;
         SOFTMAX all = none, span = none;
         for (uint i = 0; i < vectors; i++) output[i] = span_output[i] = (float16)(0.0f);
@@ -155,9 +159,9 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
             span = none;
             for (uint i = 0; i < vectors; i++) span_output[i] = (float16)(0.0f);
         }
-        GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2] + h * head_dim;
+        GLOBAL float *y = op.y + token * op.y_stride + h * head_dim;
         const float keep =
-            packet->operand[3] != ABSENT ? merge_sink(&all, OPERAND(float, 3)[h]) : 1.0f;
+            op.sinks ? merge_sink(&all, op.sinks[h]) : 1.0f;
         for (uint d = 0; d < head_dim; d++)
             y[d] = attention_output(((const float *)output)[d] * keep, all.total);
     }

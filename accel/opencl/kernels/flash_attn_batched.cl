@@ -9,9 +9,7 @@
 #if GROUP_SIZE > 1
 
 // The first token of the run of one slot that `token` is in, within its block of tokens.
-INLINE uint block_begin(const GLOBAL PACKET *packet, const GLOBAL int *query, uint token,
-                        uint block_tokens) {
-    const uint stride = packet->stride[3];
+INLINE uint block_begin(const GLOBAL int *query, ulong stride, uint token, uint block_tokens) {
     while (token % block_tokens && query[(token - 1) * stride + 1] == query[token * stride + 1])
         token--;
     return token;
@@ -21,33 +19,34 @@ INLINE uint block_begin(const GLOBAL PACKET *packet, const GLOBAL int *query, ui
 // token and some of the heads that read it.
 void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
+    OPEN(flash_attn_batched);
     __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], group = heads / kv_heads;
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, group = heads / kv_heads;
     const uint block_heads = min(group, group_queries(head_dim));
     const uint head_blocks = (group + block_heads - 1) / block_heads;
     const uint block_tokens = group_queries(head_dim) / block_heads;
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    KV_HEAD head = OPENED_KV_HEAD;
     GROUP_ROWS rows;
-    rows.q_stride = packet->stride[0];
-    rows.query_stride = packet->stride[3];
-    rows.y_stride = packet->stride[4];
+    rows.q_stride = op.q_stride;
+    rows.query_stride = op.query_stride;
+    rows.y_stride = op.y_stride;
     FOR_GROUP_UNITS(unit, tokens * head_blocks * kv_heads) {
         const uint kv_head = unit % kv_heads, begin = unit / kv_heads / head_blocks;
         const uint first_head = kv_head * group + unit / kv_heads % head_blocks * block_heads;
-        const int slot = OPERAND(int, 3)[begin * packet->stride[3] + 1];
-        if (begin != block_begin(packet, OPERAND(int, 3), begin, block_tokens)) continue;
+        const int slot = op.query[begin * op.query_stride + 1];
+        if (begin != block_begin(op.query, op.query_stride, begin, block_tokens)) continue;
         uint end = begin + 1;
         while (end < tokens && end % block_tokens &&
-               OPERAND(int, 3)[end * packet->stride[3] + 1] == slot)
+               op.query[end * op.query_stride + 1] == slot)
             end++;
         head.kv_head = kv_head;
-        head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
+        head.pages = op.page_table + slot * op.page_table_stride;
         rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
         rows.count = (end - begin) * rows.heads;
-        rows.query = OPERAND(int, 3) + begin * packet->stride[3];
-        rows.q = OPERAND(float, 0) + (ulong)begin * packet->stride[0] + first_head * head_dim;
-        rows.y = OPERAND(float, 4) + (ulong)begin * packet->stride[4] + first_head * head_dim;
+        rows.query = op.query + begin * op.query_stride;
+        rows.q = op.q + begin * op.q_stride + first_head * head_dim;
+        rows.y = op.y + begin * op.y_stride + first_head * head_dim;
         begin_rows(tile, &head, &rows);
         const uint spans = attend_group(tile, &head, &rows, 0, UINT_MAX);
         FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
@@ -55,8 +54,8 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
             GLOBAL float *y = row_output(&rows, n, head_dim) + d;
             SOFTMAX all = spans ? tile->all[n] : tile->span[n];
             float keep = 1.0f;
-            if (packet->operand[5] != ABSENT)
-                keep = merge_sink(&all, OPERAND(float, 5)[first_head + n % rows.heads]);
+            if (op.sinks)
+                keep = merge_sink(&all, op.sinks[first_head + n % rows.heads]);
             *y = attention_output((spans ? *y : tile->output[n * head_dim + d]) * keep, all.total);
         }
     }
@@ -71,16 +70,17 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
 
 void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], kv_heads = packet->size[2];
-    const uint head_dim = packet->size[3], group = heads / kv_heads;
+    OPEN(flash_attn_batched);
+    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
+    const uint head_dim = op.head_dim, group = heads / kv_heads;
     const uint block_heads = min(group, block_capacity(head_dim));
     const uint head_blocks = (group + block_heads - 1) / block_heads;
     const uint fair = tokens * kv_heads * head_blocks / (WORKER_UNITS * workers);
     const uint least = (LEAST_ROWS + block_heads - 1) / block_heads;
     const uint block_tokens = min(max(fair, least), block_capacity(head_dim) / block_heads);
     const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
-    const bool sinks = packet->operand[5] != ABSENT;
-    KV_HEAD head = kv_head_of(packet, OPERAND(uchar, 1));
+    const bool sinks = op.sinks;
+    KV_HEAD head = OPENED_KV_HEAD;
     QUERY_BLOCK block;
     // Later blocks see more positions: who got the smaller one of a round gets the larger one next.
     for (uint round = 0; round * workers < units; round++) {
@@ -93,16 +93,16 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
         const uint end_token = min(token + block_tokens, tokens);
         head.kv_head = kv_head;
         while (token < end_token) {
-            const int slot = OPERAND(int, 3)[token * packet->stride[3] + 1];
-            head.pages = OPERAND(int, 2) + (ulong)slot * packet->stride[2];
+            const int slot = op.query[token * op.query_stride + 1];
+            head.pages = op.page_table + slot * op.page_table_stride;
             clear_block(&block, head_dim);
             for (; token < end_token; token++) {
-                const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
-                const GLOBAL float *q = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-                GLOBAL float *y = OPERAND(float, 4) + (ulong)token * packet->stride[4];
+                const GLOBAL int *query = op.query + token * op.query_stride;
+                const GLOBAL float *q = op.q + token * op.q_stride;
+                GLOBAL float *y = op.y + token * op.y_stride;
                 if (query[1] != slot) break;
                 for (uint h = first_head; h < end_head; h++) {
-                    if (sinks) block.sink[block.count] = OPERAND(float, 5)[h];
+                    if (sinks) block.sink[block.count] = op.sinks[h];
                     add_query(&block, &head, q + h * head_dim, query[2], y + h * head_dim);
                 }
             }

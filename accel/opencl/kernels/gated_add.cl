@@ -1,12 +1,9 @@
-// y = residual + sigmoid(gate) * x, one gate for each token; without a gate, residual + x.
-//
-// operands: residual, gate [tokens, 1] (may be absent), x, y
-// sizes:    tokens, width
+// y = residual + sigmoid(gate) * x, one gate [tokens, 1] for each token; without a gate,
+// residual + x.
 
-INLINE float opened_gate(MEMORY memory, const GLOBAL PACKET *packet, uint token) {
-    if (packet->operand[1] == ABSENT) return 1.0f;
-    return sigmoid1(OPERAND(float, 1)[(ulong)token * packet->stride[1]]);
+INLINE float opened_gate(const gated_add_fields *op, uint token) {
+    return op->gate ? sigmoid1(op->gate[(ulong)token * op->gate_stride]) : 1.0f;
 }
 
-DEFINE_BY_COLUMNS(gated_add, 3, const float gate = opened_gate(memory, packet, token),
-                  A(0) + gate * A(2))
+DEFINE_BY_COLUMNS(gated_add, const float gate = opened_gate(&op, token),
+                  A(residual) + gate * A(x))

@@ -67,41 +67,43 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
 
 // Units are single elements, blocks or rows.
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
-    const uint head_dim = packet->size[3], kv_heads = width / head_dim;
+    OPEN(kv_write_batched);
+    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
+    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
     const uint block = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1;
     const uint step = packet->dtype == I12 ? head_dim : block, blocks = width / step;
     FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
         const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
-        const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         const uint slot = query[1], position = query[2];
-        const GLOBAL int *pages = OPERAND(int, 3) + (ulong)slot * packet->stride[3];
+        const GLOBAL int *pages = op.page_table + slot * op.page_table_stride;
         const ulong page = pages[position / page_tokens];
         const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
         const GLOBAL float *x =
-            OPERAND(float, which) + (ulong)token * packet->stride[which] + k;
+            (which ? op.v + token * op.v_stride : op.k + token * op.k_stride) + k;
         if (packet->dtype == I12)
             store_i12(x, head_dim, which,
-                      OPERAND(uchar, 4) + i12_record(head_dim, kv_heads, page, k / head_dim),
+                      op.kv + i12_record(head_dim, kv_heads, page, k / head_dim),
                       position % page_tokens);
         else
-            store_kv(packet->dtype, x, OPERAND(uchar, 4), place);
+            store_kv(packet->dtype, x, op.kv, place);
     }
 }
 
 #else
 
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], width = packet->size[1], page_tokens = packet->size[2];
-    const uint head_dim = packet->size[3], kv_heads = width / head_dim;
+    OPEN(kv_write_batched);
+    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
+    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
     const SHARE mine = share(tokens, 1, worker, workers);
-    GLOBAL uchar *kv = OPERAND(uchar, 4);
+    GLOBAL uchar *kv = op.kv;
     for (uint token = mine.begin; token < mine.end; token++) {
-        const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        const GLOBAL int *query = op.query + token * op.query_stride;
         uint slot = query[1], position = query[2];
-        ulong page = OPERAND(int, 3)[(ulong)slot * packet->stride[3] + position / page_tokens];
+        ulong page = op.page_table[slot * op.page_table_stride + position / page_tokens];
         for (uint which = 0; which < 2; which++) {
-            const GLOBAL float *x = OPERAND(float, which) + (ulong)token * packet->stride[which];
+            const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
             ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
             if (packet->dtype == F32)
                 for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, place + k);

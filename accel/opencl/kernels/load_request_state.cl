@@ -1,12 +1,51 @@
-// LOAD_REQUEST_STATE: value[r] = slot_table[slot_ids[r], field].
+// LOAD_REQUEST_STATE: resolved[t] = query[t], its token the slot's last one (0 where that is none)
+// if it is LAST_TOKEN; recent[slot, position mod recent_tokens] = the token.
 //
-// operands: slot_ids, slot_table, value
-// sizes:    rows, field
+// Of several tokens at one place of recent the last one stays: a core writes them in order, of
+// work-items only that of the last.
+
+#define LAST_TOKEN -1
+
+// Word i of a QUERY_TOKEN is a lane, the token being the first, the slot the second.
+INLINE int4 resolved_query(const load_request_state_fields *op, uint token) {
+    int4 query = vload4(0, op->query + token * op->query_stride);
+    if (query.x == LAST_TOKEN)
+        query.x = max(op->slot_table[query.y * op->slot_table_stride + SLOT_LAST_TOKEN], 0);
+    return query;
+}
+
+INLINE ulong recent_place(const load_request_state_fields *op, int4 query) {
+    return query.y * op->recent_stride + query.z % (int)op->recent_tokens;
+}
+
+#if GROUP_SIZE > 1
 
 void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
-    for (uint row = mine.begin; row < mine.end; row++)
-        OPERAND(int, 2)[row] =
-            OPERAND(int, 1)[OPERAND(int, 0)[row] * packet->stride[1] + packet->size[1]];
+    OPEN(load_request_state);
+    FOR_WORKER_UNITS(token, op.tokens) {
+        const int4 query = resolved_query(&op, token);
+        vstore4(query, 0, op.resolved + token * op.resolved_stride);
+        const ulong place = recent_place(&op, query);
+        bool last = true;
+        for (uint later = token + 1; later < op.tokens && last; later++)
+            last = recent_place(&op, vload4(0, op.query + later * op.query_stride)) != place;
+        if (last) op.recent[place] = query.x;
+    }
 }
+
+#else
+
+void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
+                           uint workers) {
+    OPEN(load_request_state);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
+    for (uint token = mine.begin; token < mine.end; token++)
+        vstore4(resolved_query(&op, token), 0, op.resolved + token * op.resolved_stride);
+    for (uint token = 0; token < op.tokens && worker == 0; token++) {
+        const int4 query = resolved_query(&op, token);
+        op.recent[recent_place(&op, query)] = query.x;
+    }
+}
+
+#endif

@@ -7,8 +7,8 @@
 // With places = 0 there is one matrix. Else there is one for every expert, ids int [tokens, used]
 // says which a row of y wants, and places rows of y share a row of x: see matmul_experts.h. chunks
 // and order are what expert_group wrote; without them every row of y is computed by itself.
-// Float weights are stored as in the model file, stride[3] bytes a row; quantized ones in the
-// layout of matmul_formats.h. Rows are split among workers by COLUMN_GRANULE, for every number
+// Float weights are stored as in the model file, weight_stride bytes a row; quantized ones in the
+// layout of lanes_layout.h. Rows are split among workers by COLUMN_GRANULE, for every number
 // of tokens; or work-groups share them in any way.
 
 #if GROUP_SIZE == 1
@@ -93,43 +93,39 @@ static void multiply_rows(MEMORY memory, uint dtype, const MATMUL *p, const EXPE
     }
 }
 
-static EXPERTS experts_of(MEMORY memory, const GLOBAL PACKET *packet) {
+static EXPERTS experts_of(const matmul_fields *op, uint dtype) {
     EXPERTS e = {0};
-    e.pairs = packet->size[0];
-    e.places = packet->size[3];
+    e.pairs = op->tokens;
+    e.places = op->places;
     if (!e.places) return e;
-    e.used = packet->size[4];
-    e.ids = OPERAND(int, 5);
-    e.ids_stride = packet->stride[5];
-    if (packet->operand[6] != ABSENT) {
-        e.chunks = OPERAND(CHUNK, 6);
-        e.order = OPERAND(int, 7);
-    }
-    const uint rows = packet->size[1];
-    e.expert_bytes = (ulong)(IS_FLOAT(packet->dtype) ? rows : (rows + LANES - 1) / LANES) *
-                     packet->stride[3];
+    e.used = op->used;
+    e.ids = op->ids;
+    e.ids_stride = op->ids_stride;
+    e.chunks = op->chunks;
+    e.order = op->order;
+    e.expert_bytes = (ulong)(IS_FLOAT(dtype) ? op->rows : (op->rows + LANES - 1) / LANES) *
+                     op->weight_stride;
     return e;
 }
 
 void op_matmul(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(matmul);
     MATMUL p = {0};
-    p.tokens = packet->size[0];
-    p.rows = packet->size[1];
-    p.columns = packet->size[2];
-    p.x = OPERAND(float, 0);
-    p.m = OPERAND(short, 0);
-    p.x_stride = p.m_stride = packet->stride[0];
-    if (!IS_FLOAT(packet->dtype)) {
-        p.scale = OPERAND(float, 1);
-        p.scale_stride = packet->stride[1];
-        p.sums = OPERAND(uint, 2);
-        p.sums_stride = packet->stride[2];
-    }
-    p.weight = OPERAND(uchar, 3);
-    p.weight_stride = packet->stride[3];
-    p.y = OPERAND(float, 4);
-    p.y_stride = packet->stride[4];
-    const EXPERTS experts = experts_of(memory, packet);
+    p.tokens = op.tokens;
+    p.rows = op.rows;
+    p.columns = op.columns;
+    p.x = op.x;
+    p.m = op.x;
+    p.x_stride = p.m_stride = op.x_stride;
+    p.scale = op.scale;
+    p.scale_stride = op.scale_stride;
+    p.sums = op.sums;
+    p.sums_stride = op.sums_stride;
+    p.weight = op.weight;
+    p.weight_stride = op.weight_stride;
+    p.y = op.y;
+    p.y_stride = op.y_stride;
+    const EXPERTS experts = experts_of(&op, packet->dtype);
     const SHARE mine = share(p.rows, COLUMN_GRANULE, worker, workers);
 #if GROUP_SIZE == 1
     const uint chunks = chunk_count(&experts);

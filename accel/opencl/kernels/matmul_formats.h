@@ -1,33 +1,9 @@
-// How weights.py arranges a quantized matrix (Layout.LANES), and its integers as lanes.
-//
-// Rows are cut in groups of 16, the last padded with zeros. A group is a header and a body, each a
-// whole number of 64-byte vectors:
-//   header: for every block (of 32, or super-block) 16 binary16 scales (MXFP4: 16 exponents of one
-//           byte), then 16 minima if any (IQ4_XS: the 16 words scales_h)
-//   body:   for every super-block 1 (IQ4_XS), 3 (Q3_K, Q4_K, Q5_K) or 4 (Q2_K, Q6_K) vectors of
-//           sub-block scales, a dword of the stored bytes to a lane; for every 32 elements the
-//           vectors of their upper bits, then those of their lower bits
-// Vector i of nibbles holds elements 8i to 8i + 3 in the low and 8i + 4 to 8i + 7 in the high
-// nibbles, bytes in the order of matmul_lanes.h. Other bits of elements 4t to 4t + 3 lie in the
-// bytes of the same order: single bits at bit t, pairs at bit 2 (t % 4) of vector t / 4, whole
-// bytes in vector t. Integers are stored unsigned: OFFSET is to be subtracted. Nibbles of IQ4_NL,
-// IQ4_XS and MXFP4 are places in a table.
+// The integers and scales of arranged matrices (lanes_layout.h), as lanes.
 
 #ifndef MATMUL_FORMATS_H
 #define MATMUL_FORMATS_H
 
-#define LAYOUT_LANES 1  // packet->layout, mirrored by weights.py
-
-// `dtype` is a constant wherever these are used, so that each format gets code of its own.
 #define IS_FLOAT(dtype) ((dtype) == F32 || (dtype) == F16 || (dtype) == BF16)
-#define IS_SUPER(dtype)                                             \
-    ((dtype) == Q4_K || (dtype) == Q5_K || HAS_HALF_BLOCKS(dtype) || \
-     (dtype) == IQ4_XS)
-// Sub-blocks of 16 elements, two in each block of 32.
-#define HAS_HALF_BLOCKS(dtype) ((dtype) == Q2_K || (dtype) == Q3_K || (dtype) == Q6_K)
-#define HAS_MINIMUM(dtype)                                                            \
-    ((dtype) == Q4_1 || (dtype) == Q5_1 || (dtype) == Q4_K || (dtype) == Q5_K || \
-     (dtype) == Q2_K)
 #define HAS_TABLE(dtype) ((dtype) == IQ4_NL || (dtype) == IQ4_XS || (dtype) == MXFP4)
 #define OFFSET(dtype)                                                         \
     ((dtype) == Q3_K                                           ? 4            \
@@ -37,35 +13,6 @@
      : (dtype) == Q6_K                                         ? 32           \
      : (dtype) == Q8_0 || (dtype) == IQ4_NL || (dtype) == IQ4_XS ? 128        \
                                                                : 0)
-#define UPPER_BITS(dtype)                                                         \
-    ((dtype) == Q3_K || (dtype) == Q5_0 || (dtype) == Q5_1 || (dtype) == Q5_K ? 1 \
-     : (dtype) == Q6_K                                                        ? 2 \
-                                                                              : 0)
-#define LOWER_BITS(dtype) ((dtype) == Q8_0 ? 8 : (dtype) == Q2_K || (dtype) == Q3_K ? 2 : 4)
-// A vector holds one bit of all of 32 elements of 16 rows.
-#define BLOCK_VECTORS(dtype) (LOWER_BITS(dtype) + UPPER_BITS(dtype))
-#define SUB_SCALE_VECTORS(dtype)                \
-    ((dtype) == Q2_K || (dtype) == Q6_K ? 4     \
-     : (dtype) == IQ4_XS                ? 1     \
-     : IS_SUPER(dtype)                  ? 3     \
-                                        : 0)
-#define UNIT_ELEMENTS(dtype) (IS_SUPER(dtype) ? 256 : 32)
-#define UNIT_BYTES(dtype) \
-    ((dtype) == MXFP4 ? 16 : HAS_MINIMUM(dtype) || (dtype) == IQ4_XS ? 64 : 32)
-
-INLINE uint header_bytes(uint dtype, uint columns) {
-    return (columns / UNIT_ELEMENTS(dtype) * UNIT_BYTES(dtype) + VECTOR_BYTES - 1) / VECTOR_BYTES *
-           VECTOR_BYTES;
-}
-
-// Vectors of the body before a column that begins a segment (or ends the row).
-INLINE uint body_vectors(uint dtype, uint column) {
-    return column / 32 * BLOCK_VECTORS(dtype) + column / 256 * SUB_SCALE_VECTORS(dtype);
-}
-
-INLINE uint group_bytes(uint dtype, uint columns) {
-    return header_bytes(dtype, columns) + body_vectors(dtype, columns) * VECTOR_BYTES;
-}
 
 // The sixteen values of a table plus OFFSET, as bytes.
 INLINE uint4 table_bytes(uint dtype) {

@@ -15,9 +15,6 @@
 #define OUTLINED static __attribute__((noinline))
 #define UNROLL _Pragma("unroll")
 
-#define LANES 16
-#define VECTOR_BYTES 64
-
 #if !defined(__AVX512BW__)
 #undef DOT_VNNI
 #define DOT_VNNI 0

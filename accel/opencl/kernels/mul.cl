@@ -1,2 +1,2 @@
-// MUL: y = a * b.  operands: a, b, y.  sizes: tokens, width.
-DEFINE_ELEMENTWISE(mul, 2, , A(0) * A(1))
+// MUL: y = a * b.
+DEFINE_ELEMENTWISE(mul, , A(a) * A(b))

@@ -17,30 +17,28 @@
 #define INLINE static inline
 #endif
 
-#define BANKS 16
-#define OPERANDS 8
-#define SIZES 12
-#define REALS 4
-
-// Mirrored by accel/opencl/packets.py; a test compares the two.
+// Mirrored by accel/packets/packet.py, which also says how many OPERANDS, SIZES and REALS there are;
+// every device is asked whether the two agree. Kernels read the operands, sizes and reals by the
+// names accel/packets/ops.py gives them, see OPEN.
 typedef struct {
     uint op;                  // which op_<name>, by its place in the list of ops
     uint wait;                // 1: all workers meet at a barrier before this packet
     uint everyone;            // 1: every worker computes the whole packet into its own memory
     uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows
     uint dtype;               // GGML type id of the stored operand
-    uint layout;              // how weights.py arranged its bytes
-    uint reserved[2];
+    uint layout;              // how layouts.py arranged its bytes
+    uint counted;             // the first size is what it says (0), or for each of the step's
+                              // tokens (1) or rows (2)
+    uint reserved;
     ulong operand[OPERANDS];  // addresses for at(); ABSENT where an optional operand is left out
     uint stride[OPERANDS];    // elements from one row of the operand to the next
-    int size[SIZES];          // dimensions and integer parameters, in the order the op lists
-    float real[REALS];        // float parameters, in the order the op lists
+    int size[SIZES];          // dimensions and integer parameters, in the order of the table
+    float real[REALS];        // float parameters, in the order of the table
 } PACKET;
 
-#define ABSENT 0xFFFFFFFFFFFFFFFFul
-#define OWN_MEMORY 0x8000000000000000ul      // an offset into the worker's own scratch memory
-#define SCRATCH_MEMORY 0x4000000000000000ul  // an offset into the scratch memory all workers share
-#define BANK_SHIFT 56
+// An address with OWN_MEMORY is an offset into the worker's own scratch memory, one with
+// SCRATCH_MEMORY into the scratch memory all workers share, one with INPUT_MEMORY into the inputs of
+// the step, which begin with its STEP record.
 #define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
 
 #if GROUP_SIZE > 1
@@ -59,6 +57,7 @@ typedef struct {
 typedef struct {
     ulong scratch;
     ulong own;
+    ulong input;
     GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS
@@ -67,6 +66,7 @@ typedef struct {
     GLOBAL uchar *bank[BANKS];
     GLOBAL uchar *scratch;
     GLOBAL uchar *own;
+    GLOBAL uchar *input;
     GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS \
@@ -99,17 +99,23 @@ static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
     ulong base = 0;
     if (address & OWN_MEMORY) base = memory->own;
     else if (address & SCRATCH_MEMORY) base = memory->scratch;
+    else if (address & INPUT_MEMORY) base = memory->input;
     return (GLOBAL uchar *)(base + (address & OFFSET_MASK));
 #else
     ulong offset = address & OFFSET_MASK;
     if (address & OWN_MEMORY) return memory->own + offset;
     if (address & SCRATCH_MEMORY) return memory->scratch + offset;
+    if (address & INPUT_MEMORY) return memory->input + offset;
     return bank_at(memory->bank, address >> BANK_SHIFT) + offset;
 #endif
 }
 
-// Operand i of a packet as a pointer to TYPE; strides count elements of TYPE.
-#define OPERAND(TYPE, i) ((GLOBAL TYPE *)at(memory, packet->operand[i]))
+// The first size of a packet in this step.
+static inline uint count_of(MEMORY memory, const GLOBAL PACKET *packet) {
+    const uint number = packet->size[0];
+    if (!packet->counted) return number;
+    return number * ((const GLOBAL uint *)at(memory, INPUT_MEMORY))[packet->counted - 1];
+}
 
 // The part of [0, count) that belongs to a worker: whole granules, contiguous, at most one granule
 // apart in size. Ops that split the same count by the same granule own the same elements, which is
@@ -126,8 +132,5 @@ static inline SHARE share(uint count, uint granule, uint worker, uint workers) {
     s.end = min((uint)(granules * (worker + 1) / workers * granule), count);
     return s;
 }
-
-// Columns of matrix products and of the elementwise ops that follow them are split by this many.
-#define COLUMN_GRANULE 32
 
 #endif

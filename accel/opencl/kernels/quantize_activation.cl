@@ -43,17 +43,17 @@ static inline int largest_int(int16 v) {
 
 void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
-    const uint tokens = packet->size[0], columns = packet->size[1];
-    const SHARE mine = share(tokens, 1, worker, workers);
+    OPEN(quantize_activation);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-        GLOBAL short *m = OPERAND(short, 1) + (ulong)token * packet->stride[1];
-        GLOBAL float *scale = OPERAND(float, 2) + (ulong)token * packet->stride[2];
-        GLOBAL uint *sums = OPERAND(uint, 3) + (ulong)token * packet->stride[3];
-        for (uint first = 0; first < columns; first += SEGMENT) {
+        const GLOBAL float *x = op.x + (ulong)token * op.x_stride;
+        GLOBAL short *m = op.m + (ulong)token * op.m_stride;
+        GLOBAL float *scale = op.scale + (ulong)token * op.scale_stride;
+        GLOBAL uint *sums = op.sums + (ulong)token * op.sums_stride;
+        for (uint first = 0; first < op.columns; first += SEGMENT) {
             int16 most = 0;
-            for (uint k = first; k < first + SEGMENT && k < columns; k += 16) {
-                int16 bits = as_int16(load_padded(x + k, columns - k)) & 0x7FFFFFFF;
+            for (uint k = first; k < first + SEGMENT && k < op.columns; k += 16) {
+                int16 bits = as_int16(load_padded(x + k, op.columns - k)) & 0x7FFFFFFF;
                 most = max(most, bits);
             }
             const QUANTIZER q = quantizer_of(largest_int(most));
@@ -61,11 +61,12 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
             for (uint k = first; k < first + SEGMENT; k += 32) {
                 int16 low = 0, high = 0;
                 if (!q.silent) {
-                    if (k < columns)
-                        low = convert_int16(rint_small16(load_padded(x + k, columns - k) * q.up));
-                    if (k + 16 < columns)
+                    if (k < op.columns)
+                        low = convert_int16(
+                            rint_small16(load_padded(x + k, op.columns - k) * q.up));
+                    if (k + 16 < op.columns)
                         high = convert_int16(
-                            rint_small16(load_padded(x + k + 16, columns - k - 16) * q.up));
+                            rint_small16(load_padded(x + k + 16, op.columns - k - 16) * q.up));
                     low = clamp(low, -2047, 2047);
                     high = clamp(high, -2047, 2047);
                 }
@@ -86,8 +87,8 @@ INLINE int16 quantized_sixteen(QUANTIZER q, float16 x) {
 
 void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
-    const uint tokens = packet->size[0], columns = packet->size[1];
-    const uint segments = (columns + SEGMENT - 1) / SEGMENT, total = tokens * segments;
+    OPEN(quantize_activation);
+    const uint segments = (op.columns + SEGMENT - 1) / SEGMENT, total = op.tokens * segments;
     const uint item = get_local_id(0);
     __local int *magnitude = (__local int *)memory->group;
     FOR_GROUP_UNITS(unit, (total + GROUP_SIZE / 8 - 1) / (GROUP_SIZE / 8)) {
@@ -96,9 +97,9 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
         const uint k = segment * SEGMENT + item % 8 * 32;
         float16 low = 0.0f, high = 0.0f;
         if (index < total) {
-            const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-            low = load_padded(x + k, (int)(columns - k));
-            high = load_padded(x + k + 16, (int)(columns - k) - 16);
+            const GLOBAL float *x = op.x + (ulong)token * op.x_stride;
+            low = load_padded(x + k, (int)(op.columns - k));
+            high = load_padded(x + k + 16, (int)(op.columns - k) - 16);
         }
         magnitude[item] =
             largest_int(max(as_int16(low) & 0x7FFFFFFF, as_int16(high) & 0x7FFFFFFF));
@@ -109,13 +110,13 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
         if (index >= total) continue;
         const QUANTIZER q = quantizer_of(largest);
         const int16 a = quantized_sixteen(q, low), b = quantized_sixteen(q, high);
-        GLOBAL short *m = OPERAND(short, 1) + (ulong)token * packet->stride[1] + k;
+        GLOBAL short *m = op.m + (ulong)token * op.m_stride + k;
         vstore16(convert_short16(a), 0, m);
         vstore16(convert_short16(b), 0, m + 16);
-        OPERAND(uint, 3)[(ulong)token * packet->stride[3] + k / 32] =
+        op.sums[(ulong)token * op.sums_stride + k / 32] =
             ((uint)sum16(a) & 0xFFFFu) | (uint)sum16(b) << 16;
         if (item % 8 == 0)
-            OPERAND(float, 2)[(ulong)token * packet->stride[2] + segment] = q.scale;
+            op.scale[(ulong)token * op.scale_stride + segment] = q.scale;
     }
 }
 

@@ -8,20 +8,20 @@
 #if GROUP_SIZE == 1
 
 void op_rms_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], groups = packet->size[1], width = packet->size[2];
-    const bool weighted = packet->operand[1] != ABSENT;
-    const SHARE mine = share(tokens, 1, worker, workers);
+    OPEN(rms_norm);
+    const bool weighted = op.weight != 0;
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        for (uint group = 0; group < groups; group++) {
+        for (uint group = 0; group < op.groups; group++) {
             const GLOBAL float *x =
-                OPERAND(float, 0) + (ulong)token * packet->stride[0] + group * width;
-            GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2] + group * width;
-            float mean = divide1(sum_of_squares(x, width), (float)width);
-            float r = divide1(1.0f, sqrt1(mean + packet->real[0]));
-            for (uint k = 0; k < width; k += 16) {
-                int count = (int)(width - k);
+                op.x + (ulong)token * op.x_stride + group * op.width;
+            GLOBAL float *y = op.y + (ulong)token * op.y_stride + group * op.width;
+            float mean = divide1(sum_of_squares(x, op.width), (float)op.width);
+            float r = divide1(1.0f, sqrt1(mean + op.eps));
+            for (uint k = 0; k < op.width; k += 16) {
+                int count = (int)(op.width - k);
                 float16 value = load_padded(x + k, count) * r;
-                if (weighted) value = value * load_padded(OPERAND(float, 1) + k, count);
+                if (weighted) value = value * load_padded(op.weight + k, count);
                 store_partial(value, y + k, count);
             }
         }
@@ -31,17 +31,17 @@ void op_rms_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint w
 #else
 
 void op_rms_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], groups = packet->size[1], width = packet->size[2];
-    const bool weighted = packet->operand[1] != ABSENT;
-    FOR_GROUP_UNITS(unit, tokens * groups) {
-        const uint token = unit / groups, first = unit % groups * width;
-        const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0] + first;
-        GLOBAL float *y = OPERAND(float, 2) + (ulong)token * packet->stride[2] + first;
-        const float mean = divide1(group_sum_of_squares(memory, x, width), (float)width);
-        const float r = divide1(1.0f, sqrt1(mean + packet->real[0]));
-        for (uint k = get_local_id(0); k < width; k += GROUP_SIZE) {
+    OPEN(rms_norm);
+    const bool weighted = op.weight != 0;
+    FOR_GROUP_UNITS(unit, op.tokens * op.groups) {
+        const uint token = unit / op.groups, first = unit % op.groups * op.width;
+        const GLOBAL float *x = op.x + (ulong)token * op.x_stride + first;
+        GLOBAL float *y = op.y + (ulong)token * op.y_stride + first;
+        const float mean = divide1(group_sum_of_squares(memory, x, op.width), (float)op.width);
+        const float r = divide1(1.0f, sqrt1(mean + op.eps));
+        for (uint k = get_local_id(0); k < op.width; k += GROUP_SIZE) {
             const float value = x[k] * r;
-            y[k] = weighted ? value * OPERAND(float, 1)[k] : value;
+            y[k] = weighted ? value * op.weight[k] : value;
         }
     }
 }

@@ -9,45 +9,43 @@
 
 // Units are sixteen pairs of one head.
 void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const bool neox = packet->size[3];
-    const uint pairs = packet->size[4], pieces = (pairs + 15) / 16;
-    FOR_WORKER_UNITS(unit, tokens * heads * pieces) {
-        const uint token = unit / pieces / heads, head = unit / pieces % heads;
+    OPEN(rope);
+    const uint pairs = op.rotary_pairs, pieces = (pairs + 15) / 16;
+    FOR_WORKER_UNITS(unit, op.tokens * op.heads * pieces) {
+        const uint token = unit / pieces / op.heads, head = unit / pieces % op.heads;
         const uint first = unit % pieces * 16, end = min(first + 16, pairs);
-        const int position = OPERAND(int, 2)[token * packet->stride[2] + 2];
-        const GLOBAL float *cosine = OPERAND(float, 1) + (ulong)position * 2 * pairs;
+        const int position = op.query[token * op.query_stride + 2];
+        const GLOBAL float *cosine = op.rope_table + (ulong)position * 2 * pairs;
         const GLOBAL float *sine = cosine + pairs;
         const GLOBAL float *x =
-            OPERAND(float, 0) + (ulong)token * packet->stride[0] + head * head_dim;
-        GLOBAL float *y = OPERAND(float, 3) + (ulong)token * packet->stride[3] + head * head_dim;
+            op.x + (ulong)token * op.x_stride + head * op.head_dim;
+        GLOBAL float *y = op.y + (ulong)token * op.y_stride + head * op.head_dim;
         for (uint m = first; m < end; m++) {
-            const uint i = neox ? m : 2 * m, j = neox ? pairs + m : 2 * m + 1;
+            const uint i = op.neox ? m : 2 * m, j = op.neox ? pairs + m : 2 * m + 1;
             const float a = x[i], b = x[j], c = cosine[m], s = sine[m];
             y[i] = a * c - b * s;
             y[j] = a * s + b * c;
         }
         if (first == 0)
-            for (uint k = 2 * pairs; k < head_dim; k++) y[k] = x[k];
+            for (uint k = 2 * pairs; k < op.head_dim; k++) y[k] = x[k];
     }
 }
 
 #else
 
 void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], heads = packet->size[1], head_dim = packet->size[2];
-    const bool neox = packet->size[3];
-    const uint pairs = packet->size[4];
-    const SHARE mine = share(tokens, 1, worker, workers);
+    OPEN(rope);
+    const uint pairs = op.rotary_pairs;
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        int position = OPERAND(int, 2)[token * packet->stride[2] + 2];
-        const GLOBAL float *cosine = OPERAND(float, 1) + (ulong)position * 2 * pairs;
+        int position = op.query[token * op.query_stride + 2];
+        const GLOBAL float *cosine = op.rope_table + (ulong)position * 2 * pairs;
         const GLOBAL float *sine = cosine + pairs;
-        for (uint head = 0; head < heads; head++) {
+        for (uint head = 0; head < op.heads; head++) {
             const GLOBAL float *x =
-                OPERAND(float, 0) + (ulong)token * packet->stride[0] + head * head_dim;
-            GLOBAL float *y = OPERAND(float, 3) + (ulong)token * packet->stride[3] + head * head_dim;
-            if (neox) {
+                op.x + (ulong)token * op.x_stride + head * op.head_dim;
+            GLOBAL float *y = op.y + (ulong)token * op.y_stride + head * op.head_dim;
+            if (op.neox) {
                 for (uint m = 0; m < pairs; m += 16) {
                     int count = (int)(pairs - m);
                     float16 a = load_padded(x + m, count), b = load_padded(x + pairs + m, count);
@@ -62,7 +60,7 @@ void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint worke
                     y[2 * m + 1] = a * sine[m] + b * cosine[m];
                 }
             }
-            for (uint k = 2 * pairs; k < head_dim; k++) y[k] = x[k];
+            for (uint k = 2 * pairs; k < op.head_dim; k++) y[k] = x[k];
         }
     }
 }

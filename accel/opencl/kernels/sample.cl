@@ -1,32 +1,23 @@
 // SAMPLE: penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
 //
-// sample_part   operands: logits, sampling, recent, values, parts
-//               sizes:    rows, vocab, parts, recent_tokens
-//               parts is BEST [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part,
-//               parts) of the penalized logits divided by the temperature, which go to values
-//               float [rows, vocab] unless the row is greedy and has no recent token.
-// sample        operands: values, sampling, parts, ids, weights, token
-//               sizes:    rows, vocab, parts
-//               ids int and weights uint, both [rows, vocab], are scratch. Rows are split among
-//               workers, or work-groups.
-
-static bool has_recent(const GLOBAL int *recent, uint count) {
-    for (uint i = 0; i < count; i++)
-        if (recent[i] >= 0) return true;
-    return false;
-}
+// sample_part   best [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part, parts) of the
+//               penalized logits divided by the temperature, which go to values [rows, vocab]
+//               unless the row is greedy and has no recent token.
+// sample        ids and weights [rows, vocab] are scratch. Rows are split among workers, or
+//               work-groups.
 
 // Applies the penalties of the distinct recent tokens with ids in [begin, end).
-static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const GLOBAL int *recent,
-                     uint count, uint begin, uint end) {
-    for (uint i = 0; i < count; i++) {
-        const int id = recent[i];
+static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const RECENT *recent,
+                     uint begin, uint end) {
+    for (uint i = 0; i < recent->count; i++) {
+        const int id = recent_token(recent, i);
         if (id < (int)begin || id >= (int)end) continue;
         int times = 0;
         bool again = false;
-        for (uint j = 0; j < count; j++) {
-            times += recent[j] == id;
-            again |= j < i && recent[j] == id;
+        for (uint j = 0; j < recent->count; j++) {
+            const bool same = recent_token(recent, j) == id;
+            times += same;
+            again |= j < i && same;
         }
         if (again) continue;
         float seen = values[id];
@@ -37,29 +28,28 @@ static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const GLO
 }
 
 void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint rows = packet->size[0], vocab = packet->size[1], parts = packet->size[2];
-    const uint recent_tokens = packet->size[3];
+    OPEN(sample_part);
 #if GROUP_SIZE > 1
-    FOR_GROUP_UNITS(unit, rows * parts) {
-        const SHARE columns = share_of_item(vocab, unit % parts, parts);
+    FOR_GROUP_UNITS(unit, op.rows * op.parts) {
+        const SHARE columns = share_of_item(op.vocab, unit % op.parts, op.parts);
 #else
-    for (uint unit = worker; unit < rows * parts; unit += workers) {
-        const SHARE columns = share(vocab, COLUMN_GRANULE, unit % parts, parts);
+    for (uint unit = worker; unit < op.rows * op.parts; unit += workers) {
+        const SHARE columns = share(op.vocab, COLUMN_GRANULE, unit % op.parts, op.parts);
 #endif
-        const uint row = unit / parts;
-        const GLOBAL float *logits = OPERAND(float, 0) + (ulong)row * packet->stride[0];
-        const GLOBAL SAMPLING *how = OPERAND(SAMPLING, 1) + row;
-        const GLOBAL int *recent = OPERAND(int, 2) + (ulong)row * packet->stride[2];
-        const bool penalized = has_recent(recent, recent_tokens);
+        const uint row = unit / op.parts;
+        const GLOBAL float *logits = op.logits + (ulong)row * op.logits_stride;
+        const GLOBAL SAMPLING *how = op.sampling + row;
+        const RECENT recent = recent_of(how, op.recent, op.recent_stride, op.recent_tokens);
+        const bool penalized = recent.count > 0;
         BEST best = best_in(logits, columns.begin, columns.end);
         const bool random = how->temperature > 0.0f;
         if (penalized || random) {
-            GLOBAL float *values = OPERAND(float, 3) + (ulong)row * vocab;
+            GLOBAL float *values = op.values + (ulong)row * op.vocab;
             const int finite = best.finite;
             for (uint k = columns.begin; k < columns.end; k += 16)
                 store_partial(load_padded(logits + k, (int)(columns.end - k)), values + k,
                               (int)(columns.end - k));
-            penalize(values, how, recent, recent_tokens, columns.begin, columns.end);
+            penalize(values, how, &recent, columns.begin, columns.end);
             if (random)
                 for (uint k = columns.begin; k < columns.end; k += 16) {
                     int count = (int)(columns.end - k);
@@ -71,9 +61,9 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
         }
 #if GROUP_SIZE > 1
         best = group_best(memory, best);
-        if (get_local_id(0) == 0) OPERAND(BEST, 4)[unit] = best;
+        if (get_local_id(0) == 0) op.best[unit] = best;
 #else
-        OPERAND(BEST, 4)[unit] = best;
+        op.best[unit] = best;
 #endif
     }
 }
@@ -113,23 +103,23 @@ static BEST best_of_parts(MEMORY memory, const GLOBAL BEST *parts, uint count) {
 }
 
 void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint rows = packet->size[0], vocab = packet->size[1], parts = packet->size[2];
+    OPEN(sample);
 #if GROUP_SIZE > 1
-    FOR_GROUP_UNITS(row, rows) {
+    FOR_GROUP_UNITS(row, op.rows) {
 #else
-    const SHARE mine = share(rows, 1, worker, workers);
+    const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++) {
 #endif
-        const GLOBAL SAMPLING *how = OPERAND(SAMPLING, 1) + row;
-        const BEST best = best_of_parts(memory, OPERAND(BEST, 2) + row * parts, parts);
+        const GLOBAL SAMPLING *how = op.sampling + row;
+        const BEST best = best_of_parts(memory, op.best + row * op.parts, op.parts);
         int token = token_of(best);
         if (how->temperature > 0.0f && token != NO_TOKEN) {
-            const ulong place = (ulong)row * vocab;
+            const ulong place = (ulong)row * op.vocab;
             const CANDIDATES all =
-                gather_candidates(memory, OPERAND(float, 0) + place, OPERAND(int, 3) + place,
-                                  OPERAND(uint, 4) + place, vocab, best.value);
+                gather_candidates(memory, op.values + place, op.ids + place,
+                                  op.weights + place, op.vocab, best.value);
             token = draw_token(memory, &all, how);
         }
-        OPERAND(int, 5)[row] = token;
+        op.token[row] = token;
     }
 }

@@ -17,8 +17,27 @@ typedef struct {
     int position;
     float presence_penalty, frequency_penalty;
     int repeat_last_n;
-    int reserved[5];
+    int slot;
+    int reserved[4];
 } SAMPLING;
+
+// The tokens before the sampled position that the penalties look at: `count` of a ring of `size`,
+// from place `first` on.
+typedef struct {
+    const GLOBAL int *tokens;
+    uint size, first, count;
+} RECENT;
+
+static inline RECENT recent_of(const GLOBAL SAMPLING *how, const GLOBAL int *recent, ulong stride,
+                               uint size) {
+    const int first = max(0, how->position - how->repeat_last_n);
+    RECENT r = {recent + how->slot * stride, size, first, max(0, how->position - first)};
+    return r;
+}
+
+static inline int recent_token(const RECENT *recent, uint i) {
+    return recent->tokens[(recent->first + i) % recent->size];
+}
 
 // The tokens that can be drawn at all, in order of id.
 typedef struct {

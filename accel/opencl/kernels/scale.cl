@@ -1,2 +1,2 @@
-// SCALE: y = x * factor.  operands: x, y.  sizes: tokens, width.  reals: factor.
-DEFINE_ELEMENTWISE(scale, 1, const float16 factor = packet->real[0], A(0) * factor)
+// SCALE: y = x * factor.
+DEFINE_ELEMENTWISE(scale, , A(x) * op.factor)

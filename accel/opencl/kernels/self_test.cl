@@ -26,9 +26,10 @@ __kernel void packet_layout(__global uint *place) {
     place[4] = PLACE(split_columns);
     place[5] = PLACE(dtype);
     place[6] = PLACE(layout);
-    place[7] = PLACE(operand);
-    place[8] = PLACE(stride);
-    place[9] = PLACE(size);
-    place[10] = PLACE(real);
+    place[7] = PLACE(counted);
+    place[8] = PLACE(operand);
+    place[9] = PLACE(stride);
+    place[10] = PLACE(size);
+    place[11] = PLACE(real);
 #undef PLACE
 }

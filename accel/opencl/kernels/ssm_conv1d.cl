@@ -7,24 +7,24 @@
 #if GROUP_SIZE > 1
 
 void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], channels = packet->size[1], history = packet->size[2];
-    FOR_WORKER_UNITS(channel, channels) {
-        const GLOBAL float *weight = OPERAND(float, 1) + (ulong)channel * (history + 1);
-        for (uint token = 0; token < tokens; token++) {
-            const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+    OPEN(ssm_conv1d);
+    FOR_WORKER_UNITS(channel, op.channels) {
+        const GLOBAL float *weight = op.weight + (ulong)channel * (op.history + 1);
+        for (uint token = 0; token < op.tokens; token++) {
+            const GLOBAL int *query = op.query + token * op.query_stride;
             const bool starts = query[2] == 0;
             GLOBAL float *past =
-                OPERAND(float, 3) + (ulong)query[1] * history * channels + channel;
-            const float now = OPERAND(float, 0)[(ulong)token * packet->stride[0] + channel];
+                op.state + (ulong)query[1] * op.history * op.channels + channel;
+            const float now = op.x[(ulong)token * op.x_stride + channel];
             float total = 0.0f;
-            for (uint i = 0; i < history; i++) {
-                const float value = starts ? 0.0f : past[(ulong)i * channels];
+            for (uint i = 0; i < op.history; i++) {
+                const float value = starts ? 0.0f : past[(ulong)i * op.channels];
                 total = total + weight[i] * value;
-                if (i) past[(ulong)(i - 1) * channels] = value;
+                if (i) past[(ulong)(i - 1) * op.channels] = value;
             }
-            past[(ulong)(history - 1) * channels] = now;
-            total = total + weight[history] * now;
-            OPERAND(float, 4)[(ulong)token * packet->stride[4] + channel] = silu1(total);
+            past[(ulong)(op.history - 1) * op.channels] = now;
+            total = total + weight[op.history] * now;
+            op.y[(ulong)token * op.y_stride + channel] = silu1(total);
         }
     }
 }
@@ -59,35 +59,36 @@ INLINE void keep_taps(const GLOBAL float *weight, uint taps, int count, float16 
 }
 
 void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], channels = packet->size[1], history = packet->size[2];
-    const uint taps = history + 1;
-    const SHARE mine = share(channels, COLUMN_GRANULE, worker, workers);
+    OPEN(ssm_conv1d);
+    const uint taps = op.history + 1;
+    const SHARE mine = share(op.channels, COLUMN_GRANULE, worker, workers);
     for (uint first = mine.begin; first < mine.end; first += 16 * CONV_VECTORS) {
         const uint end = min(first + 16 * CONV_VECTORS, mine.end);
         float16 kept[CONV_VECTORS][KEPT_TAPS];
         for (uint c = first; c < end; c += 16)
-            keep_taps(OPERAND(float, 1) + (ulong)c * taps, taps, (int)(end - c),
+            keep_taps(op.weight + (ulong)c * taps, taps, (int)(end - c),
                       kept[(c - first) / 16]);
-        for (uint token = 0; token < tokens; token++) {
-            const GLOBAL int *query = OPERAND(int, 2) + token * packet->stride[2];
+        for (uint token = 0; token < op.tokens; token++) {
+            const GLOBAL int *query = op.query + token * op.query_stride;
             const bool starts = query[2] == 0;
-            GLOBAL float *past = OPERAND(float, 3) + (ulong)query[1] * history * channels;
-            const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0];
-            GLOBAL float *y = OPERAND(float, 4) + (ulong)token * packet->stride[4];
+            GLOBAL float *past = op.state + (ulong)query[1] * op.history * op.channels;
+            const GLOBAL float *x = op.x + (ulong)token * op.x_stride;
+            GLOBAL float *y = op.y + (ulong)token * op.y_stride;
             for (uint c = first; c < end; c += 16) {
                 const int count = (int)(end - c);
                 const float16 now = load_padded(x + c, count);
                 float16 total = 0.0f;
                 for (uint tap = 0; tap < taps; tap++) {
-                    GLOBAL float *place = past + (ulong)tap * channels + c;
+                    GLOBAL float *place = past + (ulong)tap * op.channels + c;
                     float16 value = now;
-                    if (tap < history) value = starts ? (float16)(0.0f) : load_padded(place, count);
+                    if (tap < op.history)
+                        value = starts ? (float16)(0.0f) : load_padded(place, count);
                     const float16 weight =
                         tap < KEPT_TAPS ? kept[(c - first) / 16][tap]
-                                        : tap_weights(OPERAND(float, 1) + (ulong)c * taps, taps, tap,
+                                        : tap_weights(op.weight + (ulong)c * taps, taps, tap,
                                                       count);
                     total = total + weight * value;
-                    if (tap) store_partial(value, place - channels, count);
+                    if (tap) store_partial(value, place - op.channels, count);
                 }
                 store_partial(silu16(total), y + c, count);
             }

@@ -10,33 +10,33 @@
 #if GROUP_SIZE == 1
 
 void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], key_heads = packet->size[1];
-    const uint value_heads = packet->size[2], size = packet->size[3];
-    const SHARE mine = share(tokens, 1, worker, workers);
+    OPEN(ssm_delta_inputs);
+    const uint size = op.state_size;
+    const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
-        for (uint head = 0; head < 2 * key_heads; head++) {
+        for (uint head = 0; head < 2 * op.key_heads; head++) {
             const GLOBAL float *x =
-                OPERAND(float, 0) + (ulong)token * packet->stride[0] + head * size;
-            GLOBAL float *y = OPERAND(float, 5) + (ulong)token * packet->stride[5] + head * size;
-            const float r = divide1(1.0f, sqrt1(sum_of_squares(x, size) + packet->real[0]));
-            const bool is_query = head < key_heads;
+                op.x + (ulong)token * op.x_stride + head * size;
+            GLOBAL float *y = op.qk + (ulong)token * op.qk_stride + head * size;
+            const float r = divide1(1.0f, sqrt1(sum_of_squares(x, size) + op.eps));
+            const bool is_query = head < op.key_heads;
             for (uint k = 0; k < size; k += 16) {
                 const int count = (int)(size - k);
                 float16 value = load_padded(x + k, count) * r;
-                if (is_query) value = value * packet->real[1];
+                if (is_query) value = value * op.query_scale;
                 store_partial(value, y + k, count);
             }
         }
-        const GLOBAL float *alpha = OPERAND(float, 1) + (ulong)token * packet->stride[1];
-        const GLOBAL float *beta = OPERAND(float, 2) + (ulong)token * packet->stride[2];
-        GLOBAL float *gates = OPERAND(float, 6) + (ulong)token * packet->stride[6];
-        for (uint head = 0; head < value_heads; head += 16) {
-            const int count = (int)(value_heads - head);
+        const GLOBAL float *alpha = op.alpha + (ulong)token * op.alpha_stride;
+        const GLOBAL float *beta = op.beta + (ulong)token * op.beta_stride;
+        GLOBAL float *gates = op.gates + (ulong)token * op.gates_stride;
+        for (uint head = 0; head < op.value_heads; head += 16) {
+            const int count = (int)(op.value_heads - head);
             const float16 rate = softplus16(load_padded(alpha + head, count) +
-                                            load_padded(OPERAND(float, 4) + head, count));
-            const float16 decay = load_padded(OPERAND(float, 3) + head, count);
+                                            load_padded(op.dt_bias + head, count));
+            const float16 decay = load_padded(op.decay + head, count);
             store_partial(exp16(rate * decay), gates + head, count);
-            store_partial(sigmoid16(load_padded(beta + head, count)), gates + value_heads + head,
+            store_partial(sigmoid16(load_padded(beta + head, count)), gates + op.value_heads + head,
                           count);
         }
     }
@@ -45,25 +45,25 @@ void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker
 #else
 
 void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], key_heads = packet->size[1];
-    const uint value_heads = packet->size[2], size = packet->size[3];
-    FOR_GROUP_UNITS(unit, tokens * 2 * key_heads) {
-        const uint token = unit / (2 * key_heads), head = unit % (2 * key_heads);
-        const GLOBAL float *x = OPERAND(float, 0) + (ulong)token * packet->stride[0] + head * size;
-        GLOBAL float *y = OPERAND(float, 5) + (ulong)token * packet->stride[5] + head * size;
+    OPEN(ssm_delta_inputs);
+    const uint size = op.state_size;
+    FOR_GROUP_UNITS(unit, op.tokens * 2 * op.key_heads) {
+        const uint token = unit / (2 * op.key_heads), head = unit % (2 * op.key_heads);
+        const GLOBAL float *x = op.x + (ulong)token * op.x_stride + head * size;
+        GLOBAL float *y = op.qk + (ulong)token * op.qk_stride + head * size;
         const float sum = group_sum_of_squares(memory, x, size);
-        const float r = divide1(1.0f, sqrt1(sum + packet->real[0]));
+        const float r = divide1(1.0f, sqrt1(sum + op.eps));
         for (uint k = get_local_id(0); k < size; k += GROUP_SIZE) {
             const float value = x[k] * r;
-            y[k] = head < key_heads ? value * packet->real[1] : value;
+            y[k] = head < op.key_heads ? value * op.query_scale : value;
         }
         if (head) continue;
-        const GLOBAL float *alpha = OPERAND(float, 1) + (ulong)token * packet->stride[1];
-        const GLOBAL float *beta = OPERAND(float, 2) + (ulong)token * packet->stride[2];
-        GLOBAL float *gates = OPERAND(float, 6) + (ulong)token * packet->stride[6];
-        for (uint j = get_local_id(0); j < value_heads; j += GROUP_SIZE) {
-            gates[j] = exp1(softplus1(alpha[j] + OPERAND(float, 4)[j]) * OPERAND(float, 3)[j]);
-            gates[value_heads + j] = sigmoid1(beta[j]);
+        const GLOBAL float *alpha = op.alpha + (ulong)token * op.alpha_stride;
+        const GLOBAL float *beta = op.beta + (ulong)token * op.beta_stride;
+        GLOBAL float *gates = op.gates + (ulong)token * op.gates_stride;
+        for (uint j = get_local_id(0); j < op.value_heads; j += GROUP_SIZE) {
+            gates[j] = exp1(softplus1(alpha[j] + op.dt_bias[j]) * op.decay[j]);
+            gates[op.value_heads + j] = sigmoid1(beta[j]);
         }
     }
 }

@@ -17,20 +17,20 @@ typedef struct {
 } DELTA_TOKEN;
 
 // What `token` means for the rows from `row` of value head `head`.
-INLINE DELTA_TOKEN delta_token(MEMORY memory, const GLOBAL PACKET *packet, uint token, uint head,
-                               uint row) {
-    const uint key_heads = packet->size[1], value_heads = packet->size[2], size = packet->size[3];
-    const uint key_head = packet->size[4] ? head / (value_heads / key_heads) : head % key_heads;
-    const GLOBAL int *query = OPERAND(int, 3) + token * packet->stride[3];
-    const GLOBAL float *gates = OPERAND(float, 2) + (ulong)token * packet->stride[2];
+INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint head, uint row) {
+    const uint size = op->state_size;
+    const uint key_head =
+        op->grouped ? head / (op->value_heads / op->key_heads) : head % op->key_heads;
+    const GLOBAL int *query = op->query + token * op->query_stride;
+    const GLOBAL float *gates = op->gates + (ulong)token * op->gates_stride;
     DELTA_TOKEN t;
-    t.q = OPERAND(float, 1) + (ulong)token * packet->stride[1] + key_head * size;
-    t.k = t.q + key_heads * size;
-    t.v = OPERAND(float, 0) + (ulong)token * packet->stride[0] + (2 * key_heads + head) * size + row;
-    t.state = OPERAND(float, 4) + (((ulong)query[1] * value_heads + head) * size + row) * size;
-    t.y = OPERAND(float, 5) + (ulong)token * packet->stride[5] + head * size + row;
+    t.q = op->qk + (ulong)token * op->qk_stride + key_head * size;
+    t.k = t.q + op->key_heads * size;
+    t.v = op->x + (ulong)token * op->x_stride + (2 * op->key_heads + head) * size + row;
+    t.state = op->state + (((ulong)query[1] * op->value_heads + head) * size + row) * size;
+    t.y = op->y + (ulong)token * op->y_stride + head * size + row;
     t.g = gates[head];
-    t.b = gates[value_heads + head];
+    t.b = gates[op->value_heads + head];
     t.starts = query[2] == 0;
     return t;
 }
@@ -90,14 +90,15 @@ INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors,
 }
 
 void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint tokens = packet->size[0], size = packet->size[3];
+    OPEN(ssm_delta_net);
+    const uint size = op.state_size;
     const uint blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
-    const SHARE mine = share(packet->size[2] * blocks, 1, worker, workers);
+    const SHARE mine = share(op.value_heads * blocks, 1, worker, workers);
     for (uint unit = mine.begin; unit < mine.end; unit++) {
         const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
         const uint rows = min((uint)STATE_ROWS, size - first);
-        for (uint token = 0; token < tokens; token++) {
-            const DELTA_TOKEN t = delta_token(memory, packet, token, head, first);
+        for (uint token = 0; token < op.tokens; token++) {
+            const DELTA_TOKEN t = delta_token(&op, token, head, first);
             if (t.starts)
                 for (uint k = 0; k < rows * size; k++) t.state[k] = 0.0f;
             if (size == 128)
@@ -130,16 +131,16 @@ INLINE float fold_row_items(__local float *places, float *p, const int keys) {
 }
 
 // All tokens through one unit; an item keeps up to `keys` elements of its row.
-INLINE void delta_unit(MEMORY memory, const GLOBAL PACKET *packet, uint head, uint first,
+INLINE void delta_unit(MEMORY memory, const ssm_delta_net_fields *op, uint head, uint first,
                        const int keys) {
-    const uint tokens = packet->size[0], size = packet->size[3];
+    const uint size = op->state_size;
     const uint row = get_local_id(0) / ROW_ITEMS, lane = get_local_id(0) % ROW_ITEMS;
     const bool live = first + row < size;
     __local float *places = (__local float *)memory->group;
     GLOBAL float *held = 0;
     float m[32], p[32];
-    for (uint token = 0; token < tokens; token++) {
-        const DELTA_TOKEN t = delta_token(memory, packet, token, head, first);
+    for (uint token = 0; token < op->tokens; token++) {
+        const DELTA_TOKEN t = delta_token(op, token, head, first);
         if (t.state != held) {
             UNROLL for (int i = 0; i < keys; i++) {
                 const uint k = ROW_ITEMS * i + lane;
@@ -174,13 +175,14 @@ INLINE void delta_unit(MEMORY memory, const GLOBAL PACKET *packet, uint head, ui
 }
 
 void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint size = packet->size[3], blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
-    FOR_GROUP_UNITS(unit, packet->size[2] * blocks) {
+    OPEN(ssm_delta_net);
+    const uint size = op.state_size, blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
+    FOR_GROUP_UNITS(unit, op.value_heads * blocks) {
         const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
         if (size <= 128)
-            delta_unit(memory, packet, head, first, 16);
+            delta_unit(memory, &op, head, first, 16);
         else
-            delta_unit(memory, packet, head, first, 32);
+            delta_unit(memory, &op, head, first, 32);
     }
 }
 

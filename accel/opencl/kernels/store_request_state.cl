@@ -1,12 +1,22 @@
-// STORE_REQUEST_STATE: slot_table[slot_ids[r], field] = value[r]; slot_ids are distinct.
-//
-// operands: slot_ids, value, slot_table
-// sizes:    rows, field
+// STORE_REQUEST_STATE: the slots of the rows take token[r] as last token, at the position after the
+// query's. Of several rows of a slot the last one stays.
 
 void op_store_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
-    for (uint row = mine.begin; row < mine.end; row++)
-        OPERAND(int, 2)[OPERAND(int, 0)[row] * packet->stride[2] + packet->size[1]] =
-            OPERAND(int, 1)[row];
+    OPEN(store_request_state);
+#if GROUP_SIZE > 1
+    FOR_WORKER_UNITS(row, op.rows) {
+#else
+    const SHARE mine = share(op.rows, 1, worker, workers);
+    for (uint row = mine.begin; row < mine.end; row++) {
+#endif
+        const GLOBAL int *query = op.query + op.output_rows[row] * op.query_stride;
+        GLOBAL int *slot = op.slot_table + query[1] * op.slot_table_stride;
+        bool last = true;
+        for (uint later = row + 1; later < op.rows && last; later++)
+            last = op.query[op.output_rows[later] * op.query_stride + 1] != query[1];
+        if (!last) continue;
+        slot[SLOT_POSITION] = query[2] + 1;
+        slot[SLOT_LAST_TOKEN] = op.token[row];
+    }
 }

@@ -4,13 +4,13 @@
 // sizes:    rows, draft_tokens
 
 void op_verify_k(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    const uint draft_tokens = packet->size[1];
-    const SHARE mine = share(packet->size[0], 1, worker, workers);
+    OPEN(verify_k);
+    const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++) {
-        const GLOBAL int *draft = OPERAND(int, 0) + row * packet->stride[0];
-        const GLOBAL int *target = OPERAND(int, 1) + row * packet->stride[1];
+        const GLOBAL int *draft = op.draft + row * op.draft_stride;
+        const GLOBAL int *target = op.target + row * op.target_stride;
         uint length = 0;
-        while (length < draft_tokens && draft[length] == target[length]) length++;
-        OPERAND(int, 2)[row] = length;
+        while (length < op.draft_tokens && draft[length] == target[length]) length++;
+        op.accepted[row] = length;
     }
 }

@@ -247,6 +247,7 @@ def _write_tensor(file: BinaryIO, path: Path, tensor: TensorInfo, data: TensorDa
 
 def _chunks(data: TensorData) -> Iterator[np.ndarray]:
     """Each piece of ``data`` as uint8, copied only when an array is not contiguous."""
+    assert not isinstance(data, Hole)
     pieces = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
     for piece in pieces:
         array = piece if isinstance(piece, np.ndarray) else np.frombuffer(piece, np.uint8)

@@ -86,19 +86,29 @@ def _ranks(merges: Sequence[bytes]) -> dict[bytes, int]:
     return dict(zip(reversed(stored), range(len(stored) - 1, -1, -1), strict=True))
 
 
-class ByteLevelEncoder:
+class _Encoder:
+    """What encoders share; tables are made when the first text is encoded."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def _table(self) -> _TokenTable:
+        return _TokenTable(self._vocabulary)
+
+    def decode_normal(self, stored: bytes) -> bytes:
+        return stored.replace(SPACE.encode(), b" ")
+
+
+class ByteLevelEncoder(_Encoder):
     """``gpt2``: split by a pre-tokenizer, write bytes in the byte alphabet, merge by rank."""
 
     def __init__(
         self, vocabulary: Vocabulary, merges: Sequence[bytes], pre_tokenizer: PreTokenizer
     ) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._merges = merges
         self._pre_tokenizer = pre_tokenizer
-
-    @cached_property
-    def _table(self) -> _TokenTable:
-        return _TokenTable(self._vocabulary)
 
     @cached_property
     def _rank_of_pair(self) -> dict[bytes, int]:
@@ -122,18 +132,14 @@ class ByteLevelEncoder:
         return from_byte_alphabet(stored)
 
 
-class RawBPEEncoder:
+class RawBPEEncoder(_Encoder):
     """``gemma4``: spaces become U+2581, lines are merged by rank over raw UTF-8."""
 
     _LINES = regex.compile(r"[^\n]+|\n+")
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[bytes]) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._merges = merges
-
-    @cached_property
-    def _table(self) -> _TokenTable:
-        return _TokenTable(self._vocabulary)
 
     @cached_property
     def _rank_of_pair(self) -> dict[bytes, int]:
@@ -151,23 +157,16 @@ class RawBPEEncoder:
                 table.append_symbol(symbol, output)
         return output
 
-    def decode_normal(self, stored: bytes) -> bytes:
-        return stored.replace(SPACE.encode(), b" ")
 
-
-class SentencePieceEncoder:
+class SentencePieceEncoder(_Encoder):
     """``llama``: spaces become U+2581, pairs that spell a token merge by highest score.
 
     ``scores`` is float32 [V], finite.
     """
 
     def __init__(self, vocabulary: Vocabulary, scores: np.ndarray) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._scores = scores
-
-    @cached_property
-    def _table(self) -> _TokenTable:
-        return _TokenTable(self._vocabulary)
 
     @cached_property
     def _negated_score(self) -> dict[bytes, float]:
@@ -180,6 +179,3 @@ class SentencePieceEncoder:
         for symbol in merge_pairs(symbols, self._negated_score, b""):
             self._table.append_symbol(symbol, output)
         return output
-
-    def decode_normal(self, stored: bytes) -> bytes:
-        return stored.replace(SPACE.encode(), b" ")

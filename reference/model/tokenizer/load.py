@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,23 +34,6 @@ def load_tokenizer(metadata: Mapping[str, object], source: str) -> Tokenizer:
     a tokenizer model or pre-tokenizer there is no code for.
     """
     return _Reader(metadata, source).tokenizer()
-
-
-class _Encoded(Sequence[bytes]):
-    """A sequence of str or bytes seen as bytes, item by item."""
-
-    def __init__(self, items: Sequence[str | bytes]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        item = self._items[index]
-        return item.encode() if isinstance(item, str) else item
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (item.encode() if isinstance(item, str) else item for item in self._items)
 
 
 class _Reader:
@@ -166,7 +149,9 @@ class _Reader:
             or (len(value) and not isinstance(value[0], (str, bytes)))
         ):
             raise self._error(key, "expected an array of strings")
-        return _Encoded(value) if len(value) and isinstance(value[0], str) else value
+        if len(value) and isinstance(value[0], str):
+            return [item.encode() if isinstance(item, str) else item for item in value]
+        return value
 
     def _numbers(self, key: str, dtype: type, count: int | None) -> np.ndarray:
         value = self._value(key)

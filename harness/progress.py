@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LINE_SECONDS = 2.0
 
@@ -16,7 +17,8 @@ class Progress(Protocol):
     """One job at a time: ``start``, any number of ``advance``, ``close``.
 
     ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token");
-    ``total`` is None while unknown. ``close`` without ``start`` does nothing.
+    ``total`` is None while unknown, ``n`` is negative when work has to be done again. ``close``
+    without ``start`` does nothing.
     """
 
     def start(self, label: str, total: int | None, unit: str) -> None: ...
@@ -45,9 +47,12 @@ class BarProgress:
     def __init__(self, stream: TextIO, transient: bool = False) -> None:
         self._stream = stream
         self._transient = transient
-        self._bar: tqdm | None = None
+        self._bar: tqdm[NoReturn] | None = None
 
     def start(self, label: str, total: int | None, unit: str) -> None:
+        # A fifth of the time all other imports take, where most starts show no bar.
+        from tqdm import tqdm
+
         self.close()
         scaled = unit == "B"
         self._bar = tqdm(

@@ -1,24 +1,19 @@
-"""Quantities as text, and what the drawings of a report are made of."""
+"""Quantities as text, and how a report folds layers."""
 
 from __future__ import annotations
 
 import pytest
 
 from contract.ir.analysis import FeedForward, Mixer
-from harness.report.figures import (
-    CELL,
-    DRAWING_WIDTH,
-    GAP,
+from harness.report.render import (
     KINDS,
-    LAYERS_A_LINE,
+    by_kind,
     chain,
     counted,
     duration,
     percent,
     quantity,
     ranges,
-    ribbon,
-    stack,
 )
 
 
@@ -59,31 +54,13 @@ def test_every_kind_of_layer_can_be_drawn_and_told_apart() -> None:
         assert len({KINDS[kind.value] for kind in family}) == len(family)
 
 
-def test_a_ribbon_has_a_square_pair_a_layer_and_none_overlap() -> None:
+def test_layers_of_a_kind_are_listed_together() -> None:
     layers = [
-        {"layer": n, "mixer": "delta net" if n % 4 else "full attention", "window": 0,
-         "feed_forward": "MoE"}
-        for n in range(LAYERS_A_LINE + 2)
+        {"layer": n, "mixer": "delta net" if n % 4 else "sliding attention",
+         "window": 0 if n % 4 else 1024, "feed_forward": "MoE"}
+        for n in range(9)
     ]  # fmt: skip
-    drawn = ribbon(layers)
-    corners = [(s.x, s.y) for mark in drawn.marks for s in mark.squares]
-    assert len(set(corners)) == 2 * len(layers)
-    for x, y in corners:
-        assert 0 <= x <= drawn.width - CELL
-        assert 0 <= y <= drawn.height - CELL
-        assert not any(
-            (x, y) != (u, v) and abs(x - u) < CELL + GAP and abs(y - v) < CELL + GAP
-            for u, v in corners
-        )
-    squares = {square for mark in drawn.marks for square in mark.squares}
-    for number in filter(None, (mark.number for mark in drawn.marks)):
-        assert all(not s.y <= number[1] < s.y + CELL for s in squares)
-    assert drawn.description.startswith("layers 0, 4, 8")
-
-
-def test_a_stack_fills_its_share_of_the_longest_without_gaps() -> None:
-    segments = stack({"weights": 60, "kv": 30, "state": 0, "activations": 10}, 200)
-    assert [(s.x, s.width) for s in segments] == [
-        (0, 0.3 * DRAWING_WIDTH), (0.3 * DRAWING_WIDTH, 0.15 * DRAWING_WIDTH),
-        (0.45 * DRAWING_WIDTH, 0), (0.45 * DRAWING_WIDTH, 0.05 * DRAWING_WIDTH),
-    ]  # fmt: skip
+    assert by_kind(layers) == {
+        "sliding attention over 1,024 positions, MoE": [0, 4, 8],
+        "delta net, MoE": [1, 2, 3, 5, 6, 7],
+    }

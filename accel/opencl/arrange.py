@@ -1,0 +1,145 @@
+"""Matrices arranged for the products by the device itself, when they are uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.memory import Allocation
+from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
+from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
+from accel.packets.accessors import packet_constants
+from accel.packets.layouts import LANES, Layout, group_bytes
+from accel.packets.packet import BANK_SHIFT
+from contract.dtypes import DType, StorageClass
+from contract.errors import OutOfMemory
+
+Bytes = NDArray[np.uint8]
+
+FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
+STAGED_BYTES = 1 << 25
+"""Stored bytes that are on a device of its own memory at a time, before they are arranged."""
+OFFSET_MASK = (1 << BANK_SHIFT) - 1
+MOST_GROUPS = 1 << 15
+"""Of a launch's second dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
+
+    allocation: Allocation
+    row_bytes: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other."""
+
+    dtype: DType
+    data: Bytes
+    rows: int
+
+    @property
+    def matrix_groups(self) -> int:
+        """Row groups of one matrix."""
+        return -(-self.rows // LANES)
+
+    @property
+    def groups(self) -> int:
+        """Row groups of all: each matrix begins one of its own."""
+        return len(self.data) // self.rows * self.matrix_groups
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return int(self.data.shape[1]) // self.dtype.block_bytes * self.dtype.block_elements
+
+    def first_row(self, group: int) -> int:
+        """Where row group ``group`` begins; the number of rows for the one after the last."""
+        matrix, inside = divmod(group, self.matrix_groups)
+        return matrix * self.rows + inside * LANES
+
+
+@dataclass(slots=True)
+class Arranger:
+    """Arranges matrices on one device. Its programs, one a format, are built when first needed."""
+
+    runtime: Runtime
+    cache: Path | None = None
+    progress: Progress | None = None
+    _kernels: dict[DType, Any] = field(default_factory=dict)
+
+    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> Matrix:
+        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+
+        Float matrices stay as they are. Raises OutOfMemory naming the buffer.
+        """
+        memory = self.runtime.memory
+        if dtype.storage is StorageClass.FLOAT:
+            return Matrix(memory.adopt(name, data, borrowed=True), data.shape[1], Layout.STORED)
+        stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices)
+        row_bytes = group_bytes(dtype, stack.columns)
+        place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        if memory.shared:
+            source = np.uint64(stack.data.ctypes.data)
+            self._launch(stack, source, np.uint64(place.address), 0, range(stack.groups))
+        else:
+            self._stage(stack, place)
+        self.runtime.engine.queue.finish()
+        return Matrix(place, row_bytes, Layout.LANES)
+
+    def _stage(self, stack: Stack, place: Allocation) -> None:
+        """Copy as many whole row groups as fit, arrange them, and so on."""
+        cl, queue = self.runtime.engine.cl, self.runtime.engine.queue
+        stored_bytes = min(LANES, stack.rows) * stack.data.shape[1]
+        step = min(max(1, STAGED_BYTES // stored_bytes), stack.groups)
+        flags, nbytes = cl.mem_flags.READ_ONLY, step * stored_bytes
+        try:
+            staging = cl.Buffer(self.runtime.context, flags, nbytes)
+        except cl.Error:
+            memory = self.runtime.memory
+            raise OutOfMemory("opencl.staging", nbytes, memory.used, memory.available) from None
+        bank = self.runtime.memory.arguments()[place.bank]
+        for first in range(0, stack.groups, step):
+            groups = range(first, min(first + step, stack.groups))
+            part = stack.data[stack.first_row(groups.start) : stack.first_row(groups.stop)]
+            cl.enqueue_copy(queue, staging, part, is_blocking=False)
+            self._launch(stack, staging, bank, place.address & OFFSET_MASK, groups)
+
+    def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> None:
+        """Arrange some row groups, the first of which begins where ``stored`` does."""
+        group_size, workers = self._group_size, self.runtime.launcher.workers
+        size = (1, min(workers, len(groups)))
+        if not self.runtime.device.is_cpu:
+            lanes = stack.columns // stack.dtype.block_elements * LANES
+            size = (-(-lanes // group_size) * group_size, min(len(groups), MOST_GROUPS))
+        numbers = stack.rows, stack.columns, groups.start, len(groups)
+        kernel = self._kernel(stack.dtype)
+        kernel.set_args(stored, arranged, np.uint64(offset), *map(np.uint32, numbers))
+        engine = self.runtime.engine
+        engine.cl.enqueue_nd_range_kernel(engine.queue, kernel, size, (group_size, 1))
+
+    def _kernel(self, dtype: DType) -> Any:
+        if dtype not in self._kernels:
+            runtime = self.runtime
+            options = (
+                f"-cl-std=CL1.2 -DSHARED_ADDRESSES={runtime.memory.shared:d} "
+                f"-DGROUP_SIZE={self._group_size} -DDTYPE={dtype.ggml_id}"
+            )
+            texts = {name: kernel_text(name) for name in FILES}
+            files = {CONSTANTS_FILE: packet_constants(), **texts}
+            program = build_program(
+                runtime.context, runtime.device, files, options, self.cache, self.progress
+            )
+            self._kernels[dtype] = runtime.engine.cl.Kernel(program, "arrange")
+        return self._kernels[dtype]
+
+    @property
+    def _group_size(self) -> int:
+        return 1 if self.runtime.device.is_cpu else ACCELERATOR_GROUP_SIZE

@@ -1,0 +1,182 @@
+"""Steps under way on one device: what keeps the inputs and outputs of each its own.
+
+The queue runs steps in order. Where the device reads host memory a step reads its snapshot itself;
+else the snapshot is copied, in the order of the queue, to the one place all steps read their inputs
+from, so that no step meets those of another. An output that is wanted is copied out in the order of
+the queue, too, before the next step overwrites it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.launcher import Engine, Recording
+from accel.opencl.memory import Allocation, BankedMemory, Bytes, aligned_bytes
+from contract.ir.inputs import step_of
+from contract.ir.nodes import BufferDecl
+from contract.ir.scratch import buffer_bytes
+from contract.shape_key import ShapeKey
+from contract.tier import check_form
+
+COPYING_ITEMS = 16
+"""Work-items that copy an output: few, for a processor runs each on a core."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a step has taken lately, so that the host need not ask before it can be done."""
+
+    seconds: float = 0.0
+
+    def note(self, seconds: float) -> None:
+        """One more step took ``seconds``; slow ones count little."""
+        self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class OpenClBatch:
+    """A form's packets in device memory and how to enqueue them.
+
+    ``barriers`` is how often the workers meet in one step, ``input_bytes`` the size of a step's
+    inputs, ``outputs`` where each OUTPUT buffer lies.
+    """
+
+    form: ShapeKey
+    packets: int
+    barriers: int
+    recording: Recording
+    input_bytes: int
+    outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenClFence:
+    """Completion of one submission, whose batch lives until then."""
+
+    batch: OpenClBatch
+    event: Any
+    complete: int
+    submitted: float
+    outputs: Mapping[str, NDArray[np.uint8]]
+
+    @property
+    def done(self) -> bool:
+        """True once every write of the submission is visible to the host."""
+        return bool(self.event.command_execution_status <= self.complete)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A copy of a step's inputs at ``address`` in host memory."""
+
+    data: Bytes
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """One submission; ``events`` would wait for what they stand for if they were given up now."""
+
+    fence: OpenClFence
+    snapshot: _Snapshot
+    events: list[Any]
+
+
+class Submissions:
+    """All that was submitted and may still run. ``place`` is where a device with memory of its own
+    reads the inputs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._complete = engine.cl.command_execution_status.COMPLETE
+        self._running: deque[_Running] = deque()
+        self._free: dict[int, list[_Snapshot]] = {}
+        self._copy = engine.cl.Kernel(engine.program, "copy_output") if self._shared else None
+        self.place: Allocation | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of all snapshots."""
+        held = [entry.snapshot.data.nbytes for entry in self._running]
+        return sum(held) + sum(nbytes * len(free) for nbytes, free in self._free.items())
+
+    def submit(
+        self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str]
+    ) -> OpenClFence:
+        """See ``contract.tier.Tier.submit``."""
+        step = step_of(inputs)
+        check_form(batch.form, step)
+        self._retire()
+        memory = self._engine.memory
+        # What the host wrote into mapped memory counts only if nothing was running.
+        sent = [] if self._running else memory.to_device()
+        snapshot = self._snapshot(inputs, batch.input_bytes)
+        done = [batch.recording.enqueue(self._provided(snapshot, sent), step.tokens)]
+        outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
+        done += memory.to_host()
+        self._engine.queue.flush()
+        fence = OpenClFence(batch, done[-1], self._complete, time.monotonic(), outputs)
+        self._running.append(_Running(fence, snapshot, sent + done))
+        return fence
+
+    def close(self) -> None:
+        """Forget everything, which must have ended."""
+        self._running.clear()
+        self._free.clear()
+
+    @property
+    def _shared(self) -> bool:
+        return self._engine.memory.shared
+
+    def _retire(self) -> None:
+        """Snapshots of steps that have ended are free again."""
+        while self._running and self._running[0].fence.done:
+            snapshot = self._running.popleft().snapshot
+            self._free.setdefault(snapshot.data.nbytes, []).append(snapshot)
+
+    def _snapshot(self, inputs: NDArray[np.uint8], nbytes: int) -> _Snapshot:
+        free = self._free.get(nbytes)
+        if free:
+            snapshot = free.pop()
+        else:
+            data = aligned_bytes(nbytes)
+            snapshot = _Snapshot(data, data.ctypes.data)
+        snapshot.data[: len(inputs)] = inputs
+        return snapshot
+
+    def _provided(self, snapshot: _Snapshot, sent: list[Any]) -> int:
+        """The address from which the step now to be enqueued reads its inputs."""
+        memory = self._engine.memory
+        if not isinstance(memory, BankedMemory):
+            return snapshot.address
+        assert self.place is not None
+        sent.append(memory.transfer(self.place, snapshot.data, to_device=True))
+        return self.place.address
+
+    def _kept(
+        self, output: tuple[BufferDecl, Allocation], step: ShapeKey, done: list[Any]
+    ) -> NDArray[np.uint8]:
+        """The rows ``step`` has of an output, filled once all before it in the queue has ended."""
+        decl, allocation = output
+        data = np.empty(buffer_bytes(decl, step), np.uint8)
+        memory = self._engine.memory
+        if not data.nbytes:
+            return data
+        if isinstance(memory, BankedMemory):
+            done.append(memory.transfer(allocation, data, to_device=False))
+            return data
+        assert self._copy is not None
+        addresses = np.uint64(allocation.address), np.uint64(data.ctypes.data)
+        self._copy.set_args(*addresses, np.uint64(data.nbytes // 4))
+        engine = self._engine
+        size = (COPYING_ITEMS,)
+        done.append(engine.cl.enqueue_nd_range_kernel(engine.queue, self._copy, size, None))
+        return data

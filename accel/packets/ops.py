@@ -1,0 +1,407 @@
+"""The table of device ops: what the kernels, the packets and the lowering know of each.
+
+An op's number is its place in OPS. Everything else that names an operand, a size or a real derives
+from here: the layout of a packet, the accessors the kernels read it with (``accessors``), launch
+grids, and what ``Lowering.add`` accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from contract.arithmetic import SEGMENT
+from contract.dtypes import BF16, F16, F32
+
+
+class Split(Enum):
+    """How an op divides a tensor among workers; equal splits of equal tensors need no barrier."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    ANY = "any"
+    """Any worker may touch any element."""
+
+
+ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
+
+LANES = 16
+"""Rows of a group of ``kernels/matmul_formats.h``, and columns of a vector."""
+SLOTS = 8
+"""Tokens a group of ``kernels/matmul_group.h`` takes at a time."""
+QUANTIZED_SEGMENTS = 16
+"""Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
+STATE_ROWS = 16
+"""Rows of a head's state a group of ``kernels/ssm_delta_net.cl`` takes."""
+GROUP_QUERIES = 8
+GROUP_CHANNELS = 1024
+"""Queries a group of ``kernels/attention_group.h`` takes at a time, and channels of all of them."""
+FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
+
+Units = Callable[..., int]
+"""Units of work from the sizes and the ``dtype`` (a GGML type id), all by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of a device op. ``element`` is its C type in the kernels, ``split`` how the op
+    divides it among workers. ``matrix`` marks stored weights that products read arranged."""
+
+    name: str
+    element: str = "float"
+    split: Split = ANY
+    written: bool = False
+    optional: bool = False
+    matrix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOp:
+    """One op: its operands, sizes and reals in the order of the packet.
+
+    The first size is the count, which may grow with the step. ``units`` says into how many pieces
+    the op is worth dividing; each is a work-group's if ``by_groups``, else a work-item's.
+    ``by_columns`` marks an elementwise op that may divide columns instead of rows. ``source`` is
+    the kernel file.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    sizes: tuple[str, ...]
+    reals: tuple[str, ...]
+    units: Units
+    by_groups: bool
+    by_columns: bool
+    source: str
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Places of the results among the operands."""
+        return tuple(i for i, operand in enumerate(self.operands) if operand.written)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """How the work divides each operand."""
+        return tuple(operand.split for operand in self.operands)
+
+    @property
+    def matrix(self) -> int | None:
+        """The place of the stored weights."""
+        return next((i for i, operand in enumerate(self.operands) if operand.matrix), None)
+
+
+def _operand(declared: str, split: Split, written: bool = False) -> Operand:
+    """``name``, ``element name`` or either with a ``?`` behind where it may be absent."""
+    *element, name = declared.split()
+    optional = name.endswith("?")
+    kind = element[0] if element else "float"
+    return Operand(name.rstrip("?"), kind, split, written, optional)
+
+
+def _rows(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, ROWS) for name in names)
+
+
+def _columns(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, COLUMNS) for name in names)
+
+
+def _any(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, ANY) for name in names)
+
+
+def _to_rows(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, ROWS, written=True) for name in names)
+
+
+def _to_columns(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, COLUMNS, written=True) for name in names)
+
+
+def _to_any(*names: str) -> tuple[Operand, ...]:
+    return tuple(_operand(name, ANY, written=True) for name in names)
+
+
+def _matrix(name: str) -> tuple[Operand, ...]:
+    return (Operand(name, "uchar", ANY, matrix=True),)
+
+
+def _op(
+    name: str,
+    *operands: tuple[Operand, ...],
+    sizes: str,
+    reals: str = "",
+    groups: Units | None = None,
+    items: Units | None = None,
+    by_columns: bool = False,
+    source: str = "",
+) -> DeviceOp:
+    """Without units the op has one for each count and sixteen elements of its second size."""
+    names = tuple(sizes.split())
+    units = groups or items or (lambda **s: s[names[0]] * pieces(s[names[1]], 16))
+    flat = tuple(operand for group in operands for operand in group)
+    by_groups = groups is not None
+    return DeviceOp(
+        name, flat, names, tuple(reals.split()), units, by_groups, by_columns, source or name
+    )
+
+
+def _elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> DeviceOp:
+    sizes = f"tokens width {sizes}"
+    parts = _rows(*operands.split()), _to_rows("y")
+    return _op(name, *parts, sizes=sizes, reals=reals, by_columns=True)
+
+
+def pieces(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
+    """Heads that read one KV head, as many at a time as a group takes."""
+    together = min(GROUP_QUERIES, GROUP_CHANNELS // head_dim)
+    return kv_heads * pieces(heads // kv_heads, together)
+
+
+def _product_units(
+    *, tokens: int, rows: int, places: int, most_chunks: int, dtype: int, **_: int
+) -> int:
+    if dtype in FLOATS:
+        return tokens * rows
+    return pieces(rows, LANES) * (most_chunks if places else pieces(tokens, SLOTS))
+
+
+_QUERIES = _any("q", "uchar kv", "int page_table", "int query")
+
+OPS = (
+    _op(
+        "embed",
+        _any("int query"),
+        _matrix("table"),
+        _to_rows("y"),
+        sizes="tokens hidden",
+        items=lambda tokens, hidden, **_: tokens * hidden,
+    ),
+    _op(
+        "select_rows",
+        _any("x", "int output_rows"),
+        _to_rows("y"),
+        sizes="rows hidden",
+        items=lambda rows, hidden, **_: rows * hidden,
+    ),
+    _op(
+        "rms_norm",
+        _rows("x"),
+        _any("weight?"),
+        _to_rows("y"),
+        sizes="tokens groups width",
+        reals="eps",
+        groups=lambda tokens, groups, **_: tokens * groups,
+    ),
+    _op(
+        "quantize_activation",
+        _rows("x"),
+        _to_rows("short m", "scale", "uint sums"),
+        sizes="tokens columns",
+        groups=lambda tokens, columns, **_: pieces(
+            tokens * pieces(columns, SEGMENT), QUANTIZED_SEGMENTS
+        ),
+    ),
+    _op(
+        "matmul",
+        _any("void x", "scale?", "uint sums?"),
+        _matrix("weight"),
+        _to_columns("y"),
+        _any("int ids?", "CHUNK chunks?", "int order?"),
+        sizes="tokens rows columns places used most_chunks",
+        groups=_product_units,
+    ),
+    _op(
+        "rope",
+        _rows("x"),
+        _any("rope_table", "int query"),
+        _to_rows("y"),
+        sizes="tokens heads head_dim neox rotary_pairs",
+        items=lambda tokens, heads, rotary_pairs, **_: tokens * heads * pieces(rotary_pairs, 16),
+    ),
+    _op(
+        "kv_write_batched",
+        _rows("k", "v"),
+        _any("int query", "int page_table"),
+        _to_any("uchar kv"),
+        sizes="tokens width page_tokens head_dim",
+        items=lambda tokens, width, **_: 2 * tokens * width,
+    ),
+    _op(
+        "flash_attn_part",
+        _QUERIES,
+        _to_any("parts"),
+        sizes="tokens heads kv_heads head_dim window most_parts",
+        reals="scale soft_cap",
+        groups=lambda tokens, most_parts, **s: tokens * most_parts * _head_blocks(**s),
+        source="flash_attn",
+    ),
+    _op(
+        "flash_attn",
+        _any("parts", "int query"),
+        _to_rows("y"),
+        _any("sinks?"),
+        sizes="tokens heads head_dim window most_parts",
+        items=lambda tokens, heads, head_dim, **_: tokens * heads * head_dim,
+    ),
+    _op(
+        "flash_attn_batched",
+        _QUERIES,
+        _to_any("y"),
+        _any("sinks?"),
+        sizes="tokens heads kv_heads head_dim window",
+        reals="scale soft_cap",
+        groups=lambda tokens, **s: tokens * _head_blocks(**s),
+    ),
+    _elementwise("add", "a b"),
+    _elementwise("mul", "a b"),
+    _elementwise("scale", "x", reals="factor"),
+    _elementwise("bias_add", "x bias"),
+    _elementwise("soft_cap", "x", reals="cap"),
+    _elementwise("swiglu", "gate up", sizes="activation"),
+    _op(
+        "argmax_part",
+        _columns("logits"),
+        _to_any("BEST best"),
+        sizes="rows vocab parts",
+        groups=lambda rows, parts, **_: rows * parts,
+        source="argmax",
+    ),
+    _op(
+        "argmax",
+        _any("BEST best"),
+        _to_rows("int token"),
+        sizes="rows parts",
+        groups=lambda rows, **_: rows,
+    ),
+    _op(
+        "sample_part",
+        _columns("logits"),
+        _any("SAMPLING sampling", "int recent"),
+        _to_columns("values"),
+        _to_any("BEST best"),
+        sizes="rows vocab parts recent_tokens",
+        groups=lambda rows, parts, **_: rows * parts,
+        source="sample",
+    ),
+    _op(
+        "sample",
+        _to_rows("values"),
+        _any("SAMPLING sampling", "BEST best"),
+        _to_rows("int ids", "uint weights", "int token"),
+        sizes="rows vocab parts",
+        groups=lambda rows, **_: rows,
+    ),
+    _op(
+        "stream_out",
+        _any("int token", "int output_rows", "int query", "uint step"),
+        _to_any("int ring"),
+        sizes="rows ring_events",
+        items=lambda rows, **_: rows,
+    ),
+    _op(
+        "load_request_state",
+        _rows("int query"),
+        _any("int slot_table"),
+        _to_any("int recent"),
+        _to_rows("int resolved"),
+        sizes="tokens recent_tokens",
+        items=lambda tokens, **_: tokens,
+    ),
+    _op(
+        "store_request_state",
+        _any("int token", "int output_rows", "int query"),
+        _to_any("int slot_table"),
+        sizes="rows",
+        items=lambda rows, **_: rows,
+    ),
+    _op(
+        "copy_rows",
+        _any("uint source", "int pairs"),
+        _to_any("uint target"),
+        sizes="rows width",
+        items=lambda rows, width, **_: rows * width,
+    ),
+    _op(
+        "verify_k",
+        _rows("int draft", "int target"),
+        _to_rows("int accepted"),
+        sizes="rows draft_tokens",
+        items=lambda rows, **_: rows,
+    ),
+    _elementwise("scale_columns", "x factors", sizes="factor_count"),
+    _op(
+        "ssm_conv1d",
+        _columns("x"),
+        _any("weight", "int query"),
+        _to_any("state"),
+        _to_columns("y"),
+        sizes="tokens channels history",
+        items=lambda channels, **_: channels,
+    ),
+    _op(
+        "ssm_delta_inputs",
+        _rows("x", "alpha", "beta"),
+        _any("decay", "dt_bias"),
+        _to_rows("qk", "gates"),
+        sizes="tokens key_heads value_heads state_size",
+        reals="eps query_scale",
+        groups=lambda tokens, key_heads, **_: 2 * tokens * key_heads,
+    ),
+    _op(
+        "ssm_delta_net",
+        _any("x", "qk", "gates", "int query"),
+        _to_any("state", "y"),
+        sizes="tokens key_heads value_heads state_size grouped",
+        groups=lambda value_heads, state_size, **_: value_heads * pieces(state_size, STATE_ROWS),
+    ),
+    _op(
+        "ssm_gated_norm",
+        _rows("x", "gate"),
+        _any("weight"),
+        _to_rows("y"),
+        sizes="tokens heads width",
+        reals="eps",
+        groups=lambda tokens, heads, **_: tokens * heads,
+    ),
+    _op(
+        "expert_topk",
+        _rows("logits"),
+        _to_rows("p", "int ids", "weights"),
+        sizes="tokens experts used",
+        groups=lambda tokens, **_: tokens,
+    ),
+    _op(
+        "expert_group",
+        _any("int ids"),
+        _to_any("int starts", "CHUNK chunks", "int order"),
+        sizes="tokens used experts",
+        groups=lambda **_: 1,
+    ),
+    _op(
+        "expert_sum",
+        _columns("products"),
+        _any("int ids", "weights", "expert_scale?"),
+        _columns("residual?"),
+        _to_columns("y"),
+        sizes="tokens width used",
+    ),
+    _op(
+        "gated_add",
+        _columns("residual"),
+        _any("gate?"),
+        _columns("x"),
+        _to_columns("y"),
+        sizes="tokens width",
+    ),
+)
+"""Every op; ``packet.op`` is an index of this list."""
+
+TABLE = MappingProxyType({op.name: op for op in OPS})
+NUMBERS = MappingProxyType({op.name: number for number, op in enumerate(OPS)})

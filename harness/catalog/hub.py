@@ -1,0 +1,136 @@
+"""The hub, through ``huggingface_hub``: what a repository holds, and one file of it.
+
+The library is imported when a file of the hub is asked for and not before. It brings what users
+of the hub expect: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies, a broken transfer continued
+where it stopped, files found in its own cache not fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from contract.errors import CatalogError
+from harness.catalog.entries import HubFile, ManagedModel, ModelFile
+from harness.catalog.names import HubName, choose
+from harness.progress import Progress
+
+LIBRARY_NAME = "zinc-rt"
+TIMEOUT_SECONDS = 30.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def find_on_hub(name: HubName) -> ManagedModel:
+    """The model ``name`` means on the hub now, pinned to a commit. Raises CatalogError."""
+    repository = name.repository
+    with _hub(repository) as library:
+        api = library.HfApi(_endpoint(), library_name=LIBRARY_NAME)
+        info = api.model_info(repository, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    stem, paths = choose(name, siblings)
+    files = []
+    for path in paths:
+        found = siblings[path]
+        if found.size is None or info.sha is None:
+            raise CatalogError(f"{name}: the hub does not say how large {path} is; try again later")
+        source = HubFile(repository, info.sha, path)
+        files.append(ModelFile(source, found.size, found.lfs.sha256 if found.lfs else ""))
+    return ManagedModel(str(name), hub_folder(repository, stem), tuple(files))
+
+
+def hub_folder(repository: str, stem: str) -> str:
+    """The folder, in the cache, of the model whose parts share ``stem``."""
+    return f"hf.co/{repository}/{stem.replace('/', '--')}"
+
+
+def download_file(file: HubFile, folder: Path, progress: Progress) -> None:
+    """Fetch ``file`` to its path below ``folder``; whether it is the right one is not checked.
+
+    Scratch files go to ``folder / ".cache"``. ``progress`` is told of bytes as they come.
+    Raises CatalogError.
+    """
+    from tqdm import tqdm
+
+    class Reporter(tqdm):  # type: ignore[type-arg]
+        """The bar the library drives, which shows nothing itself."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+            self.counts = "downloading bytes" not in str(options.get("desc"))
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self.counts and n:
+                progress.advance(int(n))
+            return None
+
+    with _hub(file.repository) as library:
+        library.hf_hub_download(
+            file.repository,
+            file.path,
+            revision=file.revision,
+            local_dir=folder,
+            endpoint=_endpoint(),
+            library_name=LIBRARY_NAME,
+            tqdm_class=Reporter,
+        )
+
+
+def _endpoint() -> str:
+    """The address of the hub, or of the mirror HF_ENDPOINT names; raises CatalogError."""
+    address = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK):
+        return address
+    raise CatalogError(f"HF_ENDPOINT is {address!r}: only https is used; correct or unset it")
+
+
+@functools.cache
+def _library() -> ModuleType:
+    """The library, set up to tell nobody what else runs here and to keep to https."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import httpx2
+    import huggingface_hub
+
+    def check(request: httpx2.Request) -> None:
+        url = request.url
+        if url.scheme != "https" and urlsplit(_endpoint()).netloc != url.netloc.decode():
+            raise CatalogError(f"{url.scheme}://{url.host}: refused: only https is used")
+
+    huggingface_hub.set_client_factory(
+        lambda: httpx2.Client(follow_redirects=True, timeout=None, event_hooks={"request": [check]})
+    )
+    return huggingface_hub
+
+
+@contextlib.contextmanager
+def _hub(repository: str) -> Iterator[ModuleType]:
+    """The library; what goes wrong becomes a CatalogError that says what to do about it."""
+    name, library = f"hf.co/{repository}", _library()
+    if library.is_offline_mode():
+        raise CatalogError(f"{name}: HF_HUB_OFFLINE is set; unset it to pull, or name a GGUF file")
+
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        yield library
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+        problem = cause or error
+        status = getattr(getattr(problem, "response", None), "status_code", None)
+        said = (str(problem) or type(problem).__name__).strip().partition("\n")[0]
+        advice = f"{said.rstrip('.')}; check the connection and pull again"
+        if isinstance(problem, GatedRepoError):
+            page = f"https://huggingface.co/{repository}"
+            advice = f"is gated: accept its terms at {page}, then set HF_TOKEN"
+        elif isinstance(problem, RepositoryNotFoundError) or status == 401:
+            advice = "no such repository, or a private one: check the name, or set HF_TOKEN"
+        raise CatalogError(f"{name}: {advice}") from None

@@ -1,0 +1,107 @@
+"""A step gives the same bits in every form that holds it: forms are about speed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accel.opencl.launcher import Mode
+from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
+from contract.dtypes import F16
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import LOGITS, ModelRunner, StepInput
+from tests.families_table import FAMILIES
+from tests.opencl.conftest import OpenTier
+
+LIMITS = Limits(2, 96, 12, F16, step_tokens=24, step_rows=20)
+FORMS = step_forms(LIMITS.largest)
+MODELS = ("llama-8-experts", "qwen35moe-fused", "gemma4-per-layer-embeddings")
+"""Experts; delta nets with experts; layers that differ."""
+PAGE_TABLE = np.arange(12, dtype=np.int32).reshape(2, 6)
+
+
+@pytest.mark.parametrize(
+    "largest", [ShapeKey(0, 3), ShapeKey(1, 1), ShapeKey(9, 2), LIMITS.largest]
+)
+def test_forms_rise_to_the_largest_step(largest: ShapeKey) -> None:
+    """Each holds more than the one before; the last is the largest step itself."""
+    forms = step_forms(largest)
+    assert forms[-1] == largest
+    assert all(one.tokens < other.tokens for one, other in pairwise(forms))
+    assert all(form.rows <= largest.rows for form in forms)
+    assert {form.tokens for form in FORMS} == {1, SPLIT_TOKENS, FEW, LIMITS.step_tokens}
+
+
+def step(slot: int, position: int, tokens: int, rows: int) -> StepInput:
+    """``tokens`` of a slot from ``position`` on, of which the first ``rows`` want logits."""
+    query = np.zeros(tokens, QUERY_TOKEN)
+    query["position"] = position + np.arange(tokens)
+    query["token"] = 3 + (7 * query["position"] + 11 * slot) % 90
+    query["slot"] = slot
+    sampling = np.zeros(rows, SAMPLING)
+    sampling["position"], sampling["slot"] = query["position"][:rows] + 1, slot
+    sampling["repeat_penalty"], sampling["repeat_last_n"] = 1.2, 8
+    sampling["temperature"], sampling["top_p"] = 0.8, 1.0
+    return StepInput(query, np.arange(rows, dtype=np.int32), sampling, PAGE_TABLE, (LOGITS,))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model_name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[Mode.PERSISTENT, Mode.LAUNCH], ids=str)
+def runners(
+    open_opencl: OpenTier,
+    synthetic_model: Callable[..., Path],
+    model_name: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[ModelRunner]]:
+    """One with the tier's forms, and for each larger form one whose steps run in it or above."""
+    model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES[model_name]))
+    with ExitStack() as stack:
+        opened = []
+        for first in range(len(FORMS)):
+            tier = open_opencl(mode=request.param)
+            monkeypatch.setattr(tier, "forms", lambda largest, first=first: FORMS[first:])
+            opened.append(stack.enter_context(ModelRunner(model, tier, LIMITS)))
+        yield opened
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Slot, tokens and rows of each step."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        tokens = draw(st.integers(1, 3) | st.integers(1, LIMITS.step_tokens))
+        rows = draw(st.integers(0, min(tokens, LIMITS.step_rows)))
+        found.append((draw(st.integers(0, 1)), tokens, rows))
+    return found
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=counts())
+def test_every_form_gives_the_same_bits(
+    runners: list[ModelRunner], steps: list[tuple[int, int, int]]
+) -> None:
+    """Tokens and logits of prefill and decode steps in two slots, from position 0 on."""
+    positions = [0, 0]
+    for slot, tokens, rows in steps:
+        outcomes = [r.step(step(slot, positions[slot], tokens, rows)) for r in runners]
+        positions[slot] += tokens
+        for outcome in outcomes[1:]:
+            assert np.array_equal(outcome.token, outcomes[0].token)
+            assert np.array_equal(outcome.logits, outcomes[0].logits)

@@ -1,0 +1,71 @@
+"""The number of workers of a step is nobody's business but the clock's: every bit stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from accel.opencl.crew import Choice, Crews, FixedCrew
+from accel.opencl.device import Device
+from accel.opencl.launcher import Mode
+from reference.model.open import open_model
+from tests.conftest import SyntheticModel
+from tests.opencl.conftest import OpenTier
+from tests.opencl.test_model import compare
+
+
+@dataclass
+class RandomCrew:
+    """Any number, another one for every step. ``chosen`` counts them, ``noted`` their times."""
+
+    most: int
+    chosen: list[int] = field(default_factory=list)
+    noted: list[int] = field(default_factory=list)
+    chance: random.Random = field(default_factory=lambda: random.Random(8))
+
+    def choose(self, tokens: int) -> int:
+        self.chosen.append(self.chance.randint(1, self.most))
+        return self.chosen[-1]
+
+    def note(self, tokens: int, workers: int, seconds: float) -> None:
+        assert seconds > 0
+        self.noted.append(workers)
+
+
+CREWS: dict[str, Callable[[int], Choice]] = {
+    "one": lambda most: FixedCrew(1),
+    "all": FixedCrew,
+    "adaptive": Crews,
+}
+
+
+@pytest.fixture
+def cores(device: Device) -> int:
+    if not device.is_cpu or device.compute_units < 2:
+        pytest.skip("only a processor of several cores has a choice")
+    return device.compute_units
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_bits_do_not_depend_on_the_number_of_workers(
+    open_opencl: OpenTier, tiny_model_path: Path, cores: int, crew: str
+) -> None:
+    tier = open_opencl(mode=Mode.PERSISTENT, crew=CREWS[crew])
+    compare(open_model(tiny_model_path), tier)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35moe"])
+def test_bits_survive_another_number_at_every_step(
+    open_opencl: OpenTier, synthetic_model: SyntheticModel, cores: int, architecture: str
+) -> None:
+    """States, keys and values pass between crews of any size, and every step's time is told."""
+    crew = RandomCrew(cores)
+    tier = open_opencl(mode=Mode.PERSISTENT, crew=lambda most: crew)
+    compare(open_model(synthetic_model(architecture=architecture, quant="q4_k_m")), tier)
+    assert set(crew.chosen) == set(range(1, cores + 1))
+    assert crew.noted == crew.chosen[: len(crew.noted)]
+    assert len(crew.noted) >= len(crew.chosen) - 1
