@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,7 +185,7 @@ def pages_of(call: Call) -> tuple[NDArray[Any], NDArray[np.int32]]:
     nbytes = math.prod(pool.shape[:-1]) * call.dtype.row_bytes(pool.shape[-1])
     kv = page_view(np.full(nbytes, UNUSED, np.uint8), call.dtype, pool.shape)
     for slot, sequence in enumerate(call.sequences):
-        position = np.arange(len(sequence.keys))
+        position = np.arange(len(sequence.keys), dtype=np.int32)
         page = page_table[slot, position // PAGE_TOKENS]
         store(kv, page, position % PAGE_TOKENS, sequence.keys, sequence.values)
     return kv, page_table
@@ -222,7 +221,7 @@ def check(attention: Attention, call: Call) -> None:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def attention(request: pytest.FixtureRequest) -> Iterator[Attention]:
+def attention(request: pytest.FixtureRequest) -> Attention:
     return Attention(VARIANTS[request.param])
 
 
