@@ -73,8 +73,9 @@ WEIGHT_DTYPES = (
     *(Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4),
 )
 KV_DTYPES = (F32, F16, Q8_0, I12)
-DEFAULT_KV = F16
-"""How keys and values are stored unless one asks for another type."""
+DEFAULT_KV = I12
+"""How keys and values are stored unless one asks for another type: what rule R6 makes of a row, so
+it loses nothing and takes a quarter less than F16."""
 BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}
 """What a model file may hold."""
