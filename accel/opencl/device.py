@@ -21,7 +21,8 @@ def import_pyopencl() -> ModuleType:
         import pyopencl
     except ImportError as error:
         raise TierUnavailable(TIER, f"pyopencl cannot be imported ({error})", EXTRA_HINT) from None
-    return pyopencl
+    module: ModuleType = pyopencl
+    return module
 
 
 @dataclass(frozen=True, slots=True)
