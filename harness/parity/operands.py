@@ -12,7 +12,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import F16, F32, I32, Q8_0, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.records import LAST_TOKEN, SAMPLING, SLOT, STEP
+from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
@@ -30,6 +30,7 @@ KV_ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     Q8_0: np.dtype(np.uint8),
 }
 """Elements of the arrays that hold KV pages of each type."""
+NO_TOKEN = -1
 UNUSED = -1
 """What a page table holds where there is nothing."""
 
@@ -207,7 +208,35 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
     records["position"] = rng.integers(0, longest)
     records["slot"] = rng.integers(0, case.sizes["slots"], shape[0])
     records["repeat_last_n"] = rng.integers(0, case.sizes["recent_tokens"] + 1, shape[0])
+    records["mask"] = rng.integers(0, case.sizes.get("masks", 2) + 1, shape[0])
+    biases = case.sizes.get("biases", 2)
+    records["bias_first"] = rng.integers(0, biases + 1, shape[0])
+    records["bias_count"] = rng.integers(0, biases - records["bias_first"] + 1)
     return records.view(np.int32).reshape(shape)
+
+
+def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Rows that allow nothing, about one token, half of them, all; bits behind the vocabulary too."""
+    share = rng.choice([0.0, 1.0 / case.sizes["vocab"], 0.5, 0.9, 1.0], (shape[0], 1))
+    bits = rng.random((shape[0], 32 * shape[1])) < share
+    return np.packbits(bits, axis=1, bitorder="little").view("<i4").reshape(shape)
+
+
+def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Distinct tokens; a temperature makes infinities of the largest biases."""
+    records = np.zeros(shape[0], LOGIT_BIAS)
+    records["token"] = rng.choice(case.sizes["vocab"], shape[0], replace=False)
+    often = rng.choice([-100.0, -1.0, 0.1, 3.0, 100.0], shape[0])
+    records["bias"] = np.where(rng.random(shape[0]) < 0.2, -3e38, often)
+    records["bias"][rng.random(shape[0]) < 0.01] = 3e38
+    return records.view(np.int32).reshape(shape)
+
+
+def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Ids of the vocabulary and what a row without a token has, if logits say how many there are."""
+    if "vocab" not in case.sizes:
+        return _words(rng, case, shape)
+    return rng.integers(NO_TOKEN, case.sizes["vocab"], shape).astype(np.int32)
 
 
 IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
@@ -217,13 +246,15 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "ids": _expert_ids,
     "slot_table": _slot_table,
     "pairs": _pairs,
-    "token": _words,
+    "token": _token,
     "draft": _few,
     "target": _few,
     "recent": _recent,
     "step": _step,
     "ring": _words,
     "sampling": _sampling,
+    "allowed": _allowed,
+    "bias": _bias,
 }
 
 
