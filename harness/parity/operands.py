@@ -16,7 +16,7 @@ from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
-from harness.parity.values import KINDS
+from harness.parity.values import KINDS, NONFINITE
 from reference.exact.kv_storage import stored
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
@@ -30,9 +30,10 @@ KV_ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     Q8_0: np.dtype(np.uint8),
 }
 """Elements of the arrays that hold KV pages of each type."""
-NO_TOKEN = -1
 UNUSED = -1
 """What a page table holds where there is nothing."""
+NO_TOKEN = -1
+"""The token of a row that was not sampled."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:
@@ -233,10 +234,11 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
 
 
 def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Ids of the vocabulary and what a row without a token has, if logits say how many there are."""
+    """Ids of the vocabulary where there are logits; rows without a token where some are broken."""
     if "vocab" not in case.sizes:
         return _words(rng, case, shape)
-    return rng.integers(NO_TOKEN, case.sizes["vocab"], shape).astype(np.int32)
+    least = NO_TOKEN if case.kind in NONFINITE else 0
+    return rng.integers(least, case.sizes["vocab"], shape).astype(np.int32)
 
 
 IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]

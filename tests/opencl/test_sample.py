@@ -1,4 +1,5 @@
-"""Sampling by a work-group a row: the code of accelerators, on whatever device there is."""
+"""Sampling and log-probabilities by work-groups: the code of accelerators, on whatever device there
+is."""
 
 from __future__ import annotations
 
@@ -22,11 +23,18 @@ def cases() -> Iterator[Case]:
     """The parity suite's, and rows long enough that every item of a group has candidates."""
     yield from generate(Opcode.SAMPLE, repeats=2)
     yield from generate(Opcode.ARGMAX)
+    yield from generate(Opcode.LOG_PROBABILITIES, repeats=2)
     for vocab in VOCABULARIES:
-        shape = Shape(f"7x{vocab}", {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3})
+        dims = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
+        tables = {"masks": 4, "mask_words": -(-vocab // 32), "biases": 50}
+        shape = Shape(f"7x{vocab}", dims, absent=frozenset(("allowed", "bias")))
+        constrained = Shape(f"7x{vocab}-constrained", dims | tables)
         for kind in ("normal", "zeros", "nan"):
             for repeat in range(4):
                 yield Case(Opcode.SAMPLE, None, shape, kind, repeat)
+                yield Case(Opcode.SAMPLE, None, constrained, kind, repeat)
+            listed = Shape(f"3x{vocab}", {"rows": 3, "vocab": vocab}, {"top": 20})
+            yield Case(Opcode.LOG_PROBABILITIES, None, listed, kind, 0)
 
 
 @pytest.fixture
@@ -35,6 +43,7 @@ def work_groups(
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
     ops = ("argmax_part", "argmax", "sample_part", "sample")
+    ops += ("log_probabilities_part", "log_probabilities_sum", "log_probabilities")
     return open_work_groups(open_opencl, device, monkeypatch, ops)
 
 

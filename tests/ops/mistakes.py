@@ -9,6 +9,7 @@ from reference.exact import elementary
 from reference.exact.activation import Activation, quantize_activation
 from reference.exact.kv_storage import stored
 from reference.exact.sums import sum_axis
+from reference.ops import sample
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)
@@ -17,6 +18,11 @@ ONE = np.float32(1.0)
 def numpy_exp(x: Float32) -> Float32:
     """A library's exp."""
     return np.exp(x)
+
+
+def log_by_base_two(x: Float32) -> Float32:
+    """The instruction many devices have, times ln 2."""
+    return np.log2(x) * np.float32(np.log(2.0))
 
 
 def left_fold(products: Float32) -> Float32:
@@ -155,6 +161,65 @@ def unrounded_scale(x: Float32, element: np.dtype[np.generic]) -> NDArray[np.gen
 def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
     """Recent tokens forgotten."""
     return values
+
+
+def unbiased(
+    values: Float32, record: np.void, bias: NDArray[np.int32] | None
+) -> Float32:
+    """Biases forgotten."""
+    return values
+
+
+def bias_after_penalties(
+    values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
+) -> Float32:
+    """The repetition penalty of the logit alone."""
+    return sample.biased(sample.penalized(values, record, recent), record, bias)
+
+
+def everything_allowed(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """The mask forgotten."""
+    return values
+
+
+def mask_from_the_high_bit(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """Token v at bit 31 - v mod 32."""
+    if allowed is None or not record["mask"] > 0:
+        return values
+    octets = allowed[record["mask"] - 1].astype(">i4").view(np.uint8)
+    return np.where(np.unpackbits(octets, count=len(values)), values, np.float32(-np.inf))
+
+
+def row_before_the_mask(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """Mask k at row k, the last at row 0."""
+    if allowed is None or not record["mask"] > 0:
+        return values
+    octets = allowed[record["mask"] % len(allowed)].astype("<i4").view(np.uint8)
+    bits = np.unpackbits(octets, count=len(values), bitorder="little")
+    return np.where(bits, values, np.float32(-np.inf))
+
+
+def logits_less_one_sum(x: Float32, wanted: Float32) -> Float32:
+    """log p as x - (m + log s): one rounding elsewhere."""
+    largest = x.max(axis=1, keepdims=True)
+    log_sum = elementary.log(sum_axis(elementary.exp(x - largest)))
+    return wanted - (largest + log_sum[:, None])
+
+
+def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
+    """The sum of exp(x), without the largest taken away first."""
+    return wanted - elementary.log(sum_axis(elementary.exp(x)))[:, None]
+
+
+def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
+    """Equal logits by falling id."""
+    return len(row) - 1 - np.argsort(-row[::-1], kind="stable")[:top]
 
 
 def last_argmax(*, logits: Float32) -> NDArray[np.int32]:
