@@ -23,9 +23,7 @@ from contract.ops.common import (
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 
-def _masks_hold_the_vocabulary(
-    dims: Mapping[str, Dim], params: Mapping[str, Scalar]
-) -> str | None:
+def _masks_hold_the_vocabulary(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     words, vocab = dims.get("mask_words"), dims["vocab"]
     if words is None or (int(words) * MASK_WORD_BITS >= int(vocab)):
         return None

@@ -1,4 +1,4 @@
-"""LOG_PROBABILITIES: how likely the model found a row's token, and which ones it found likeliest."""
+"""LOG_PROBABILITIES: how likely the model finds a row's token, and which ones it finds likeliest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 
 
-def log_probabilities(
-    *, logits: Float32, token: Int32, top: int
-) -> tuple[Float32, Int32, Float32]:
+def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float32, Int32, Float32]:
     """log p(v) = (x_v - m) - log(sum of exp(x - m)), x the row as it is, m its largest (rule R10).
 
     ``logits`` is [rows, vocab], ``token`` [rows]. Returns log p of the tokens [rows], then the

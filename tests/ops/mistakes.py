@@ -163,9 +163,7 @@ def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) ->
     return values
 
 
-def unbiased(
-    values: Float32, record: np.void, bias: NDArray[np.int32] | None
-) -> Float32:
+def unbiased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> Float32:
     """Biases forgotten."""
     return values
 
