@@ -217,7 +217,7 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
 
 
 def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Rows that allow nothing, about one token, half of them, all; and bits behind the vocabulary."""
+    """Masks of nothing, about one token, half of them, all; bits behind the vocabulary alike."""
     share = rng.choice([0.0, 1.0 / case.sizes["vocab"], 0.5, 0.9, 1.0], (shape[0], 1))
     bits = rng.random((shape[0], 32 * shape[1])) < share
     return np.packbits(bits, axis=1, bitorder="little").view("<i4").reshape(shape)

@@ -1,4 +1,4 @@
-"""LOG_PROBABILITIES: how likely the model finds a row's token, and which ones it finds likeliest."""
+"""LOG_PROBABILITIES: how likely a row's token is to the model, and which ones are likeliest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     id of the vocabulary gives NaN.
     """
     rows, vocab = logits.shape
-    finite = np.isfinite(logits).all(axis=1)
+    finite: NDArray[np.bool_] = np.isfinite(logits).all(axis=1)
     x = np.where(finite[:, None], logits, np.float32(0.0))
     ids = np.array([likeliest(row, top) for row in x], np.int32).reshape(rows, top)
     known = finite & (token >= 0) & (token < vocab)
@@ -40,7 +40,8 @@ def normalized(x: Float32, wanted: Float32) -> Float32:
     """log p of ``wanted`` logits [rows, n] among those of their row ``x`` [rows, vocab]."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = log(sum_axis(exp(x - largest)))
-    return (wanted - largest) - log_sum[:, None]
+    logs: Float32 = (wanted - largest) - log_sum[:, None]
+    return logs
 
 
 def likeliest(row: Float32, top: int) -> NDArray[np.intp]:

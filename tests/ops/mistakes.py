@@ -207,7 +207,8 @@ def logits_less_one_sum(x: Float32, wanted: Float32) -> Float32:
     """log p as x - (m + log s): one rounding elsewhere."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = elementary.log(sum_axis(elementary.exp(x - largest)))
-    return wanted - (largest + log_sum[:, None])
+    logs: Float32 = wanted - (largest + log_sum[:, None])
+    return logs
 
 
 def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
@@ -217,7 +218,8 @@ def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
 
 def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
     """Equal logits by falling id."""
-    return len(row) - 1 - np.argsort(-row[::-1], kind="stable")[:top]
+    ids: NDArray[np.intp] = len(row) - 1 - np.argsort(-row[::-1], kind="stable")[:top]
+    return ids
 
 
 def last_argmax(*, logits: Float32) -> NDArray[np.int32]:

@@ -48,14 +48,14 @@ def draw_token(
         biases += list(bias.items())
         rules["bias_first"], rules["bias_count"] = 1, len(bias)
     with np.errstate(over="ignore"):
-        token = sample(
+        drawn = sample(
             logits=logits[None],
             sampling=rules.view(np.int32).reshape(1, -1),
             recent=kept,
             allowed=np.array(masks),
             bias=np.array(biases, LOGIT_BIAS).view(np.int32).reshape(-1, 2),
         )
-    return int(token[0])
+    return int(drawn[0])
 
 
 TOKENS = st.integers(0, VOCAB - 1)
