@@ -48,7 +48,7 @@ SAMPLING = np.dtype(
 penalties look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of
 ``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot. ``mask`` k
 allows the tokens of row k - 1 of ``allowed``, 0 all of them; ``bias_count`` rows of ``bias`` from
-``bias_first`` on are the row's LOGIT_BIAS records. Neither counts where SAMPLE lacks the operand."""
+``bias_first`` on are the row's LOGIT_BIAS records. Neither counts if SAMPLE lacks the operand."""
 
 LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
 """What is added to the logit of one token before anything but the mask (rule R9): finite. The

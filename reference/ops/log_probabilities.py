@@ -22,7 +22,7 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     id of the vocabulary gives NaN.
     """
     rows, vocab = logits.shape
-    finite: NDArray[np.bool_] = np.isfinite(logits).all(axis=1)
+    finite = np.asarray(np.isfinite(logits).all(axis=1))
     x = np.where(finite[:, None], logits, np.float32(0.0))
     ids = np.array([likeliest(row, top) for row in x], np.int32).reshape(rows, top)
     known = finite & (token >= 0) & (token < vocab)

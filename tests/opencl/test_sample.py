@@ -11,11 +11,14 @@ import pytest
 from accel.opencl.device import Device
 from accel.opencl.tier import OpenClTier
 from contract.opcodes import Opcode
-from harness.parity import Case, compare, generate
+from contract.records import SAMPLING
+from harness.parity import Case, by_definition, compare, fill, generate
+from harness.parity.execute import on_tier
 from harness.parity.shape import Shape
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups
 
+CONSTRAINTS = frozenset(("allowed", "bias"))
 VOCABULARIES = (129, 5000, 20011)
 
 
@@ -27,7 +30,7 @@ def cases() -> Iterator[Case]:
     for vocab in VOCABULARIES:
         dims = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
         tables = {"masks": 4, "mask_words": -(-vocab // 32), "biases": 50}
-        shape = Shape(f"7x{vocab}", dims, absent=frozenset(("allowed", "bias")))
+        shape = Shape(f"7x{vocab}", dims, absent=CONSTRAINTS)
         constrained = Shape(f"7x{vocab}-constrained", dims | tables)
         for kind in ("normal", "zeros", "nan"):
             for repeat in range(4):
@@ -54,6 +57,18 @@ def test_work_groups_draw_the_tokens_of_the_definition(work_groups: OpenClTier) 
         assert compare(work_groups, case) == {}, str(case)
         drawn += case.sizes["rows"]
     assert drawn > 500
+
+
+def test_a_logit_that_overflows_downwards_is_not_chosen(open_opencl: OpenTier) -> None:
+    """One that a temperature drives to -infinity does not make its row a broken one."""
+    dims = {"rows": 3, "vocab": 257, "recent_tokens": 8, "slots": 2}
+    case = Case(Opcode.SAMPLE, None, Shape("cold", dims, absent=CONSTRAINTS), "normal", 0)
+    operands = fill(case)
+    operands["sampling"].view(SAMPLING)["temperature"] = 0.1
+    operands["logits"][:, 5] = -1e38
+    expected = by_definition(case, operands)["token"]
+    assert (expected >= 0).all()
+    assert (on_tier(open_opencl(), case, operands)["token"] == expected).all()
 
 
 def test_a_wrong_draw_is_noticed(work_groups: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:

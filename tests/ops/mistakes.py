@@ -218,8 +218,8 @@ def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
 
 def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
     """Equal logits by falling id."""
-    ids: NDArray[np.intp] = len(row) - 1 - np.argsort(-row[::-1], kind="stable")[:top]
-    return ids
+    backwards = np.argsort(-row[::-1], kind="stable")
+    return len(row) - 1 - backwards[:top]
 
 
 def last_argmax(*, logits: Float32) -> NDArray[np.int32]:
