@@ -1,19 +1,41 @@
-"""The constants of exact arithmetic, version 1 (docs/arithmetic.md). Changing one changes bits."""
+"""The constants of exact arithmetic, version 2 (docs/arithmetic.md). Changing one changes bits."""
 
 from __future__ import annotations
 
-ARITHMETIC_VERSION = 1
+ARITHMETIC_VERSION = 2
 
 SEGMENT = 256
 """Elements of a long axis summed as one segment (R3)."""
 SPAN = 1024
 """Elements of a long axis whose segment values are folded into one span (R3)."""
-DOT_CHUNK = 16
-"""Elements of a query-key product folded before the chunks are folded (R6)."""
 KV_TILE = 64
 """Positions of one attention tile (R6)."""
+KV_SPAN = 1024
+"""Positions whose tiles are merged into one attention span, and spans then into the total (R6)."""
 PAGE_TOKENS = 16
 """Positions stored in one KV page; a tile is a whole number of pages."""
+HEAD_DIM_MAX = 512
+"""Largest row of attention: beyond it a product of integers might leave int32 (R6)."""
+KV_ROW_BITS = 10
+"""A row of keys or values is scaled so that its largest magnitude lies in [2^10, 2^11) (R6)."""
+QUERY_BITS = 13
+"""The same for queries of up to 64 elements; ``QUERY_PRODUCT_BITS`` limits longer ones (R6)."""
+QUERY_PRODUCT_BITS = 19
+"""A query of n elements has at most 19 - ceil(log2 n) bits (R6)."""
+ROW_EXPONENT_LIMIT = 40
+"""A row whose largest magnitude is not below 2^40 is broken, one below 2^-40 is zero (R6)."""
+BROKEN_ROW = -128
+"""The exponent that marks a broken row (R6)."""
+ATTENTION_WEIGHT_BITS = 13
+"""The weight of a position in a tile is rint(p * 2^(ev + 13)) (R6)."""
+ATTENTION_EXP2_MIN = -80.0
+"""The smallest argument of exp2 (R6)."""
+TILE_MAXIMUM_BITS = 20
+"""A tile whose maximum is not below 2^20 in magnitude breaks its query (R6)."""
+MERGE_BITS = 60
+"""A factor of a merge below 2^-60 is +0 (R6)."""
+OUTPUT_BITS = 20
+"""A sum of weighted values below 2^-20 in magnitude gives +0 (R6)."""
 ACTIVATION_BITS = 10
 """An activation segment is scaled so that its largest magnitude lies in [2^10, 2^11) (R5)."""
 ACTIVATION_MAX = 2047
@@ -29,5 +51,5 @@ MASK_WORD_BITS = 32
 MOST_LOG_PROBABILITIES = 20
 """Most tokens of a row whose log-probabilities are listed (R10)."""
 
-if KV_TILE % PAGE_TOKENS or SPAN % SEGMENT:
-    raise AssertionError("tiles hold whole pages and spans hold whole segments")
+if KV_TILE % PAGE_TOKENS or KV_SPAN % KV_TILE or SPAN % SEGMENT:
+    raise AssertionError("tiles hold whole pages, spans whole tiles and whole segments")

@@ -1,7 +1,8 @@
 """Storage types: how many bytes a block of elements takes, and how rule R5 treats it.
 
-Numbers are GGML's type ids. ``INTEGER32`` blocks carry one scale per 32 elements, ``SUPERBLOCK``
-formats one 256-element super-block with integer sub-block scales (which is one segment of R5).
+Numbers are GGML's type ids, and own ones from 1000 for what no model file holds. ``INTEGER32``
+blocks carry one scale per 32 elements, ``SUPERBLOCK`` formats one 256-element super-block with
+integer sub-block scales (which is one segment of R5).
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ class StorageClass(Enum):
     INTEGER32 = "integer32"
     SUPERBLOCK = "superblock"
     INDEX = "index"
+    PAGES = "pages"
+    """Rows of attention heads as integers (rule R6), laid out in KV pages only."""
 
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One storage type. A row of K elements takes ``K / block_elements * block_bytes`` bytes."""
+    """One storage type.
+
+    A row of K elements takes ``K / block_elements * block_bytes + row_extra_bytes`` bytes.
+    """
 
     name: str
     ggml_id: int
     block_elements: int
     block_bytes: int
     storage: StorageClass
+    row_extra_bytes: int = 0
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of one row; raises ValueError when the row is not a whole number of blocks."""
@@ -36,7 +43,7 @@ class DType:
                 f"{elements} elements are not a multiple of the {self.block_elements} "
                 f"in a {self.name} block"
             )
-        return elements // self.block_elements * self.block_bytes
+        return elements // self.block_elements * self.block_bytes + self.row_extra_bytes
 
     def __str__(self) -> str:
         return self.name
@@ -59,10 +66,15 @@ Q5_K = DType("q5_k", 13, 256, 176, StorageClass.SUPERBLOCK)
 Q6_K = DType("q6_k", 14, 256, 210, StorageClass.SUPERBLOCK)
 IQ4_XS = DType("iq4_xs", 23, 256, 136, StorageClass.SUPERBLOCK)
 I32 = DType("i32", 26, 1, 4, StorageClass.INDEX)
+I12 = DType("i12", 1012, 2, 3, StorageClass.PAGES, row_extra_bytes=1)
 
 WEIGHT_DTYPES = (
     *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K),
     *(Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4),
 )
-BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32)}
+KV_DTYPES = (F32, F16, Q8_0, I12)
+DEFAULT_KV = F16
+"""How keys and values are stored unless one asks for another type."""
+BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}
+"""What a model file may hold."""

@@ -45,7 +45,10 @@ def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
 
 
 def owns_upload(decl: BufferDecl) -> bool:
-    """False for a view of the model file; slices of its rows are copies."""
+    """False for a view of the model file; slices of its rows and scaled columns are copies."""
     if decl.kind is not BufferKind.WEIGHT:
         return True
-    return bool(decl.source) and parse_source(decl.source).rows is not None
+    if not decl.source:
+        return False
+    source = parse_source(decl.source)
+    return source.rows is not None or bool(source.powers)

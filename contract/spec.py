@@ -38,7 +38,7 @@ class Stage(Flag):
 ACTIVATION = (dtypes.F32,)
 INDEX = (dtypes.I32,)
 WEIGHT = dtypes.WEIGHT_DTYPES
-KV = (dtypes.F32, dtypes.F16, dtypes.Q8_0)
+KV = dtypes.KV_DTYPES
 
 
 class Access(Enum):
@@ -52,17 +52,13 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One named operand of an opcode.
-
-    ``whole_blocks`` names a dimension of which the storage type's blocks may not cross a multiple.
-    """
+    """One named operand of an opcode."""
 
     name: str
     dims: tuple[str, ...]
     dtypes: tuple[DType, ...]
     access: Access = Access.READ
     optional: bool = False
-    whole_blocks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import BY_NAME
+from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
@@ -49,7 +49,7 @@ class SessionOptions:
     tier: str = "auto"
     tier_options: TierOptions = DEFAULT_OPTIONS
     context: int | None = None
-    kv_dtype: str = "f16"
+    kv_dtype: str = DEFAULT_KV.name
     chunk: int = 256
     repeat_last_n: int = 64
     all_logits: bool = False

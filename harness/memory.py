@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from contract.dtypes import DType
-from contract.errors import DoesNotFit, RequestError, VerifyError
+from contract.errors import DoesNotFit, RequestError
 from contract.spec import KV
 from contract.tier import Tier
 from harness.progress import format_bytes
@@ -57,15 +57,23 @@ def longest_context(model: Model, asked: int | None) -> int:
 
 def check_storage(model: Model, kv_dtype: DType) -> None:
     """RequestError when a head of ``model`` is no whole number of blocks of ``kv_dtype``."""
-    config, block = model.config, kv_dtype.block_elements
-    for layer in config.attention_layers:
-        if config.head_dims[layer] % block:
-            others = " or ".join(dtype.name for dtype in KV if dtype.block_elements == 1)
-            raise RequestError(
-                "kv_dtype",
-                f"is {kv_dtype}, which stores {block} channels of a head at a time; head_dim is "
-                f"{config.head_dims[layer]} in layer {layer} of {config.name}: take {others}",
+    problem = storage_problem(model, kv_dtype)
+    if problem is not None:
+        raise RequestError("kv_dtype", f"is {kv_dtype}, which {problem}")
+
+
+def storage_problem(model: Model, kv_dtype: DType) -> str | None:
+    """Why ``kv_dtype`` cannot hold the heads of ``model``, and what can; None when it can."""
+    config = model.config
+    sizes = {layer: config.head_dims[layer] for layer in config.attention_layers}
+    for layer, size in sizes.items():
+        if size % kv_dtype.block_elements:
+            holding = (d for d in KV if not any(s % d.block_elements for s in sizes.values()))
+            return (
+                f"stores {kv_dtype.block_elements} channels of a head at a time; head_dim is "
+                f"{size} in layer {layer} of {config.name}: take {' or '.join(map(str, holding))}"
             )
+    return None
 
 
 def plan_context(
@@ -110,12 +118,11 @@ def _remedies(
     """What to change, dearest storage of keys and values first."""
     known = False
     for dtype in _no_larger_than(wanted.kv_dtype):
+        if storage_problem(model, dtype) is not None:
+            continue
         limits_of = _stored_as(limits_at, dtype)
         plan_at = plans_of(model, limits_of, tier.footprint, tier.info.host_unified)
-        try:
-            plan = longest_plan(plan_at, longest, budget)
-        except VerifyError:
-            continue
+        plan = longest_plan(plan_at, longest, budget)
         if plan is not None:
             known = True
             option = "" if dtype.name == wanted.kv_dtype else f" with --kv-dtype {dtype.name}"

@@ -25,6 +25,8 @@ from reference.model.open import Model
 from reference.model.weights import weight_bytes
 
 LOGITS = "output.logits"
+PAGE_TABLE = "request.page_table"
+"""The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
 
@@ -103,7 +105,8 @@ class ModelRunner:
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
-        self._page_table = self._input("request.page_table", np.int32)
+        attends = PAGE_TABLE in self.graph.buffers
+        self._page_table = self._input(PAGE_TABLE, np.int32) if attends else None
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -127,7 +130,8 @@ class ModelRunner:
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
-        self._page_table[:] = inputs.page_table.reshape(-1)
+        if self._page_table is not None:
+            self._page_table[:] = inputs.page_table.reshape(-1)
         fence = self._executable.replay(self._inputs, inputs.wanted)
         self._last = Submission(fence, rows, first)
         return self._last
@@ -171,16 +175,19 @@ class ModelRunner:
         self.close()
 
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
+        buffer: Buffer
         if decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:
                 progress(data.nbytes)
-            return self.tier.upload(decl, data)
-        if decl.kind is BufferKind.CONSTANT:
+            buffer = self.tier.upload(decl, data)
+        elif decl.kind is BufferKind.CONSTANT:
             table = self._rotary_table(decl.name)
-            return self.tier.upload(decl, table.reshape(-1, table.shape[-1]).view(np.uint8))
-        heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
-        return self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
+            buffer = self.tier.upload(decl, table.reshape(-1, table.shape[-1]).view(np.uint8))
+        else:
+            heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
+            buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
+        return buffer
 
     def _rotary_table(self, name: str) -> NDArray[np.float32]:
         rope = next(rope for rope in self.model.config.ropes if rope.table == name)

@@ -27,8 +27,6 @@ HEADERS = (
     "group.h",
     "norm.h",
     "elementwise.h",
-    "attention.h",
-    "attention_group.h",
     "argmax.h",
     "sample.h",
     "sample_item.h",
@@ -37,6 +35,10 @@ HEADERS = (
     "matmul_operands.h",
     "matmul_experts.h",
     "matmul_lanes.h",
+    "attention_rows.h",
+    "attention_tile.h",
+    "attention.h",
+    "attention_group.h",
     "matmul_formats.h",
     "matmul_decode.h",
     "matmul_prefill.h",
@@ -72,7 +74,6 @@ class BuildOptions:
     native_sqrt: bool
     group_size: int
     futex_syscall: int
-    attention_queries: int
     dot_vnni: bool
 
     def text(self, device: Device) -> str:
@@ -84,7 +85,6 @@ class BuildOptions:
             "NATIVE_SQRT": int(self.native_sqrt),
             "GROUP_SIZE": self.group_size,
             "FUTEX_SYSCALL": self.futex_syscall,
-            "ATTENTION_QUERIES": self.attention_queries,
             "DOT_VNNI": int(self.dot_vnni),
         }
         options = ["-cl-std=CL1.2"]

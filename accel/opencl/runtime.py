@@ -179,7 +179,6 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         native_sqrt=choices.native_arithmetic is not False,
         group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
         futex_syscall=_futex_syscall(device),
-        attention_queries=16 if device.is_cpu else 1,
         dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
     )
     test = SelfTest(context, queue, device, options, choices.cache)

@@ -232,6 +232,7 @@ class Lowering:
             tokens=tokens,
             width=k.columns,
             page_tokens=PAGE_TOKENS,
+            head_dim=int(node.params["head_dim"]),
             dtype=self.dtype(kv),
             private=cheap(tokens, k.columns),
         )

@@ -37,6 +37,9 @@ QUANTIZED_SEGMENTS = 16
 """Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
 STATE_ROWS = 16
 """Rows of a head's state a group of ``kernels/ssm_delta_net.cl`` takes."""
+GROUP_QUERIES = 8
+GROUP_CHANNELS = 1024
+"""Queries a group of ``kernels/attention_group.h`` takes at a time, and channels of all of them."""
 FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
 
 Units = Callable[..., int]
@@ -157,6 +160,12 @@ def pieces(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
+    """Heads that read one KV head, as many at a time as a group takes."""
+    together = min(GROUP_QUERIES, GROUP_CHANNELS // head_dim)
+    return kv_heads * pieces(heads // kv_heads, together)
+
+
 def _product_units(
     *, tokens: int, rows: int, places: int, most_chunks: int, dtype: int, **_: int
 ) -> int:
@@ -223,32 +232,34 @@ OPS = (
         _rows("k", "v"),
         _any("int query", "int page_table"),
         _to_any("uchar kv"),
-        sizes="tokens width page_tokens",
+        sizes="tokens width page_tokens head_dim",
         items=lambda tokens, width, **_: 2 * tokens * width,
     ),
     _op(
         "flash_attn_part",
         _QUERIES,
         _to_any("parts"),
-        sizes="tokens heads kv_heads head_dim window tiles",
+        sizes="tokens heads kv_heads head_dim window most_parts",
         reals="scale soft_cap",
-        groups=lambda tokens, heads, tiles, **_: tokens * heads * tiles,
+        groups=lambda tokens, most_parts, **s: tokens * most_parts * _head_blocks(**s),
         source="flash_attn",
     ),
     _op(
         "flash_attn",
         _any("parts", "int query"),
         _to_rows("y"),
-        sizes="tokens heads head_dim window tiles",
+        _any("sinks?"),
+        sizes="tokens heads head_dim window most_parts",
         items=lambda tokens, heads, head_dim, **_: tokens * heads * head_dim,
     ),
     _op(
         "flash_attn_batched",
         _QUERIES,
         _to_any("y"),
+        _any("sinks?"),
         sizes="tokens heads kv_heads head_dim window",
         reals="scale soft_cap",
-        groups=lambda tokens, heads, **_: tokens * heads,
+        groups=lambda tokens, **s: tokens * _head_blocks(**s),
     ),
     _elementwise("add", "a b"),
     _elementwise("mul", "a b"),

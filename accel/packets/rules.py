@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.lowering import Field, Lowering, cheap
+from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
 from accel.packets.step import Step, Tensor
-from contract.arithmetic import KV_TILE, PAGE_TOKENS, SPAN
+from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 
-HEAD_DIM_MAX = 512
-"""Channels of a head ``kernels/attention.h`` has room for."""
-PART_HEADER = 2
-"""Floats before the values of one tile, see ``kernels/flash_attn.cl``."""
 SLOT_WORDS = 8
 """int32 words of a SLOT record."""
 BEST_WORDS = 3
@@ -144,47 +140,6 @@ def _norm_rope_kv_write(low: Lowering, node: Node) -> None:
     low.store_kv(parts["k"], parts["v"], node)
 
 
-def _attention(low: Lowering, node: Node) -> None:
-    dims = low.dims(node)
-    fields = _attention_fields(low, node, dims)
-    y, tokens = low.tensor(node.operands["y"]), low.count(node)
-    dtype = low.dtype(node.operands["kv"])
-    if not (0 < tokens.most <= SPLIT_TOKENS and low.parts > 1):
-        low.add("flash_attn_batched", fields, y=y, tokens=tokens, dtype=dtype)
-        return
-    # Tiles in parallel, then their merge: what keeps all workers busy with few tokens.
-    heads, head_dim, window = (dims[name] for name in ("heads", "head_dim", "window"))
-    tiles = -(-low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS // KV_TILE)
-    part = PART_HEADER + -(-head_dim // 16) * 16
-    parts = low.new(f"{node.name}.parts", tokens.most, heads * tiles * part)
-    low.add("flash_attn_part", fields, parts=parts, tokens=tokens, tiles=tiles, dtype=dtype)
-    low.add(
-        "flash_attn",
-        parts=parts,
-        query=low.tensor(node.operands["query"]),
-        y=y,
-        tokens=tokens,
-        heads=heads,
-        head_dim=head_dim,
-        window=window,
-        tiles=tiles,
-        private=cheap(tokens, y.columns),
-    )
-
-
-def _attention_fields(low: Lowering, node: Node, dims: Mapping[str, int]) -> dict[str, Field]:
-    """What the ops over pages share. Raises UnsupportedOp for heads too wide."""
-    if dims["head_dim"] > HEAD_DIM_MAX:
-        problem = f"{TABLE[node.opcode].name} of head_dim {dims['head_dim']}, above {HEAD_DIM_MAX}"
-        raise UnsupportedOp(low.tier, [problem])
-    return {
-        **{name: low.tensor(node.operands[name]) for name in ("q", "page_table", "query")},
-        "kv": low.pages(node.operands["kv"]),
-        **{name: dims[name] for name in ("heads", "kv_heads", "head_dim", "window")},
-        **{name: node.params[name] for name in ("scale", "soft_cap")},
-    }
-
-
 def _argmax(low: Lowering, node: Node) -> None:
     tensors, rows = low.tensors(node), low.count(node, "rows")
     logits, token = tensors["logits"], tensors["token"]
@@ -280,8 +235,8 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
         Opcode.ROPE: _rope,
         Opcode.KV_WRITE_BATCHED: _kv_write,
-        Opcode.FLASH_ATTN: _attention,
-        Opcode.FLASH_ATTN_BATCHED: _attention,
+        Opcode.FLASH_ATTN: lower_attention,
+        Opcode.FLASH_ATTN_BATCHED: lower_attention,
         Opcode.MATMUL: _product("x", "weight", "y"),
         Opcode.MATMUL_WMMA_F16: _product("a", "b", "c"),
         Opcode.MATMUL_WMMA_Q4K: _product("b", "a", "c"),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import BY_GGML_ID
+from contract.dtypes import BY_NAME
 from contract.errors import CodecError
 from contract.ir.nodes import IR_VERSION, BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.verify import verify
@@ -67,6 +67,7 @@ HEADER = np.dtype(
 )
 _DIGEST = slice(HEADER.itemsize - 32, HEADER.itemsize)
 
+_DTYPES = {dtype.ggml_id: dtype for dtype in BY_NAME.values()}
 _KINDS = {kind.value: kind for kind in BufferKind}
 _OPCODES = {opcode.value: opcode for opcode in Opcode}
 
@@ -259,7 +260,7 @@ class _Reader:
         dims = tuple(
             self._dim(place) for place in self._range("buffers", row, "dims", first, count)
         )
-        dtype = BY_GGML_ID.get(ggml_id)
+        dtype = _DTYPES.get(ggml_id)
         if dtype is None:
             raise self._error("buffers", row, f"storage type {ggml_id} is unknown")
         if kind not in _KINDS:

@@ -92,6 +92,8 @@ def _traffic(node: Node, graph: Graph, key: ShapeKey, work: Work) -> dict[str, T
             for dim in graph.shape(view):
                 elements *= sizes[dim] if isinstance(dim, str) else dim
         nbytes = elements // dtype.block_elements * dtype.block_bytes
+        if dtype.row_extra_bytes:
+            nbytes += elements // int(graph.shape(view)[-1]) * dtype.row_extra_bytes
         reads = operand.access is not Access.WRITE and operand.name not in spec.stored
         writes = operand.access is not Access.READ
         moved[operand.name] = Traffic(nbytes if reads else 0, nbytes if writes else 0)

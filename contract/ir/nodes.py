@@ -16,7 +16,7 @@ from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.spec import Dim, Scalar, Stage
 
-IR_VERSION = 1
+IR_VERSION = 2
 """Version of the records below as serialized; a change of meaning raises it."""
 
 LAYER = re.compile(r"\[(\d+)\]")

@@ -3,19 +3,27 @@
 ``blk.0.attn_q.weight`` is a whole tensor. ``blk.0.attn_q.weight[0:64/128]`` is rows 0 to 63 of
 every 128: how files interleave several matrices in one, by head, by expert or by halves. Of
 ``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` the second slice applies to what the first one keeps.
+``blk.0.attn_k_norm.weight*2^(0x63,-2x1)`` is 64 binary32 numbers of which the last is divided by 4;
+of ``1*2^(...)`` the powers themselves are the numbers, and no tensor is read.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 _SLICE = re.compile(r"\[(\d+):(\d+)/(\d+)\]")
-_TEXT = re.compile(rf"(?P<tensor>[^\[\]]+)(?P<slices>(?:{_SLICE.pattern})*)")
+_TEXT = re.compile(
+    rf"(?P<tensor>[^\[\]*]+)(?P<slices>(?:{_SLICE.pattern})*)(?:\*2\^\((?P<powers>[-\dx,]+)\))?"
+)
+_RUN = re.compile(r"(-?\d+)x(\d+)")
+ONES = "1"
+"""In place of a tensor: a row of ones."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -55,13 +63,22 @@ class RowSlice:
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """A tensor of the model file, or a slice of its rows."""
+    """A tensor of the model file or a slice of its rows, its columns times powers of two.
+
+    ``powers`` are the exponents, one a column of a binary32 tensor, or none at all.
+    """
 
     tensor: str
     rows: RowSlice | None = None
+    powers: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.tensor}{self.rows or ''}"
+        runs = ",".join(f"{power}x{len(list(run))}" for power, run in groupby(self.powers))
+        return f"{self.tensor}{self.rows or ''}{f'*2^({runs})' if runs else ''}"
+
+    def scaled(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``values`` [..., columns] times the powers: exact."""
+        return values if not self.powers else np.ldexp(values, np.array(self.powers))
 
 
 def parse_source(text: str) -> WeightSource:
@@ -72,4 +89,7 @@ def parse_source(text: str) -> WeightSource:
     rows = None
     for start, stop, group in reversed(_SLICE.findall(found["slices"])):
         rows = RowSlice(int(start), int(stop), int(group), rows)
-    return WeightSource(found["tensor"], rows)
+    powers: list[int] = []
+    for power, count in _RUN.findall(found["powers"] or ""):
+        powers += [int(power)] * int(count)
+    return WeightSource(found["tensor"], rows, tuple(powers))

@@ -224,16 +224,6 @@ def _shape_problems(graph: Graph, node: Node, spec: OpSpec) -> Problems:
         return
     if problem := spec.constraint(bound, node.params):
         yield Rule.CONSTRAINT, problem
-    for operand in spec.operands:
-        if operand.whole_blocks and operand.name in node.operands:
-            dtype = graph.buffers[node.operands[operand.name].buffer].dtype
-            size = bound[operand.whole_blocks]
-            if isinstance(size, str) or size % dtype.block_elements:
-                yield (
-                    Rule.WHOLE_BLOCKS,
-                    f"{operand.whole_blocks} is {size}, not a multiple of the "
-                    f"{dtype.block_elements} elements in a {dtype} block of {operand.name}",
-                )
 
 
 @dataclass(slots=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contract.arithmetic import PAGE_TOKENS
+from contract.arithmetic import HEAD_DIM_MAX, PAGE_TOKENS
 from contract.opcodes import Opcode
 from contract.ops.common import (
     EPS,
-    EXP_FLOPS,
     HEAD_DIM,
     HEADS,
     KV_HEADS,
@@ -26,11 +25,17 @@ from contract.ops.common import (
 )
 from contract.spec import Dim, OpSpec, Param, Scalar, Stage, Work
 
+EXP2_FLOPS = 9
+"""R6's exp2: 1 for n, 1 for the reduction, 6 for the polynomial, 1 for the exponent."""
+SCORE_FLOPS = EXP2_FLOPS + 9
+"""Per score: 2 for x, 1 for u, 1 for the maximum, 2 for d, 2 for w, 1 for l."""
+SCALE_BITS = 20
+"""Rule R6 overflows nowhere for scales between 2^-20 and 2^20."""
 ATTENTION_PARAMS = (
     HEADS,
     KV_HEADS,
     HEAD_DIM,
-    Param("scale", float, "multiplies q.k"),
+    Param("scale", float, "multiplies q.k", minimum=2.0**-SCALE_BITS),
     Param("window", int, "positions attended, itself included; 0 is all", 0, 0),
     Param("soft_cap", float, "cap * tanh(s / cap); 0 is off", 0.0, 0.0),
 )
@@ -45,7 +50,7 @@ def _attended(work: Work) -> int:
 
 def _attention_flops(work: Work) -> int:
     scores = work["tokens"] * work["heads"] * _attended(work)
-    return scores * (4 * work["head_dim"] + EXP_FLOPS + 3)
+    return scores * (4 * work["head_dim"] + SCORE_FLOPS)
 
 
 def _attended_kv(work: Work) -> int:
@@ -85,6 +90,14 @@ def _grouped_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str
     return None
 
 
+def _within_bounds(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    if int(params["head_dim"]) > HEAD_DIM_MAX:
+        return f"head_dim is {params['head_dim']}, attention is exact up to {HEAD_DIM_MAX}"
+    if params["scale"] > 2.0**SCALE_BITS:
+        return f"scale is {params['scale']}, attention is exact up to 2^{SCALE_BITS}"
+    return None
+
+
 def _rotary_fits(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     pairs = dims["rotary_pairs"]
     if isinstance(pairs, str) or 2 * pairs > int(params["head_dim"]):
@@ -118,9 +131,9 @@ ATTENTION = (
             kv(UPDATE),
         ),
         (KV_HEADS, HEAD_DIM),
-        rule="R1",
+        rule="R1 R6",
         formula=f"kv[page_table[slot, position / {PAGE_TOKENS}], 0 or 1, "
-        f"position mod {PAGE_TOKENS}] = k or v",
+        f"position mod {PAGE_TOKENS}] = k or v, each head a row",
         touched={"kv": _written_kv, "page_table": lambda work: work["tokens"]},
         stored=("kv",),
     ),
@@ -156,6 +169,7 @@ ATTENTION = (
                 kv(READ),
                 PAGE_TABLE,
                 QUERY,
+                activation("sinks", "heads", optional=True),
                 activation("y", "tokens", "heads*head_dim", access=WRITE),
             ),
             ATTENTION_PARAMS,
@@ -164,7 +178,7 @@ ATTENTION = (
             stages=stages,
             flops=_attention_flops,
             touched={"kv": _attended_kv, "page_table": _attended_pages},
-            constraint=_grouped_heads,
+            constraint=all_of(_grouped_heads, _within_bounds),
         )
         for opcode, stages, formula in (
             (Opcode.FLASH_ATTN, Stage.DECODE, "softmax(scale q k^T) v, one query a slot"),

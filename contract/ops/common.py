@@ -45,8 +45,8 @@ def index(name: str, *dims: str, access: Access = READ, optional: bool = False) 
 
 def kv(access: Access) -> Operand:
     """The KV pages of one layer: keys at index 0 of the second axis, values at 1."""
-    dims = ("pages", "2", str(PAGE_TOKENS), "kv_heads*head_dim")
-    return Operand("kv", dims, KV, access, whole_blocks="head_dim")
+    dims = ("pages", "2", str(PAGE_TOKENS), "kv_heads", "head_dim")
+    return Operand("kv", dims, KV, access)
 
 
 TOKEN_ACTIVATION = activation("x", "tokens", "hidden")

@@ -26,7 +26,8 @@ ADAPTED_TIER = "opencl"
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step, for every engine."""
 GREEDY = SamplingParams(repeat_last_n=0)
-GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1}
+"""The peer's storage of keys and values; it has nothing between f16 and q8_0."""
 
 
 @dataclass(frozen=True, slots=True)

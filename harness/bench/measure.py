@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from contract.dtypes import BY_NAME
+from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import RequestError
 from contract.ir.cost import graph_cost
 from contract.shape_key import ShapeKey
@@ -46,7 +46,7 @@ class BenchmarkPlan:
     model: Path
     engines: tuple[str, ...]
     threads: int
-    kv_dtype: str = "f16"
+    kv_dtype: str = DEFAULT_KV.name
     prompt_tokens: int = 512
     decode_tokens: int = 64
     repeat: int = 5

@@ -66,7 +66,7 @@ def _alike(
 
 
 def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, Any]:
-    width = config.kv_heads[layer] * config.head_dims[layer]
+    row_bytes = kv_dtype.row_bytes(config.head_dims[layer])
     owns = config.kv_layers[layer] == layer
     return {
         "heads": config.heads[layer],
@@ -74,7 +74,7 @@ def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, An
         "head_dim": config.head_dims[layer],
         "window": config.windows[layer],
         "owns_kv": owns,
-        "kv_per_token": 2 * kv_dtype.row_bytes(width) if owns else 0,
+        "kv_per_token": 2 * config.kv_heads[layer] * row_bytes if owns else 0,
         "rope": _rope(config.ropes[layer]),
     }
 

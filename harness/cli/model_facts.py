@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import BY_NAME, DType
-from contract.errors import VerifyError, ZincError
+from contract.errors import ZincError
 from contract.footprint import declared_footprint
 from contract.ir.cost import graph_cost
 from contract.ir.nodes import Graph
@@ -20,7 +20,7 @@ from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
 from harness.cli.layer_facts import active_parameters, layer_facts
-from harness.memory import check_storage, longest_context, plans_of
+from harness.memory import check_storage, longest_context, plans_of, storage_problem
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, longest_plan
 from reference.model.config import read_config
@@ -148,15 +148,15 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
     for dtype in KV:
         plan_at = plans_of(model, partial(wanted.limits, kv_dtype=dtype), footprint, unified)
         asked = dtype.name == wanted.kv_dtype
-        try:
-            fitting = longest_plan(plan_at, longest, wanted.budget)
-            if asked and (wanted.context is not None or fitting is None):
-                shown = plan_at(wanted.context or min(longest, PAGE_TOKENS))
-            elif asked:
-                shown = fitting
-        except VerifyError as error:
-            kinds[dtype.name] = {"problem": error.detail}
+        problem = storage_problem(model, dtype)
+        if problem is not None:
+            kinds[dtype.name] = {"problem": problem}
             continue
+        fitting = longest_plan(plan_at, longest, wanted.budget)
+        if asked and (wanted.context is not None or fitting is None):
+            shown = plan_at(wanted.context or min(longest, PAGE_TOKENS))
+        elif asked:
+            shown = fitting
         kinds[dtype.name] = {
             "kv_per_token": (fitting or plan_at(min(longest, PAGE_TOKENS))).kv_per_token,
             "longest_context": fitting.context if fitting is not None else None,

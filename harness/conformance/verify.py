@@ -92,6 +92,12 @@ def _definition_reasons(found: Mapping[str, Any], source: Mapping[str, Any]) -> 
     if not other:
         return []
     made = source["commit"] or source["version"]
+    version = found.get("arithmetic")
+    if version != here["arithmetic"]:
+        return [
+            f"it was made with arithmetic version {version}, this source has version "
+            f"{here['arithmetic']}: run the device again, or verify it with {made}"
+        ]
     return [f"it was made with other definitions ({', '.join(other)}): verify it with {made}"]
 
 

@@ -13,7 +13,7 @@ from contract.ops import TABLE
 from contract.spec import ACTIVATION, Access, OpSpec, Scalar
 from harness.parity.shape import Shape
 from harness.parity.shapes import STRATEGIES
-from harness.parity.values import KINDS
+from harness.parity.values import BREAKS_ROWS, KINDS, NONFINITE, OF_PAGES
 from reference.ops import DEFINITIONS
 
 INTEGER_REPEATS = 6
@@ -53,6 +53,11 @@ class Case:
         integers = {k: v for k, v in self.params.items() if isinstance(v, int)}
         return integers | self.shape.sizes()
 
+    @property
+    def may_break(self) -> bool:
+        """Whether NaN or an infinity can be a right answer."""
+        return self.kind in (NONFINITE | BREAKS_ROWS if _has_pages(self.opcode) else NONFINITE)
+
     def __str__(self) -> str:
         return f"{self.name}-seed{self.seed}"
 
@@ -66,14 +71,19 @@ def swept_dtypes(spec: OpSpec) -> tuple[DType | None, ...]:
     return (fixed[0] if fixed else None,)
 
 
+def _has_pages(opcode: Opcode) -> bool:
+    return any(operand.name == "kv" for operand in TABLE[opcode].operands)
+
+
 def generate(opcode: Opcode, repeats: int = 1) -> Iterator[Case]:
     """All cases of one opcode, ``repeats`` seeds of every point."""
     spec = TABLE[opcode]
     floats = any(o.dtypes == ACTIVATION and o.access is Access.READ for o in spec.operands)
     seeds = repeats if floats else repeats * INTEGER_REPEATS
+    kinds = [kind for kind in KINDS if _has_pages(opcode) or kind not in OF_PAGES]
     for dtype in swept_dtypes(spec):
         for shape in STRATEGIES[opcode](dtype):
-            for kind in KINDS if floats else ("integers",):
+            for kind in kinds if floats else ("integers",):
                 for repeat in range(seeds):
                     yield Case(opcode, dtype, shape, kind, repeat)
 

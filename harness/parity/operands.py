@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import F16, F32, I32, Q8_0, DType, StorageClass
+from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
+from contract.dtypes import F32, I12, I32, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
@@ -17,19 +18,13 @@ from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
 from harness.parity.values import KINDS, NONFINITE
-from reference.exact.kv_storage import stored
+from reference.exact.kv_storage import page_view, store
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
 from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
-KV_ELEMENTS: Mapping[DType, np.dtype[Any]] = {
-    F32: np.dtype("<f4"),
-    F16: np.dtype("<f2"),
-    Q8_0: np.dtype(np.uint8),
-}
-"""Elements of the arrays that hold KV pages of each type."""
 UNUSED = -1
 """What a page table holds where there is nothing."""
 NO_TOKEN = -1
@@ -108,22 +103,28 @@ def make_kv(
     page_table: NDArray[np.int32] | None,
 ) -> NDArray[Any]:
     """NaN everywhere but at the positions the step may read, up to each slot's last query."""
-    element = KV_ELEMENTS[dtype]
-    # Bytes of ones are a NaN in every type.
-    row = np.full(dtype.row_bytes(shape[-1]), 0xFF, np.uint8).view(element)
-    pages = np.tile(row, (*shape[:-1], 1))
+    kv = broken_pages(dtype, shape)
     assert page_table is not None
     assert case.shape.runs is not None
     lengths: dict[int, int] = {}
     for slot, first, count in case.shape.runs:
         lengths[slot] = max(lengths.get(slot, 0), first + count)
     for slot, length in lengths.items():
-        kind = KINDS[case.kind]
-        values = stored(kind(rng, (2, length, shape[-1])), element)
-        for position in range(length):
-            page = page_table[slot, position // PAGE_TOKENS]
-            pages[page, :, position % PAGE_TOKENS] = values[:, position]
-    return pages
+        position = np.arange(length, dtype=np.int32)
+        keys, values = KINDS[case.kind](rng, (2, length, *shape[3:]))
+        page = page_table[slot, position // PAGE_TOKENS]
+        store(kv, page, position % PAGE_TOKENS, keys, values)
+    return kv
+
+
+def broken_pages(dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Pages of which every row reads as NaN; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
+    # Bytes of ones are a NaN in every type but one, where the exponent says so.
+    nbytes = math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
+    kv = page_view(np.full(nbytes, 0xFF, np.uint8), dtype, shape)
+    if dtype is I12:
+        kv["k_exponent"] = kv["v_exponent"] = BROKEN_ROW
+    return kv
 
 
 def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -277,5 +278,10 @@ def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.flo
     return state
 
 
+def _sinks(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Scores that some heads prefer to every position, and others ignore."""
+    return 8 * rng.standard_normal(shape, dtype=np.float32)
+
+
 FloatFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.float32]]
-FLOAT_FILLS: Mapping[str, FloatFill] = {"decay": _decay, "state": _state}
+FLOAT_FILLS: Mapping[str, FloatFill] = {"decay": _decay, "state": _state, "sinks": _sinks}

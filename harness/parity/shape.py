@@ -18,6 +18,8 @@ DECODE_ONE: tuple[Run, ...] = ((0, 63, 1),)
 DECODE_MANY: tuple[Run, ...] = ((2, 64, 1), (0, 15, 1), (3, 127, 1), (1, 0, 1), (4, 128, 1))
 CHUNK_TWO: tuple[Run, ...] = ((0, 63, 2),)
 CHUNK_LONG: tuple[Run, ...] = ((1, 64, 65),)
+CHUNK_SPANS: tuple[Run, ...] = ((0, 1022, 3), (1, 1150, 2))
+DECODE_SPANS: tuple[Run, ...] = ((1, 1100, 1), (0, 1024, 1), (2, 2120, 1))
 MIXED: tuple[Run, ...] = ((0, 60, 9), (2, 5, 1), (1, 125, 6), (2, 6, 1))
 SHORT: tuple[Run, ...] = ((0, 0, 17),)
 

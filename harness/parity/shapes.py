@@ -12,9 +12,11 @@ from contract.opcodes import Opcode
 from contract.spec import Scalar
 from harness.parity.shape import (
     CHUNK_LONG,
+    CHUNK_SPANS,
     CHUNK_TWO,
     DECODE_MANY,
     DECODE_ONE,
+    DECODE_SPANS,
     EMPTY,
     MIXED,
     SHORT,
@@ -68,13 +70,16 @@ def _embed(dtype: DType | None) -> tuple[Shape, ...]:
     )
 
 
+NONE: frozenset[str] = frozenset()
+
+
 def _heads(
     label: str,
     runs: tuple[Run, ...],
     heads: int,
     kv_heads: int,
     head_dim: int,
-    absent: frozenset[str] = frozenset(),
+    absent: frozenset[str] = frozenset({"sinks"}),
     **params: Scalar,
 ) -> Shape:
     given = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, **params}
@@ -254,6 +259,10 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _heads("widest-window", DECODE_MANY, 2, 2, 512, scale=0.04, window=65),
         _heads("blocks", DECODE_ONE, 3, 1, 96, scale=0.1),
         _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
+        _heads("spans", DECODE_SPANS, 2, 1, 32, scale=0.2),
+        _heads("spans-window", DECODE_SPANS, 2, 2, 16, scale=0.25, window=1000),
+        _heads("sinks", DECODE_MANY, 4, 2, 64, NONE, scale=0.125),
+        _heads("sinks-window-cap", DECODE_MANY, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0),
     ),
     Opcode.FLASH_ATTN_BATCHED: _paged(
         _heads("two", CHUNK_TWO, 2, 1, 16, scale=0.25),
@@ -268,6 +277,10 @@ STRATEGIES: dict[Opcode, Strategy] = {
         _heads("widest-window", CHUNK_LONG, 2, 1, 512, scale=1.0, window=63),
         _heads("blocks", CHUNK_LONG, 3, 1, 96, scale=0.1),
         _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
+        _heads("spans", CHUNK_SPANS, 2, 1, 32, scale=0.2),
+        _heads("spans-window", CHUNK_SPANS, 2, 2, 16, scale=0.25, window=1000),
+        _heads("sinks", MIXED, 4, 2, 64, NONE, scale=0.125),
+        _heads("sinks-window-cap", MIXED, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0),
     ),
     Opcode.ADD: grid("tokens width", *WIDE),
     Opcode.MUL: grid("tokens width", *WIDE),

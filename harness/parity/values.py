@@ -30,6 +30,12 @@ def _denormal(rng: Generator, shape: tuple[int, ...]) -> Float32:
     return np.where(rng.random(shape) < 0.7, x * SUBNORMAL, x)
 
 
+def _scales(rng: Generator, shape: tuple[int, ...]) -> Float32:
+    """Rows of every size down to what rule R6 takes for zero."""
+    exponents = rng.integers(-44, 7, (*shape[:-1], 1))
+    return np.ldexp(_normal(rng, shape), exponents)
+
+
 def _poisoned(poison: float) -> Callable[[Generator, tuple[int, ...]], Float32]:
     def fill(rng: Generator, shape: tuple[int, ...]) -> Float32:
         x = _normal(rng, shape)
@@ -47,8 +53,13 @@ KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Float32]] = {
     "negative_zero": _negative_zero,
     "denormal": _denormal,
     "zeros": lambda rng, shape: np.zeros(shape, np.float32),
+    "scales": _scales,
     "nan": _poisoned(np.nan),
     "inf": _poisoned(np.inf),
 }
 NONFINITE = frozenset({"nan", "inf"})
 """Kinds after which a result may be NaN or infinite; after any other it must be finite."""
+OF_PAGES = frozenset({"scales"})
+"""Kinds for the opcodes that touch KV pages only."""
+BREAKS_ROWS = frozenset({"huge"})
+"""Kinds that rule R6 calls broken, so that the same opcodes may answer with NaN."""

@@ -112,7 +112,8 @@ class SynthSpec:
     ``qkv_bias`` None means what the architecture always has. ``quant`` is the type of every
     matrix, or the mixture ``q4_k_m``. ``rope_factor`` and ``rope_original_context`` matter with
     ``rope_scaling`` only. ``nextn_layers`` are prediction blocks after the last layer. With
-    ``expand_to_f32`` the same weights are written dequantized.
+    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
+    bias of two channels of every KV head, or their norm weight where keys are normed.
     """
 
     architecture: str = "llama"
@@ -137,6 +138,7 @@ class SynthSpec:
     rope_original_context: int = 256
     expand_to_f32: bool = False
     nextn_layers: int = 0
+    key_outliers: float = 0.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     gemma: Gemma | None = None
@@ -232,7 +234,7 @@ def spec_of(values: Mapping[str, Any]) -> SynthSpec:
 
 def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """What ``spec_of`` makes the same specification from; only groups and counts that are there."""
-    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0}
+    absent = dict.fromkeys(GROUPS) | {"nextn_layers": 0, "key_outliers": 0.0}
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
 

@@ -31,6 +31,10 @@ SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 BILLIONS_70_LAYERS = 80
 """Layers of the 70 B models of the llama and qwen2 architectures, whose values get more bits."""
 
+OF_KEYS = (".attn_k.bias", ".attn_k_norm.weight")
+OUTLIER_CHANNELS = (3, 5)
+"""Of every KV head, where a specification has outliers."""
+
 ROPE_FREQS_MAX = 8.0
 ROPE_FREQS_NEVER = 1e30
 """The divisor of a frequency that makes its angle 0."""
@@ -117,7 +121,12 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     elif len(tensor.shape) == 1:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
-            yield (np.float32(tensor.centre) + values).astype("<f4").view(np.uint8)
+            values = (np.float32(tensor.centre) + values).astype("<f4")
+            if spec.key_outliers and name.endswith(OF_KEYS):
+                values.reshape(-1, spec.head_dim_of(tensor.layer))[:, OUTLIER_CHANNELS] = (
+                    spec.key_outliers
+                )
+            yield values.view(np.uint8)
     else:
         for blocks in _rows(spec, tensor):
             if spec.expand_to_f32:

@@ -1,7 +1,7 @@
 """Paged attention of the CPU tier: rule R6 for many queries, heads and tiles at a time.
 
-The bits are those of ``reference.ops.flash_attn_batched``: the same products, the same folds in
-the same order, each numpy call doing one rounding for a whole block. Queries are taken in blocks
+The bits are those of ``reference.ops.flash_attn_batched``. Both products are sums of integers below
+2^31, so a binary64 product of matrices gives them exactly in any order. Queries are taken in blocks
 small enough that a block's scores stay in a core's cache.
 """
 
@@ -10,22 +10,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import DOT_CHUNK, KV_TILE, PAGE_TOKENS
+from contract.arithmetic import (
+    ATTENTION_WEIGHT_BITS,
+    KV_ROW_BITS,
+    KV_SPAN,
+    KV_TILE,
+    PAGE_TOKENS,
+)
 from reference.cpu.threads import for_each
-from reference.exact.elementary import exp, tanh
-from reference.exact.kv_storage import loaded
-from reference.exact.sums import fold_segment
+from reference.exact.attention_rows import (
+    EXP2_MIN,
+    LOG2_E,
+    Partial,
+    Rows,
+    attention_output,
+    broken_where,
+    exp2,
+    is_too_large,
+    merge,
+    power_of_two,
+    query_bits,
+    row_integers,
+    sink_partial,
+)
+from reference.exact.elementary import tanh
+from reference.exact.kv_storage import integers
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 
 BLOCK_QUERIES = 128
 """Query tokens of one block: a block reads its keys and values once for all of them."""
 CACHED_ELEMENTS = 1 << 16
-"""Elements of one intermediate array, so that a fold stays in a core's cache."""
+"""Elements of one intermediate array, so that the passes over it stay in a core's cache."""
+WIDENED_ELEMENTS = 1 << 18
+"""Keys, or values, turned into binary64 at a time."""
+NO_POSITION = np.float32(-3e38)
+"""U of a part without positions: with l and o of +0 it is what a merge leaves unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +68,60 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """One sequence's keys and values, gathered from its pages and padded to whole tiles.
+    """One sequence's keys and values as integers, padded to whole tiles.
 
-    ``keys`` is [kv_heads, tiles, chunks, 16, 64], positions last; ``values`` is
-    [kv_heads, tiles, 64, head_dim].
+    ``keys`` and ``values`` are int16 [kv_heads, positions, head_dim]. The others are
+    f32[kv_heads, positions]: ``key_unit`` 2^ek, ``value_exponent`` ev, ``value_unit`` 2^(ev + 13).
+    Where a row of a position is broken, ev is infinite, so that U is for who sees the position.
     """
 
-    keys: Float32
-    values: Float32
+    keys: NDArray[np.int16]
+    values: NDArray[np.int16]
+    key_unit: Float32
+    value_exponent: Float32
+    value_unit: Float32
+
+    def of(self, heads: slice, positions: slice = slice(None)) -> _Cache:
+        """Some heads and positions of it."""
+        parts = self.keys, self.values, self.key_unit, self.value_exponent, self.value_unit
+        return _Cache(*(part[heads, positions] for part in parts))  # type: ignore[arg-type]
 
 
 def paged_attention(
     q: Float32,
-    kv: NDArray[np.generic],
+    kv: NDArray[Any],
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     shape: AttentionShape,
     out: Float32,
+    sinks: Float32 | None = None,
     threads: int | None = None,
 ) -> None:
     """Fill ``out`` [tokens, heads * head_dim] with the attention of every query token."""
-    queries = q.reshape(len(q), shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
+    by_head = (shape.kv_heads, shape.heads // shape.kv_heads)
+    queries = q.reshape(len(q), *by_head, shape.head_dim)
     result = out.reshape(queries.shape)
+    of_head = None if sinks is None else sinks.reshape(by_head)
     tasks = []
     for rows in _runs_of_one_slot(query):
         positions = query[rows, 2]
-        cache = _gather(kv, page_table[query[rows.start, 1]], int(positions.max()) + 1, shape)
+        pages = page_table[query[rows.start, 1]]
+        cache = _gather(kv, pages, int(positions.max()) + 1, shape, threads)
         heads = 1 if len(positions) > 1 else shape.kv_heads
         for start in range(rows.start, rows.stop, BLOCK_QUERIES):
             block = slice(start, min(start + BLOCK_QUERIES, rows.stop))
             for head in range(0, shape.kv_heads, heads):
                 part = slice(head, head + heads)
-                keys_values = _Cache(cache.keys[part], cache.values[part])
+                own_sinks = None if of_head is None else of_head[part]
                 tasks.append(
-                    (queries[block, part], keys_values, query[block, 2], shape, result[block, part])
+                    (
+                        queries[block, part],
+                        cache.of(part),
+                        query[block, 2],
+                        shape,
+                        own_sinks,
+                        result[block, part],
+                    )
                 )
     for_each(lambda task: _attend(*task), tasks, threads)
 
@@ -89,21 +135,45 @@ def _runs_of_one_slot(query: NDArray[np.int32]) -> Iterator[slice]:
 
 
 def _gather(
-    kv: NDArray[np.generic], pages: NDArray[np.int32], length: int, shape: AttentionShape
+    kv: NDArray[Any],
+    pages: NDArray[np.int32],
+    length: int,
+    shape: AttentionShape,
+    threads: int | None,
 ) -> _Cache:
-    tiles = -(-length // KV_TILE)
-    chunks = -(-shape.head_dim // DOT_CHUNK)
-    count = -(-length // PAGE_TOKENS)
-    padded = np.zeros((2, tiles * KV_TILE, shape.kv_heads, shape.head_dim), np.float32)
-    rows = loaded(kv[pages[:count]]).transpose(1, 0, 2, 3)
-    padded[:, :length] = rows.reshape(2, -1, shape.kv_heads, shape.head_dim)[:, :length]
-    tiled = padded.reshape(2, tiles, KV_TILE, shape.kv_heads, shape.head_dim)
-    keys = np.zeros((shape.kv_heads, tiles, chunks * DOT_CHUNK, KV_TILE), np.float32)
-    keys[:, :, : shape.head_dim] = tiled[0].transpose(2, 0, 3, 1)
-    return _Cache(
-        keys.reshape(shape.kv_heads, tiles, chunks, DOT_CHUNK, KV_TILE),
-        np.ascontiguousarray(tiled[1].transpose(2, 0, 1, 3)),
+    padded = -(-length // KV_TILE) * KV_TILE
+    width = 2 * shape.kv_heads * shape.head_dim
+    step = max(1, CACHED_ELEMENTS // (width * PAGE_TOKENS)) * PAGE_TOKENS
+    of_position = (shape.kv_heads, padded)
+    rows = (*of_position, shape.head_dim)
+    cache = _Cache(
+        np.zeros(rows, np.int16),
+        np.zeros(rows, np.int16),
+        *(np.zeros(of_position, np.float32) for _ in range(3)),
     )
+
+    def convert(first: int) -> None:
+        last = min(first + step, length)
+        some = pages[first // PAGE_TOKENS : -(-last // PAGE_TOKENS)]
+        found = integers(kv[some])
+        at = slice(first, last)
+        key, value = (_by_head(found, which, last - first) for which in (0, 1))
+        cache.keys[:, at], cache.values[:, at] = key.m, value.m
+        broken = key.broken | value.broken
+        cache.key_unit[:, at] = power_of_two(key.exponent)
+        cache.value_exponent[:, at] = np.where(broken, np.float32(np.inf), value.exponent)
+        unit = power_of_two(value.exponent + ATTENTION_WEIGHT_BITS)
+        cache.value_unit[:, at] = np.where(broken, np.float32(0.0), unit)
+
+    for_each(convert, range(0, length, step), threads)
+    return cache
+
+
+def _by_head(rows: Rows, which: int, length: int) -> Rows:
+    """The keys or the values of whole pages as [kv_heads, length, ...]."""
+    m, exponent = rows.m[:, which], rows.exponent[:, which]
+    m = m.reshape(-1, *m.shape[2:])[:length].swapaxes(0, 1)
+    return Rows(m, exponent.reshape(-1, exponent.shape[-1])[:length].T)
 
 
 @np.errstate(all="ignore")
@@ -112,127 +182,104 @@ def _attend(
     cache: _Cache,
     positions: NDArray[np.int32],
     shape: AttentionShape,
+    sinks: Float32 | None,
     out: Float32,
 ) -> None:
     """Attention of a block of queries [block, kv_heads, group, head_dim] of one sequence.
 
     Inside, the block and the group are one axis of rows. Tiles are computed a few at a time and
-    merged in order.
+    merged in order; ``sinks`` is [kv_heads, group].
     """
     block, kv_heads, group, head_dim = queries.shape
-    rows = np.ascontiguousarray(queries.transpose(1, 3, 0, 2)).reshape(kv_heads, head_dim, -1)
+    bits = query_bits(head_dim)
+    rows = row_integers(queries.swapaxes(0, 1).reshape(kv_heads, block * group, head_dim), bits)
+    m, unit = rows.m.astype(np.float64), power_of_two(rows.exponent - bits - KV_ROW_BITS)
     row_positions = np.repeat(positions, group)
+    last = int(positions.max()) // KV_TILE * KV_TILE + KV_TILE
     first = max(0, int(positions.min()) + 1 - shape.window) if shape.window else 0
-    step = max(1, CACHED_ELEMENTS // (kv_heads * rows.shape[-1] * max(head_dim, KV_TILE)))
-    merged = _Merge(kv_heads, rows.shape[-1], head_dim)
-    for start in range(first // KV_TILE, int(positions.max()) // KV_TILE + 1, step):
-        tiles = slice(start, min(start + step, int(positions.max()) // KV_TILE + 1))
-        column = np.arange(tiles.start * KV_TILE, tiles.stop * KV_TILE, dtype=np.int32)
-        visible = column[:, None] <= row_positions
-        if shape.window:
-            visible &= column[:, None] > row_positions - shape.window
-        visible = visible.reshape(-1, KV_TILE, rows.shape[-1])
-        scores = _scores(rows, cache.keys[:, tiles], shape)
-        merged.add(*_weighted_values(scores, visible, cache.values[:, tiles]), visible.any(axis=1))
-    value = merged.value / merged.weight[:, None]
-    out[...] = value.reshape(kv_heads, head_dim, block, group).transpose(2, 0, 3, 1)
+    step = min(
+        CACHED_ELEMENTS // (rows.exponent.size * max(head_dim, KV_TILE)),
+        WIDENED_ELEMENTS // (kv_heads * head_dim * KV_TILE),
+    )
+    step = max(1, step) * KV_TILE
+    total = _nothing(*rows.m.shape)
+    for span in range(first - first % KV_SPAN, last, KV_SPAN):
+        folded = _nothing(*rows.m.shape)
+        end = min(span + KV_SPAN, last)
+        for start in range(max(span, first - first % KV_TILE), end, step):
+            at = slice(start, min(start + step, end))
+            visible = _visible(at, row_positions, shape.window)
+            part = cache.of(slice(None), at)
+            tiles = _tiles(_scores(m, unit, part, shape), visible, part)
+            for tile in range(tiles.top.shape[1]):
+                folded = merge(
+                    folded, Partial(tiles.top[:, tile], tiles.total[:, tile], tiles.output[:, tile])
+                )
+        total = merge(total, folded)
+    if sinks is not None:
+        total = merge(total, sink_partial(np.tile(sinks, (1, block)), head_dim))
+    y = attention_output(broken_where(rows.broken, total))
+    out[...] = y.reshape(kv_heads, block, group, head_dim).swapaxes(0, 1)
 
 
-def _new(shape: tuple[int, ...], fill: float = 0.0) -> Float32:
-    """An array whose last axis, rows, is innermost in memory only if it is the longer one.
+def _nothing(kv_heads: int, rows: int, head_dim: int) -> Partial:
+    empty = np.zeros((kv_heads, rows), np.float32)
+    return Partial(empty + NO_POSITION, empty, np.zeros((kv_heads, rows, head_dim), np.float32))
 
-    numpy's inner loop follows memory: one query's few heads would make it too short.
+
+def _visible(at: slice, row_positions: NDArray[np.int32], window: int) -> NDArray[np.bool_] | None:
+    """Which positions each row sees, [tiles, 64, rows]; None when each sees all of them."""
+    column = np.arange(at.start, at.stop, dtype=np.int32)[:, None]
+    visible = column <= row_positions
+    if window:
+        visible &= column > row_positions - window
+    return None if visible.all() else visible.reshape(-1, KV_TILE, len(row_positions))
+
+
+def _scores(m: Float64, unit: Float32, cache: _Cache, shape: AttentionShape) -> Float32:
+    """x [kv_heads, tiles, 64, rows] of ``m`` [kv_heads, rows, head_dim] in units of ``unit``.
+
+    The longer of the last two axes is innermost in memory: numpy's inner loop follows memory, and
+    one query's few heads would make it too short.
     """
-    *outer, columns, rows = shape
-    if rows >= columns:
-        return np.full(shape, fill, np.float32)
-    return np.full((*outer, rows, columns), fill, np.float32).swapaxes(-1, -2)
+    keys = cache.keys.astype(np.float64)
+    kv_heads, rows, _ = m.shape
+    if rows < KV_TILE:
+        product = (m @ keys.swapaxes(1, 2)).astype(np.float32).swapaxes(1, 2)
+    else:
+        product = (keys @ m.swapaxes(1, 2)).astype(np.float32)
+    scale, cap = np.float32(shape.scale), np.float32(shape.soft_cap)
+    product *= ((scale if cap > 0 else scale * LOG2_E) * unit)[:, None]
+    product *= cache.key_unit[..., None]
+    if cap > 0:
+        product = (cap * tanh(product / cap)) * LOG2_E
+    return product.reshape(kv_heads, -1, KV_TILE, rows)
 
 
-def _scores(rows: Float32, keys: Float32, shape: AttentionShape) -> Float32:
-    """Scaled scores [kv_heads, tiles, 64, rows] of ``rows`` [kv_heads, head_dim, rows]."""
-    kv_heads, tiles, chunks = keys.shape[:3]
-    padded = rows
-    if chunks * DOT_CHUNK != shape.head_dim:
-        padded = np.zeros((kv_heads, chunks * DOT_CHUNK, rows.shape[-1]), np.float32)
-        padded[:, : shape.head_dim] = rows
-    parts = padded.reshape(kv_heads, 1, chunks, DOT_CHUNK, 1, -1)
-    total = _new((kv_heads, tiles, KV_TILE, rows.shape[-1]))
-    step = max(1, min(chunks, CACHED_ELEMENTS // total.size))
-    for start in range(0, chunks, step):
-        some = slice(start, min(start + step, chunks))
-        folded = _new((kv_heads, tiles, some.stop - some.start, KV_TILE, rows.shape[-1]))
-        product = _new(folded.shape)
-        for column in range(DOT_CHUNK):
-            np.multiply(keys[:, :, some, column, :, None], parts[:, :, some, column], out=product)
-            folded += product
-        for chunk in range(folded.shape[2]):
-            total += folded[:, :, chunk]
-    total *= np.float32(shape.scale)
-    if shape.soft_cap > 0:
-        cap = np.float32(shape.soft_cap)
-        total = cap * tanh(total / cap)
-    return total
-
-
-def _weighted_values(
-    scores: Float32, visible: NDArray[np.bool_], values: Float32
-) -> tuple[Float32, Float32, Float32]:
-    """Per tile the maximum and weight sum [kv_heads, tiles, rows] and the weighted values.
-
-    ``scores`` is [kv_heads, tiles, 64, rows], ``visible`` [tiles, 64, rows], ``values``
-    [kv_heads, tiles, 64, head_dim]; the weighted values are [kv_heads, tiles, head_dim, rows].
-    """
-    scores = np.where(visible, scores, np.float32(-np.inf))
-    maximum = np.where(visible.any(axis=1), scores.max(axis=-2), np.float32(0.0))
-    weights = np.where(visible, exp(scores - maximum[:, :, None]), np.float32(0.0))
-    kv_heads, tiles, _, head_dim = values.shape
-    output = _new((kv_heads, tiles, head_dim, scores.shape[-1]))
-    last = int(np.flatnonzero(visible.any(axis=(0, 2)))[-1])
-    # A masked value is not read: 0 * NaN would carry it into queries that cannot see it.
-    masked = None if np.isfinite(values).all() else ~visible[:, :, None]
-    step = max(1, min(last + 1, CACHED_ELEMENTS // output.size))
-    for start in range(0, last + 1, step):
-        some = slice(start, min(start + step, last + 1))
-        product = _new((kv_heads, tiles, some.stop - some.start, head_dim, scores.shape[-1]))
-        np.multiply(values[:, :, some, :, None], weights[:, :, some, None, :], out=product)
-        if masked is not None:
-            np.copyto(product, np.float32(0.0), where=masked[:, some])
-        for column in range(product.shape[2]):
-            output += product[:, :, column]
-    return maximum, fold_segment(np.moveaxis(weights, 2, -1)), output
-
-
-class _Merge:
-    """The running result of rule R6's ordered merge of tiles, for rows of several heads."""
-
-    def __init__(self, kv_heads: int, rows: int, head_dim: int) -> None:
-        self.started = np.zeros(rows, np.bool_)
-        self.top = np.zeros((kv_heads, rows), np.float32)
-        self.weight = np.zeros((kv_heads, rows), np.float32)
-        self.value = _new((kv_heads, head_dim, rows))
-
-    def add(self, top: Float32, weight: Float32, value: Float32, exists: NDArray[np.bool_]) -> None:
-        """Merge tiles [kv_heads, tiles, ...] in order; ``exists`` is [tiles, rows]."""
-        for tile in range(top.shape[1]):
-            self._add_tile(top[:, tile], weight[:, tile], value[:, tile], exists[tile])
-
-    def _add_tile(
-        self, top: Float32, weight: Float32, value: Float32, exists: NDArray[np.bool_]
-    ) -> None:
-        if not self.started.any():
-            self.top, self.weight, self.value = top, weight, value
-            self.started = exists.copy()
-            return
-        merged = np.maximum(self.top, top)
-        a, b = exp(self.top - merged), exp(top - merged)
-        both, assign = self.started & exists, exists & ~self.started
-        combined = self.weight * a + weight * b
-        self.weight = np.where(both, combined, np.where(assign, weight, self.weight))
-        combined = self.value * a[:, None]
-        combined += value * b[:, None]
-        if not both.all():
-            combined = np.where(both, combined, np.where(assign, value, self.value))
-        self.value = combined
-        self.top = np.where(both, merged, np.where(assign, top, self.top))
-        self.started = self.started | exists
+def _tiles(x: Float32, visible: NDArray[np.bool_] | None, cache: _Cache) -> Partial:
+    """U, l and o of each tile: [kv_heads, tiles, rows] and [kv_heads, tiles, rows, head_dim]."""
+    kv_heads, tiles, _, _ = x.shape
+    of_tile = (kv_heads, tiles, KV_TILE, 1)
+    u = x + cache.value_exponent.reshape(of_tile)
+    if visible is not None:
+        u = np.where(visible, u, NO_POSITION)
+    top = np.rint(u.max(axis=2))
+    d = np.subtract(x, top[:, :, None], out=u)
+    if visible is not None:
+        np.copyto(d, EXP2_MIN, where=~visible)
+    p = exp2(np.maximum(d, EXP2_MIN, out=d))
+    if visible is not None:
+        p *= visible
+    w = p * cache.value_unit.reshape(of_tile)
+    np.rint(w, out=w)
+    values = cache.values.reshape(kv_heads, tiles, KV_TILE, -1).astype(np.float64)
+    output = (w.astype(np.float64).swapaxes(2, 3) @ values).astype(np.float32)
+    half = KV_TILE // 2
+    while half:
+        p = p[:, :, :half] + p[:, :, half:]
+        half //= 2
+    part = Partial(top, p[:, :, 0], output)
+    broken = is_too_large(top)
+    if visible is not None:
+        broken &= visible.any(axis=1)
+    return broken_where(broken, part) if broken.any() else part

@@ -26,7 +26,9 @@ SINGLE_THREAD_PRODUCTS = 1 << 22
 
 Operands = Mapping[str, Any]
 Parameters = Mapping[str, int | float]
-Kernel = Callable[[Operands, Parameters], Callable[[], None]]
+Call = Callable[[], object]
+"""A step of a node; what it returns means nothing."""
+Kernel = Callable[[Operands, Parameters], Call]
 
 
 def expert_products(

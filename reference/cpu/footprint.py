@@ -22,6 +22,13 @@ that holds a span of every token."""
 ACTIVATION_BYTES = 32
 """Per element of a product's input, of the forms ``PreparedActivation`` has of it."""
 
+INTEGER_BYTES = 4
+"""Of one channel of a position: its key and its value, int16 each."""
+ROW_BYTES = 12
+"""Of one position and KV head: three binary32 numbers."""
+BLOCK_BYTES = 7 << 20
+"""Of the arrays of one block of attention: scores, weights, keys and values in binary64."""
+
 ATTENTION = (Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED)
 
 
@@ -103,11 +110,13 @@ def _workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], thre
         default=0,
     )
     product = ACTIVATION_BYTES * largest.tokens * longest
-    return kept + max(product, _attention_workspace(graph, largest, kernels))
+    return kept + max(product, _attention_workspace(graph, largest, kernels, threads))
 
 
-def _attention_workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode]) -> int:
-    """Copies of the keys and values of all slots of a step, and of one while it is gathered.
+def _attention_workspace(
+    graph: Graph, largest: ShapeKey, kernels: frozenset[Opcode], threads: int
+) -> int:
+    """The integers of keys and values of all slots of a step, and what each thread computes with.
 
     The context is what the page table has room for.
     """
@@ -115,11 +124,8 @@ def _attention_workspace(graph: Graph, largest: ShapeKey, kernels: frozenset[Opc
     for node in graph.nodes:
         if node.opcode in ATTENTION and node.opcode in kernels:
             slots, slot_pages = (int(dim) for dim in graph.shape(node.operands["page_table"]))
-            kv = graph.buffers[node.operands["kv"].buffer]
-            width = int(kv.shape[-1])
+            *_, kv_heads, head_dim = (int(n) for n in graph.shape(node.operands["kv"])[1:])
             positions = -(-slot_pages * PAGE_TOKENS // KV_TILE) * KV_TILE
-            widened = 2 * positions * F32.row_bytes(width)
-            held = min(slots, largest.tokens) * widened
-            gathered = 2 * positions * kv.dtype.row_bytes(width) + 3 * widened
-            most = max(most, held + gathered)
+            of_slot = positions * kv_heads * (ROW_BYTES + INTEGER_BYTES * head_dim)
+            most = max(most, min(slots, largest.tokens) * of_slot + threads * BLOCK_BYTES)
     return most

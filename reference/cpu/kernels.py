@@ -6,13 +6,12 @@ each step: whatever can be prepared once is prepared when the graph is lowered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
-from reference.cpu.experts import expert_kernels
+from reference.cpu.experts import Call, Kernel, Operands, Parameters, expert_kernels
 from reference.cpu.matmul import PreparedActivation, prepared_matmul
 from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.recurrent import DeltaShape, conv1d, delta_net
@@ -35,15 +34,12 @@ PREPARED_EXPERTS: Mapping[Opcode, tuple[str, ...]] = {
 }
 """The operands of which it keeps the slices used lately, see ``reference.cpu.prepared``."""
 
-Operands = Mapping[str, Any]
-Kernel = Callable[[Operands, Mapping[str, int | float]], Callable[[], None]]
-
 
 def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
     """The kernels by opcode, each splitting independent outputs over ``threads`` threads."""
 
     def product(x: str, weight: str, y: str) -> Kernel:
-        def kernel(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        def kernel(bound: Operands, params: Parameters) -> Call:
             prepared = matrices.prepare(bound[weight])
             return partial(prepared_matmul, prepared, bound[x], bound[y], threads)
 
@@ -52,7 +48,7 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
     def norm_products(*names: str) -> Kernel:
         """One norm, then a product per name: x name_weight^T goes to name."""
 
-        def kernel(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+        def kernel(bound: Operands, params: Parameters) -> Call:
             weights = [(matrices.prepare(bound[f"{name}_weight"]), bound[name]) for name in names]
 
             def call() -> None:
@@ -65,7 +61,7 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
 
         return kernel
 
-    def attention(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+    def attention(bound: Operands, params: Parameters) -> Call:
         shape = AttentionShape(
             heads=int(params["heads"]),
             kv_heads=int(params["kv_heads"]),
@@ -74,14 +70,15 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
             window=int(params["window"]),
             soft_cap=float(params["soft_cap"]),
         )
-        operands = [bound[name] for name in ("q", "kv", "page_table", "query")]
-        return partial(paged_attention, *operands, shape, bound["y"], threads)
+        q, kv, page_table, query = (bound[name] for name in ("q", "kv", "page_table", "query"))
+        y, sinks = bound["y"], bound.get("sinks")
+        return partial(paged_attention, q, kv, page_table, query, shape, y, sinks, threads)
 
-    def convolution(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
-        operands = [bound[name] for name in ("x", "weight", "query", "state", "y")]
-        return partial(conv1d, *operands, threads)
+    def convolution(bound: Operands, params: Parameters) -> Call:
+        operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
+        return partial(conv1d, **operands, threads=threads)
 
-    def recurrence(bound: Operands, params: Mapping[str, int | float]) -> Callable[[], None]:
+    def recurrence(bound: Operands, params: Parameters) -> Call:
         names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
         shape = DeltaShape(
             key_heads=int(params["key_heads"]),
@@ -90,7 +87,8 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
             grouped=int(params["grouped"]),
             eps=float(params["eps"]),
         )
-        return partial(delta_net, *(bound[name] for name in names), shape, threads)
+        operands = {name: bound[name] for name in names}
+        return partial(delta_net, **operands, shape=shape, threads=threads)
 
     return {
         Opcode.MATMUL: product("x", "weight", "y"),

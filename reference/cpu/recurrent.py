@@ -152,4 +152,5 @@ def _fold(products: Float32) -> Float32:
             products[: length - half] += products[half:length]
             length = half
         half //= 2
-    return products[0]
+    folded: Float32 = products[0]
+    return folded

@@ -79,7 +79,7 @@ class PreparedActivation:
         return np.ascontiguousarray(self.quantized.scale.T)[..., None]
 
     @cached_property
-    def _digits(self) -> np.ndarray:
+    def _digits(self) -> NDArray[np.int32]:
         high = (self.quantized.m + DIGIT_RADIX // 2) >> 6
         return np.stack([high, self.quantized.m - DIGIT_RADIX * high], axis=1)
 
@@ -93,8 +93,8 @@ class PreparedActivation:
     def half_digit_sums(self) -> Float32:
         """Sums of the digits over every 16 elements, f32[n_segments, 2T, 16]."""
         shape = (2 * len(self.x), -1, 2 * SEGMENT_BLOCKS, BLOCK // 2)
-        sums = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32).astype(np.float32)
-        return sums.transpose(1, 0, 2)
+        sums: NDArray[np.int32] = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32)
+        return sums.astype(np.float32).transpose(1, 0, 2)
 
     @cached_property
     def digit_sums(self) -> Float32:
@@ -141,7 +141,7 @@ def _segment_by_blocks(
         terms = _scratch.take("terms", shape) if place else value
         np.matmul(activation.m[at, k], _widen(tile.plane[k], np.float32), out=terms)
         np.multiply(terms, tile.scales.scale[place, segment], out=terms)
-        if tile.scales.minimum is not None:
+        if tile.scales.minimum.size:
             product = _scratch.take("minima", shape)
             sums = activation.block_sums[place, segment, at]
             np.multiply(sums, tile.scales.minimum[place, segment], out=product)
@@ -182,7 +182,7 @@ def integer32_finish(
 ) -> None:
     """Turn block sums into the product: the operations of the block-by-block way, all at once."""
     np.multiply(sums, scales.scale, out=sums)
-    if scales.minimum is not None:
+    if scales.minimum.size:
         product = _scratch.take("minima", sums.shape)
         np.multiply(activation.block_sums, scales.minimum, out=product)
         np.add(sums, product, out=sums)
@@ -241,7 +241,7 @@ def _scale_super_blocks(
 ) -> None:
     """Turn float(J) [segments, T, R] into d*float(J) - dmin*float(P), in place."""
     np.multiply(value, scales.scale[segments], out=value)
-    if scales.minimum is not None and scales.sub_minimum is not None:
+    if scales.sub_minimum.size:
         per_block = scales.sub_minimum.shape[1] == SEGMENT_BLOCKS
         sums = activation.digit_sums if per_block else activation.half_digit_sums
         sums = sums[segments, digits]
@@ -288,9 +288,11 @@ def _digit_sums(digits: Float32, plane: np.ndarray, sums: Float32) -> None:
 
 def _join_digits(sums: Float32) -> Float32:
     """float(64*hi + lo) of interleaved exact digit sums: the product is exact, the sum rounds."""
-    high, low = sums[:, 0::2], sums[:, 1::2]
+    high: Float32 = sums[:, 0::2]
+    low: Float32 = sums[:, 1::2]
     np.multiply(high, np.float32(DIGIT_RADIX), out=high)
-    return np.add(high, low, out=high)
+    np.add(high, low, out=high)
+    return high
 
 
 def _wide_sums(m: Float32, plane: np.ndarray) -> Float32:
@@ -298,7 +300,8 @@ def _wide_sums(m: Float32, plane: np.ndarray) -> Float32:
     rows = plane.shape[1]
     weights = _widen(plane, np.float64).reshape(-1, SEGMENT, rows)
     exact = m.astype(np.float64).reshape(len(m), -1, SEGMENT).transpose(1, 0, 2)
-    return np.matmul(exact, weights).astype(np.float32)
+    products: NDArray[np.float64] = np.matmul(exact, weights)
+    return products.astype(np.float32)
 
 
 @np.errstate(over="ignore", invalid="ignore")

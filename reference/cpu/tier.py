@@ -9,16 +9,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import BF16, F16, F32, I32, DType, StorageClass
+from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
@@ -29,11 +29,13 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import Heap, TierInfo, check_form, check_range
+from contract.tier import DeviceTier, Heap, TierInfo, check_form, check_range
+from reference.cpu.experts import Call
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
 from reference.cpu.prepared import PreparedMatrices
 from reference.cpu.threads import thread_count
+from reference.exact.kv_storage import page_view
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
 
@@ -46,7 +48,6 @@ NUMPY_DTYPES: Mapping[DType, np.dtype[Any]] = {
 """Types whose elements numpy can address; the others exist as rows of bytes only."""
 
 Bound = NDArray[Any] | Matrix
-Call = Callable[[], None]
 
 MAX_BOUND_STEPS = 64
 """Counts of tokens and rows whose calls a batch keeps: views of the same arrays, quickly made."""
@@ -319,13 +320,12 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Call:
     """A call of the opcode's definition that stores what it returns in the bound outputs."""
     spec = TABLE[node.opcode]
     written = [o.name for o in spec.outputs if o.access is Access.WRITE]
-    outputs = [bound[name] for name in written]
-    definition = DEFINITIONS[node.opcode]
+    outputs = [cast("NDArray[Any]", bound[name]) for name in written]  # never a stored matrix
     arguments = {name: array for name, array in bound.items() if name not in written}
-    arguments.update(node.params)
+    definition = partial(DEFINITIONS[node.opcode], **arguments, **node.params)
 
     def call() -> None:
-        results = definition(**arguments)
+        results = definition()
         if len(outputs) == 1:
             outputs[0][...] = results
         else:
@@ -337,6 +337,8 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Call:
 
 def _array(decl: BufferDecl, data: NDArray[np.uint8], key: ShapeKey) -> NDArray[Any]:
     shape = concrete_shape(decl, key)
+    if decl.dtype is I12:
+        return page_view(data, decl.dtype, shape)
     dtype = NUMPY_DTYPES.get(decl.dtype, np.dtype(np.uint8))
     if decl.dtype not in NUMPY_DTYPES:
         shape = (*shape[:-1], decl.dtype.row_bytes(shape[-1]))
@@ -348,7 +350,13 @@ def _operand(node: Node, name: str, view: View, arrays: Mapping[str, Bound]) -> 
     bound = arrays[view.buffer]
     if isinstance(bound, Matrix) and TABLE[node.opcode].operand(name).dtypes == (F32,):
         bound = bound.blocks.reshape(-1).view("<f4").reshape(bound.shape)
-    if view.columns is not None:
-        start, stop = view.columns
-        bound = bound[..., start:stop]
-    return bound
+    if view.columns is None:
+        return bound
+    if isinstance(bound, Matrix):
+        raise TypeError(f"node {node.name}: {name} is a matrix as stored, which has no columns")
+    start, stop = view.columns
+    return bound[..., start:stop]
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[CpuBuffer, CpuBatch, CpuFence]] = CpuTier

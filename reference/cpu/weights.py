@@ -32,36 +32,42 @@ DIGIT_MAX = 32
 """Largest magnitude of a radix-64 digit of a quantized activation (2047 = 32*64 - 1)."""
 
 
+def no_scales() -> Float32:
+    """What stands for the scales that a format does not have."""
+    return np.empty(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The binary32 scales of some output rows R, None where the format has none.
+    """The binary32 scales of some output rows R, an empty array where the format has none.
 
     32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_place`. Super-blocks:
     ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments, sub-blocks, R].
     """
 
-    scale: Float32 | None = None
-    minimum: Float32 | None = None
-    sub_minimum: Float32 | None = None
+    scale: Float32 = field(default_factory=no_scales)
+    minimum: Float32 = field(default_factory=no_scales)
+    sub_minimum: Float32 = field(default_factory=no_scales)
+
+    @property
+    def parts(self) -> tuple[Float32, Float32, Float32]:
+        """All three."""
+        return self.scale, self.minimum, self.sub_minimum
 
     @property
     def nbytes(self) -> int:
         """Bytes the scales occupy."""
-        parts = (self.scale, self.minimum, self.sub_minimum)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in self.parts)
 
     def of_rows(self, first: int, last: int) -> Scales:
         """Views of the scales of rows first .. last - 1."""
-        parts = (self.scale, self.minimum, self.sub_minimum)
-        return Scales(*(None if part is None else part[..., first:last] for part in parts))
+        return Scales(*(part[..., first:last] for part in self.parts))
 
     @staticmethod
-    def join(parts: Sequence[Scales]) -> Scales:
+    def join(ranges: Sequence[Scales]) -> Scales:
         """The scales of consecutive row ranges as one."""
-        columns = zip(*((p.scale, p.minimum, p.sub_minimum) for p in parts), strict=True)
-        return Scales(
-            *(None if column[0] is None else np.concatenate(column, axis=-1) for column in columns)
-        )
+        columns = zip(*(scales.parts for scales in ranges), strict=True)
+        return Scales(*(np.concatenate(column, axis=-1) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class RowTile:
     @property
     def last(self) -> int:
         """One past the last output row."""
-        return self.first + self.plane.shape[1]
+        return self.first + int(self.plane.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,9 @@ def _prepare_tile(dtype: DType, blocks: Bytes, first: int) -> RowTile:
     planes = FORMATS[dtype].unpack(blocks)
     if isinstance(planes, Blocks32):
         scale = by_place(planes.scale.T)[:, :, None]
-        minimum = None if planes.minimum is None else by_place(planes.minimum.T)[:, :, None]
+        minimum = no_scales()
+        if planes.minimum is not None:
+            minimum = by_place(planes.minimum.T)[:, :, None]
         return RowTile(first, _transpose(planes.q), Scales(scale, minimum))
     if isinstance(planes, SuperBlocks):
         return _prepare_super_blocks(planes, first)
@@ -156,7 +164,7 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
     rows, columns = planes.q.shape
     scaled = planes.q.reshape(rows, -1, planes.sub) * planes.sub_scale[..., None]
     scaled = scaled.reshape(rows, columns)
-    minimum = sub_minimum = None
+    minimum = sub_minimum = no_scales()
     if planes.minimum is not None and planes.sub_minimum is not None:
         minimum = _transpose(planes.minimum)[:, None]
         sub_minimum = _transpose(planes.sub_minimum.astype(np.float32))

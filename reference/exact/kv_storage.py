@@ -1,24 +1,95 @@
-"""How a KV page keeps a value: binary32, binary16 or Q8_0 blocks (rules R1 and R6).
+"""How KV pages keep keys and values: binary32, binary16, Q8_0 or I12 (rules R1 and R6).
 
-An array of pages says by its elements how it stores: float32, float16, or uint8 for rows of Q8_0
-blocks, 34 bytes for 32 elements: d binary16, then q int8[32].
+A pool of pages is an array that says by its elements how it stores. float32 and float16 are
+[pages, 2, 16, kv_heads, head_dim]; uint8 is the same with the Q8_0 blocks of a head as its last
+axis, 34 bytes for 32 elements: d binary16, then q int8[32]. I12 is [pages, kv_heads] of the records
+that ``i12_page`` describes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import Q8_0
+from contract.arithmetic import BROKEN_ROW, KV_ROW_BITS, PAGE_TOKENS
+from contract.dtypes import F16, F32, I12, Q8_0, DType
+from reference.exact.attention_rows import Rows, power_of_two, row_integers
 
+Float32 = NDArray[np.float32]
+
+ELEMENTS: Mapping[DType, np.dtype[Any]] = {
+    F32: np.dtype("<f4"),
+    F16: np.dtype("<f2"),
+    Q8_0: np.dtype(np.uint8),
+}
 HALF_MAX = np.float32(65504.0)
 Q_MAX = np.float32(127.0)
+LOW_BITS = 4
+"""Bits of an integer of I12 that are kept apart from its high byte."""
 
 
-def stored(x: NDArray[np.float32], element: np.dtype[Any]) -> NDArray[Any]:
-    """``x`` as pages of ``element`` keep it; rows become longer or shorter only as Q8_0.
+@cache
+def i12_page(head_dim: int) -> np.dtype[Any]:
+    """16 positions of one KV head: integers m = 16 high + low of rule R6, and exponents.
+
+    A byte of ``low`` holds channel i in its low half and channel i + head_dim / 2 in the other.
+    Values are position-contiguous. The exponent of a broken row is -128.
+    """
+    half = head_dim // 2
+    return np.dtype(
+        [
+            ("k_high", np.int8, (PAGE_TOKENS, head_dim)),
+            ("k_low", np.uint8, (PAGE_TOKENS, half)),
+            ("v_high", np.int8, (head_dim, PAGE_TOKENS)),
+            ("v_low", np.uint8, (half, PAGE_TOKENS)),
+            ("k_exponent", np.int8, (PAGE_TOKENS,)),
+            ("v_exponent", np.int8, (PAGE_TOKENS,)),
+        ]
+    )
+
+
+def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Bytes as a pool of the type; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
+    pages, _, _, kv_heads, head_dim = shape
+    if dtype is I12:
+        element = i12_page(head_dim)
+        shape = (pages, kv_heads)
+    else:
+        element = ELEMENTS[dtype]
+        shape = (*shape[:-1], dtype.row_bytes(head_dim) // element.itemsize)
+    count = int(np.prod(shape, dtype=np.int64))
+    return data.reshape(-1)[: count * element.itemsize].view(element).reshape(shape)
+
+
+def store(
+    kv: NDArray[Any],
+    page: NDArray[np.int32],
+    offset: NDArray[np.int32],
+    k: Float32,
+    v: Float32,
+) -> None:
+    """Keep ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
+    if kv.dtype.names is None:
+        kv[page, 0, offset] = stored(k, kv.dtype)
+        kv[page, 1, offset] = stored(v, kv.dtype)
+        return
+    for side, x in (("k", k), ("v", v)):
+        rows = row_integers(x, KV_ROW_BITS)
+        low = (rows.m & ((1 << LOW_BITS) - 1)).astype(np.uint8)
+        half = low.shape[-1] // 2
+        positions = (page, slice(None), offset)
+        at = positions if side == "k" else (*positions[:2], slice(None), offset)
+        kv[f"{side}_high"][at] = rows.m >> LOW_BITS
+        kv[f"{side}_low"][at] = low[..., :half] | low[..., half:] << LOW_BITS
+        kv[f"{side}_exponent"][positions] = rows.exponent
+
+
+def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
+    """``x`` as float32, float16 or Q8_0 pages keep it; rows change their length only as Q8_0.
 
     Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share
     d = binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a
@@ -31,14 +102,48 @@ def stored(x: NDArray[np.float32], element: np.dtype[Any]) -> NDArray[Any]:
     return np.clip(x, -HALF_MAX, HALF_MAX).astype(element)
 
 
-def loaded(rows: NDArray[Any]) -> NDArray[np.float32]:
-    """The values of stored rows; d q is exact in binary32."""
+def loaded(kv: NDArray[Any]) -> Float32:
+    """The values of some pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact."""
+    if kv.dtype.names is not None:
+        rows = i12_rows(kv)
+        unit = np.where(rows.broken, np.nan, power_of_two(rows.exponent - KV_ROW_BITS))
+        return rows.m.astype(np.float32) * unit.astype(np.float32)[..., None]
+    return loaded_rows(kv)
+
+
+def integers(kv: NDArray[Any]) -> Rows:
+    """Rule R6's integers of some pages, [pages, 2, 16, kv_heads, head_dim]."""
+    if kv.dtype.names is not None:
+        return i12_rows(kv)
+    return row_integers(loaded_rows(kv), KV_ROW_BITS)
+
+
+def loaded_rows(rows: NDArray[Any]) -> Float32:
+    """The values of stored rows of any type but I12."""
     if rows.dtype != np.uint8:
         return rows.astype(np.float32)
     blocks = rows.reshape(*rows.shape[:-1], rows.shape[-1] // Q8_0.block_bytes, Q8_0.block_bytes)
     d = np.ascontiguousarray(blocks[..., :2]).view("<f2").astype(np.float32)
     q = blocks[..., 2:].view(np.int8)
     return (q * d).reshape(*rows.shape[:-1], blocks.shape[-2] * Q8_0.block_elements)
+
+
+def i12_rows(kv: NDArray[Any]) -> Rows:
+    """The integers of I12 pages, [pages, 2, 16, kv_heads, head_dim]."""
+    pages, kv_heads = kv.shape
+    *_, head_dim = kv["k_high"].shape
+    m = np.empty((pages, 2, PAGE_TOKENS, kv_heads, head_dim), np.int32)
+    exponent = np.empty(m.shape[:-1], np.int32)
+    for index, (side, axes) in enumerate((("k", (0, 2, 1, 3)), ("v", (0, 3, 1, 2)))):
+        low = kv[f"{side}_low"].transpose(axes)
+        half = head_dim // 2
+        m[:, index] = kv[f"{side}_high"].transpose(axes)
+        m[:, index] <<= LOW_BITS
+        m[:, index, ..., :half] |= low & 0xF
+        m[:, index, ..., half:] |= low >> LOW_BITS
+        exponent[:, index] = kv[f"{side}_exponent"].transpose(0, 2, 1)
+    m[exponent == BROKEN_ROW] = 0
+    return Rows(m, exponent)
 
 
 @np.errstate(invalid="ignore", over="ignore")

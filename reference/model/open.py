@@ -10,6 +10,7 @@ from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
+from reference.model.families.equalise import Powers, equalising_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer
@@ -37,6 +38,10 @@ class Model:
         """The file's Jinja chat template."""
         return self.file.get(TEMPLATE_KEY, str, "") or None
 
+    @cached_property
+    def _powers(self) -> dict[int, Powers]:
+        return equalising_powers(self.config, self.file)
+
     def graph(self, limits: Limits) -> Graph:
         """The verified forward pass for an engine of these sizes.
 
@@ -44,7 +49,7 @@ class Model:
         """
         graph = self._latest.get(limits)
         if graph is None:
-            tensors = ModelTensors(str(self.file.path), self.file.tensors)
+            tensors = ModelTensors(str(self.file.path), self.file.tensors, self._powers)
             graph = build_graph(self.config, tensors, limits)
             self._latest.clear()
             self._latest[limits] = graph

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
-from contract.ir.source import parse_source
+from contract.ir.source import ONES, parse_source
 from reference.model.gguf import GgufFile
 from reference.quant import find_nonfinite_scale
 
@@ -18,6 +18,8 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     Raises ModelFileError when a scale or an element of a float type is not finite.
     """
     source = parse_source(decl.source)
+    if source.tensor == ONES:
+        return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
     data = file.tensor_bytes(source.tensor)
     if source.rows is not None:
         data = source.rows.take(data)
@@ -29,4 +31,4 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
             f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
             "fetch the file again or convert it again",
         )
-    return data
+    return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data

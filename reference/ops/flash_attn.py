@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ from reference.ops.flash_attn_batched import flash_attn_batched
 def flash_attn(
     *,
     q: NDArray[np.float32],
-    kv: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint8],
+    kv: NDArray[Any],
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     heads: int,
@@ -20,6 +22,7 @@ def flash_attn(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """As FLASH_ATTN_BATCHED; ``query`` names every slot at most once. Returns the shape of q."""
     if len(set(query[:, 1].tolist())) != len(query):
@@ -35,4 +38,5 @@ def flash_attn(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
     )

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import DOT_CHUNK, KV_TILE, PAGE_TOKENS
-from reference.exact.elementary import exp, tanh
+from contract.arithmetic import (
+    ATTENTION_WEIGHT_BITS,
+    KV_ROW_BITS,
+    KV_SPAN,
+    KV_TILE,
+    PAGE_TOKENS,
+)
+from reference.exact.attention_rows import (
+    EXP2_MIN,
+    LOG2_E,
+    Partial,
+    Rows,
+    attention_output,
+    broken_where,
+    exp2,
+    is_too_large,
+    merge,
+    power_of_two,
+    query_bits,
+    row_integers,
+    sink_partial,
+)
+from reference.exact.elementary import tanh
 from reference.exact.kv_storage import loaded
 from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]
+Score = Callable[[Rows, Rows], Float32]
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def flash_attn_batched(
     *,
     q: Float32,
-    kv: Float32 | NDArray[np.float16] | NDArray[np.uint8],
+    kv: NDArray[Any],
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     heads: int,
@@ -25,100 +52,77 @@ def flash_attn_batched(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Float32 | None = None,
 ) -> Float32:
     """softmax(scale q k^T) v over positions (position - window, position] of each token's slot.
 
-    ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). Positions are
-    cut at absolute multiples of 64 into tiles, tiles are merged in order. Returns the shape of q.
+    ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). ``sinks``
+    f32[heads] adds one score to each head's softmax that has no value. Positions are cut at
+    absolute multiples of 64 into tiles and of 1024 into spans. Returns the shape of q.
     """
-    queries = q.reshape(len(q), heads, head_dim)
-    y = np.empty_like(queries)
-    group = heads // kv_heads
+    bits = query_bits(head_dim)
+    queries = row_integers(q.reshape(len(q), heads, head_dim), bits)
+    score = partial(_scores, bits=bits, scale=np.float32(scale), soft_cap=np.float32(soft_cap))
+    y = np.empty((len(q), heads, head_dim), np.float32)
     for token, (_, slot, position, _) in enumerate(query):
         first = max(0, position + 1 - window) if window else 0
-        keys, values = _gather(kv, page_table[slot], position + 1, kv_heads, head_dim)
+        keys, values = _gather(kv, page_table[slot], position + 1)
         for head in range(heads):
-            y[token, head] = _attend(
-                queries[token, head],
-                keys[:, head // group],
-                values[:, head // group],
-                first,
-                np.float32(scale),
-                np.float32(soft_cap),
-            )
+            row, kv_head = queries[token, head], head // (heads // kv_heads)
+            sums = _attend(row, keys[:, kv_head], values[:, kv_head], first, score)
+            if sinks is not None:
+                sums = merge(sums, sink_partial(sinks[head], head_dim))
+            y[token, head] = attention_output(sums)
     return y.reshape(q.shape)
 
 
-def _gather(
-    kv: NDArray[np.generic],
-    pages: NDArray[np.int32],
-    length: int,
-    kv_heads: int,
-    head_dim: int,
-) -> tuple[Float32, Float32]:
-    count = -(-length // PAGE_TOKENS)
-    rows = loaded(kv[pages[:count]]).transpose(1, 0, 2, 3)
-    flat = rows.reshape(2, count * PAGE_TOKENS, kv_heads, head_dim)
-    return flat[0, :length], flat[1, :length]
+def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
+    """The keys and values of ``length`` positions as integers: m is [length, kv_heads, n]."""
+    values = loaded(kv[pages[: -(-length // PAGE_TOKENS)]])
+    keys_values = np.moveaxis(values, 1, 0).reshape(2, -1, *values.shape[3:])[:, :length]
+    integers = row_integers(keys_values, KV_ROW_BITS)
+    return integers[0], integers[1]
 
 
-def _attend(
-    q: Float32,
-    keys: Float32,
-    values: Float32,
-    first: int,
-    scale: np.float32,
-    soft_cap: np.float32,
-) -> Float32:
-    maximum, total, output = None, None, None
-    for start in range(first - first % KV_TILE, len(keys), KV_TILE):
-        begin, end = max(start, first), min(start + KV_TILE, len(keys))
-        tile_maximum, tile_total, tile_output = _tile(
-            q, keys[begin:end], values[begin:end], begin - start, scale, soft_cap
-        )
-        if maximum is None:
-            maximum, total, output = tile_maximum, tile_total, tile_output
-            continue
-        merged = np.maximum(maximum, tile_maximum)
-        a, b = exp(maximum - merged), exp(tile_maximum - merged)
-        total = total * a + tile_total * b
-        output = output * a + tile_output * b
-        maximum = merged
-    return output / total
-
-
-def _tile(
-    q: Float32,
-    keys: Float32,
-    values: Float32,
-    offset: int,
-    scale: np.float32,
-    soft_cap: np.float32,
-) -> tuple[np.float32, np.float32, Float32]:
-    """Maximum, weight sum and weighted values of the unmasked positions of one tile.
-
-    ``offset`` is the first unmasked position's place in the tile: the weight sum is folded over
-    the whole tile, where masked positions weigh +0.
-    """
-    scores = _dot(q, keys) * scale
-    if soft_cap > 0:
-        scores = soft_cap * tanh(scores / soft_cap)
-    maximum = scores.max()
-    weights = np.zeros(KV_TILE, np.float32)
-    weights[offset : offset + len(scores)] = exp(scores - maximum)
-    output = np.zeros(values.shape[-1], np.float32)
-    for weight, value in zip(weights[offset : offset + len(scores)], values, strict=True):
-        output = output + weight * value
-    return maximum, fold_segment(weights), output
-
-
-def _dot(q: Float32, keys: Float32) -> Float32:
-    """q.k: left fold in chunks of 16 rounded products, then left fold of the chunks."""
-    products = q * keys
-    total = np.zeros(len(keys), np.float32)
-    for start in range(0, products.shape[-1], DOT_CHUNK):
-        chunk = np.zeros(len(keys), np.float32)
-        for column in range(start, min(start + DOT_CHUNK, products.shape[-1])):
-            chunk = chunk + products[:, column]
-        total = total + chunk
+def _attend(q: Rows, keys: Rows, values: Rows, first: int, score: Score) -> Partial:
+    """One query and head over the positions from ``first``: tiles into spans, spans into one."""
+    total = None
+    for span in range(first - first % KV_SPAN, len(keys.m), KV_SPAN):
+        folded = None
+        for start in range(max(span, first - first % KV_TILE), span + KV_SPAN, KV_TILE):
+            at = slice(max(start, first), min(start + KV_TILE, len(keys.m)))
+            if at.start < at.stop:
+                tile = _tile(q, keys[at], values[at], at.start - start, score)
+                folded = tile if folded is None else merge(folded, tile)
+        assert folded is not None
+        total = folded if total is None else merge(total, folded)
+    assert total is not None
     return total
+
+
+def _tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Score) -> Partial:
+    """U, l and o of the visible positions of one tile.
+
+    ``offset`` is the first visible position's place in the tile: l is folded over the whole tile,
+    where masked positions count +0.
+    """
+    x = score(q, keys)
+    top = np.rint((x + values.exponent.astype(np.float32)).max())
+    p = exp2(np.maximum(x - top, EXP2_MIN))
+    w = np.rint(p * power_of_two(values.exponent + ATTENTION_WEIGHT_BITS)).astype(np.int32)
+    places = np.zeros(KV_TILE, np.float32)
+    places[offset : offset + len(p)] = p
+    output = (w @ values.m).astype(np.float32)
+    broken = q.broken | keys.broken.any() | values.broken.any() | is_too_large(top)
+    return broken_where(broken, Partial(top, fold_segment(places), output))
+
+
+def _scores(q: Rows, keys: Rows, *, bits: int, scale: np.float32, soft_cap: np.float32) -> Float32:
+    """x of one query and each key, in powers of two: J is exact, so its order is free."""
+    product = (keys.m @ q.m).astype(np.float32)
+    unit = power_of_two(q.exponent - bits - KV_ROW_BITS)
+    of_key = power_of_two(keys.exponent)
+    if soft_cap > 0:
+        s = (product * (scale * unit)) * of_key
+        return (soft_cap * tanh(s / soft_cap)) * LOG2_E
+    return (product * ((scale * LOG2_E) * unit)) * of_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ def rms_norm_fused_rope_kv_write(
     rope_table: NDArray[np.float32],
     query: NDArray[np.int32],
     page_table: NDArray[np.int32],
-    kv: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint8],
+    kv: NDArray[Any],
     heads: int,
     kv_heads: int,
     head_dim: int,

@@ -104,8 +104,8 @@ def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:
     """The tokens before the sampled position that the penalties look at."""
     position = int(record["position"])
     places = np.arange(max(0, position - int(record["repeat_last_n"])), position)
-    tokens: NDArray[np.int32] = recent[record["slot"], places % recent.shape[1]]
-    return tokens
+    seen: NDArray[np.int32] = recent[record["slot"], places % recent.shape[1]]
+    return seen
 
 
 def penalized(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:

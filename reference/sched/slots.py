@@ -82,7 +82,7 @@ class SlotTable:
         query["token"], query["flags"] = LAST_TOKEN, 0
         query["slot"] = np.repeat(chunks["slot"], count)
         query["position"] = np.arange(len(query)) + np.repeat(chunks["start"] - ends + count, count)
-        for index in np.flatnonzero(chunks["start"] < self.known[chunks["slot"]]):
+        for index in np.flatnonzero(chunks["start"] < self.known[chunks["slot"]]).tolist():
             start, stop = int(chunks["start"][index]), int(ends[index])
             length = int(count[index])
             query["token"][stop - length : stop] = prompts[index][start : start + length]

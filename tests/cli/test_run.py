@@ -27,7 +27,7 @@ from tests.needs import need_device
 
 Zinc = Callable[..., Result]
 CLOSING = re.compile(
-    r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s · cpu · exact-1( · [a-z -]+)?\]\n"
+    r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s · cpu · exact-2( · [a-z -]+)?\]\n"
 )
 
 
@@ -84,7 +84,7 @@ def test_json_is_one_object_with_everything(zinc: Zinc, tiny_model: Path) -> Non
     assert usage["completion_tokens"] == len(document["tokens"]) == 4
     assert usage["total_tokens"] == usage["prompt_tokens"] + 4
     assert document["finish_reason"] == "length"
-    assert (document["tier"], document["arithmetic"], document["seed"]) == ("cpu", "exact-1", 5)
+    assert (document["tier"], document["arithmetic"], document["seed"]) == ("cpu", "exact-2", 5)
     assert document["model"]["files"] == [
         {"path": str(tiny_model), "sha256": hashlib.sha256(tiny_model.read_bytes()).hexdigest()}
     ]

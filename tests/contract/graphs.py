@@ -48,7 +48,7 @@ def decoder(layers: int = 2, stage: Stage = Stage.BOTH) -> Graph:
         rope = {"rope_table": rope_table, "query": query, "head_dim": head_dim, "neox": 1}
         q = b.emit(Opcode.ROPE, f"{name}.rope_q", x=parts[0], heads=heads, **rope)
         k = b.emit(Opcode.ROPE, f"{name}.rope_k", x=parts[1], heads=kv_heads, **rope)
-        kv = b.buffer(f"state.kv[{n}]", BufferKind.STATE, F16, (9, 2, 16, kv_width))
+        kv = b.buffer(f"state.kv[{n}]", BufferKind.STATE, F16, (9, 2, 16, kv_heads, head_dim))
         sizes = {"kv_heads": kv_heads, "head_dim": head_dim}
         b.emit(
             Opcode.KV_WRITE_BATCHED,
@@ -137,7 +137,7 @@ def well_formed(draw: st.DrawFn, opcode: Opcode) -> Drawn:
             continue
         shape = tuple(_dim(expression, sizes) for expression in operand.dims)
         shapes[operand.name] = shape
-        unit = sizes[operand.whole_blocks] if operand.whole_blocks else shape[-1]
+        unit = shape[-1]
         fitting = [d for d in operand.dtypes if _whole_blocks(d, unit)]
         dtypes[operand.name] = draw(st.sampled_from(fitting))
     return Drawn(spec, shapes, dtypes, params)

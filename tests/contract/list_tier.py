@@ -76,7 +76,7 @@ class ListTier:
 
     @property
     def info(self) -> TierInfo:
-        return TierInfo("list", "none", "none", "exact-1", frozenset({Opcode.SCALE}), 0, True)
+        return TierInfo("list", "none", "none", "exact-2", frozenset({Opcode.SCALE}), 0, True)
 
     @property
     def allocated_bytes(self) -> int:

@@ -61,7 +61,7 @@ class Decoder:
             self.project(f"attn_{part}[{n}]", h, heads * s.head_dim, s.hidden)
             for part, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))
         )
-        shape = (s.context // 16, 2, 16, s.kv_heads * s.head_dim)
+        shape = (s.context // 16, 2, 16, s.kv_heads, s.head_dim)
         kv = b.buffer(f"state.kv[{n}]", BufferKind.STATE, F16, shape)
         step = {"query": self.query, "page_table": self.pages, "kv": kv}
         heads = {"kv_heads": s.kv_heads, "head_dim": s.head_dim}

@@ -140,7 +140,7 @@ def test_step_bytes_by_holder() -> None:
     b.emit(
         Opcode.FLASH_ATTN_BATCHED,
         q=b.buffer("q", BufferKind.REQUEST, F32, ("tokens", 64)),
-        kv=b.buffer("kv", BufferKind.STATE, F16, (9, 2, 16, 32)),
+        kv=b.buffer("kv", BufferKind.STATE, F16, (9, 2, 16, 2, 16)),
         page_table=b.request("pages", 1, 8),
         query=query,
         heads=4,

@@ -130,7 +130,7 @@ def test_a_forged_digest_gets_no_further_than_a_typed_error(offset: int, change:
 def test_a_later_version_says_so() -> None:
     later = bytearray(BLOB)
     later[4:6] = (codec.IR_VERSION + 1).to_bytes(2, "little")
-    with pytest.raises(CodecError, match="newer release; this build reads version 1") as caught:
+    with pytest.raises(CodecError, match="newer release; this build reads version 2") as caught:
         decode(signed(later))
     assert (caught.value.section, caught.value.offset) == ("header", 4)
 

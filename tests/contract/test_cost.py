@@ -47,7 +47,7 @@ def attention(window: int) -> Cost:
     b.emit(
         Opcode.FLASH_ATTN_BATCHED,
         q=activation(b, "q", "tokens", 64),
-        kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 32)),
+        kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 2, 16)),
         page_table=b.request("pages", 4, 25),
         query=b.request("query", "tokens", 4),
         heads=4,
@@ -63,7 +63,7 @@ def test_attention_reads_its_context_and_not_the_pool() -> None:
     fixed = 3 * 64 * 4 + 3 * 16
     assert attention(0).bytes_read == fixed + 3 * 40 * 2 * 32 * 2 + 3 * 3 * 4
     assert attention(0).bytes_written == 3 * 64 * 4
-    assert attention(0).flops == 3 * 4 * 40 * (4 * 16 + 23)
+    assert attention(0).flops == 3 * 4 * 40 * (4 * 16 + 18)
 
 
 def test_a_window_bounds_what_attention_reads() -> None:
@@ -77,7 +77,7 @@ def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
         Opcode.KV_WRITE_BATCHED,
         k=activation(b, "k", "tokens", 32),
         v=activation(b, "v", "tokens", 32),
-        kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 32)),
+        kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 2, 16)),
         page_table=b.request("pages", 4, 25),
         query=b.request("query", "tokens", 4),
         kv_heads=2,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.ir.source import RowSlice, WeightSource, parse_source
+from contract.ir.source import ONES, RowSlice, WeightSource, parse_source
 
 
 def drawn_slices(groups: st.SearchStrategy[int], depth: int) -> st.SearchStrategy[RowSlice]:
@@ -63,3 +63,19 @@ def test_the_rows_kept_are_the_same_in_every_group(rows: RowSlice, groups: int) 
     whole = np.arange(groups * rows.group)[:, None]
     expected = [group * rows.group + row for group in range(groups) for row in rows.kept()]
     assert rows.take(whole)[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (WeightSource("w", None, (0, 0, -3, 5, 5)), "w*2^(0x2,-3x1,5x2)"),
+        (WeightSource("w", RowSlice(0, 1, 2), (1,)), "w[0:1/2]*2^(1x1)"),
+        (WeightSource(ONES, None, (-1,) * 300), "1*2^(-1x300)"),
+    ],
+)
+def test_powers_of_two(source: WeightSource, text: str) -> None:
+    """They survive as text, and multiply columns."""
+    assert str(source) == text
+    assert parse_source(text) == source
+    ones = np.ones((2, len(source.powers)), np.float32)
+    assert source.scaled(ones).tolist() == [[2.0**power for power in source.powers]] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -127,21 +128,21 @@ def test_a_row_that_cuts_a_block(dtype: DType, columns: int) -> None:
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_heads_that_share_a_block_of_their_pages(heads: int) -> None:
-    """The row is whole blocks either way; a head of 16 channels is half a block."""
+    """A row of the pages is one head: one of 16 channels is half a block."""
 
     def written(head_dim: int) -> Graph:
         b = GraphBuilder("pages")
         k = b.buffer("k", BufferKind.REQUEST, F32, ("tokens", heads * head_dim))
-        kv = b.buffer("kv", BufferKind.STATE, Q8_0, (1, 2, 16, heads * head_dim))
+        kv = b.buffer("kv", BufferKind.STATE, Q8_0, (1, 2, 16, heads, head_dim))
         query, pages = b.request("query", "tokens", 4), b.request("page_table", 1, 1)
         paged = {"query": query, "page_table": pages, "kv": kv}
         b.emit(Opcode.KV_WRITE_BATCHED, "w", k=k, v=k, **paged, kv_heads=heads, head_dim=head_dim)
         return b.build()
 
     verify(written(32))
-    with pytest.raises(VerifyError, match="head_dim is 16, not a multiple of the 32") as caught:
+    with pytest.raises(VerifyError, match="rows of 16 elements are not a multiple of 32") as caught:
         written(16)
-    assert (caught.value.node, caught.value.rule) == ("w", Rule.WHOLE_BLOCKS)
+    assert (caught.value.node, caught.value.rule) == ("kv", Rule.WHOLE_BLOCKS)
 
 
 def test_an_unknown_opcode() -> None:
@@ -227,7 +228,7 @@ def test_shapes_that_disagree() -> None:
 def test_a_constraint_of_the_table() -> None:
     buffers = (
         buffer("q", K.REQUEST, ("tokens", 12)),
-        buffer("kv", K.STATE, (3, 2, 16, 8)),
+        buffer("kv", K.STATE, (3, 2, 16, 2, 4)),
         buffer("pages", K.REQUEST, (1, 3), I32),
         buffer("query", K.REQUEST, ("tokens", 4), I32),
         buffer("y", K.OUTPUT, ("tokens", 12)),
@@ -269,6 +270,35 @@ def test_masks_and_lists_fit_the_vocabulary() -> None:
         assert expected in rejected(graph(node, buffers=lists), "n", Rule.CONSTRAINT)
 
 
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"head_dim": 513}, "head_dim is 513, attention is exact up to 512"),
+        ({"scale": 2.0**21}, "scale is 2097152.0, attention is exact up to 2^20"),
+        ({"scale": 2.0**-21}, "scale is 4.76837158203125e-07, below 9.53674e-07"),
+    ],
+)
+def test_what_attention_cannot_do_exactly(params: dict[str, float], problem: str) -> None:
+    """A product would leave int32, or a score the normal numbers."""
+    given = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 0.5, **params}
+    size = int(given["head_dim"])
+    b = GraphBuilder("g")
+    operands = {
+        "q": b.buffer("q", K.REQUEST, F32, ("tokens", size)),
+        "kv": b.buffer("kv", K.STATE, F32, (3, 2, 16, 1, size)),
+        "page_table": b.request("pages", 1, 3),
+        "query": b.request("query", "tokens", 4),
+        "y": b.output("y", "tokens", size),
+    }
+
+    def built() -> None:
+        b.emit(Opcode.FLASH_ATTN_BATCHED, **operands, **given)
+        b.build()
+
+    with pytest.raises(VerifyError, match=re.escape(problem)):
+        built()
+
+
 def test_a_storage_type_the_operand_does_not_take() -> None:
     half = buffer("half", K.REQUEST, dtype=F16)
     bad = graph(add("n", "in", "half", "out"), buffers=(INPUT, half, OUT))
@@ -282,7 +312,7 @@ def test_a_decode_op_serves_a_decode_graph_only() -> None:
         Opcode.FLASH_ATTN,
         "n",
         q=b.buffer("q", K.REQUEST, F32, ("tokens", 8)),
-        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 8)),
+        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 2, 4)),
         page_table=b.request("pages", 1, 3),
         query=b.request("query", "tokens", 4),
         heads=2,

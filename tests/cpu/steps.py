@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.dtypes import F32, DType
+from contract.spec import KV
+from harness.parity.operands import broken_pages
 from reference.cpu.attention import AttentionShape, paged_attention
-from reference.exact.kv_storage import stored
+from reference.exact.kv_storage import store
 from reference.ops.flash_attn_batched import flash_attn_batched
 
 MAX_POSITION = 140
@@ -26,6 +29,7 @@ class Step:
     page_table: NDArray[np.int32]
     query: NDArray[np.int32]
     shape: AttentionShape
+    sinks: NDArray[np.float32] | None = None
 
     def by_definition(self) -> NDArray[np.float32]:
         """The output of the opcode's definition."""
@@ -42,12 +46,14 @@ class Step:
                 scale=shape.scale,
                 window=shape.window,
                 soft_cap=shape.soft_cap,
+                sinks=self.sinks,
             )
 
     def by_kernel(self, threads: int = 1) -> NDArray[np.float32]:
         """The output of the CPU tier's kernel, into memory full of NaN."""
         out = np.full_like(self.q, np.nan)
-        paged_attention(self.q, self.kv, self.page_table, self.query, self.shape, out, threads)
+        operands = self.q, self.kv, self.page_table, self.query, self.shape
+        paged_attention(*operands, out, self.sinks, threads)
         return out
 
 
@@ -55,7 +61,8 @@ def make_step(
     seed: int,
     tokens: list[tuple[int, int]],
     shape: AttentionShape,
-    element: type[np.generic] = np.float32,
+    dtype: DType = F32,
+    sinks: bool = False,
 ) -> Step:
     """A step of (slot, position) tokens over a pool that is NaN outside the stored positions."""
     rng = np.random.default_rng(seed)
@@ -63,16 +70,17 @@ def make_step(
     slot_pages = max(position for _, position in tokens) // PAGE_TOKENS + 1
     pool = slots * slot_pages + 2
     page_table = rng.permutation(pool)[: slots * slot_pages].reshape(slots, slot_pages)
-    width = shape.kv_heads * shape.head_dim
-    kv = stored(np.full((pool, 2, PAGE_TOKENS, width), np.nan, np.float32), np.dtype(element))
+    pages = (pool, 2, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    kv = broken_pages(dtype, pages)
     for slot in range(slots):
         length = 1 + max((p for s, p in tokens if s == slot), default=-1)
-        for position in range(length):
-            row = stored(rng.standard_normal((2, width), dtype=np.float32), kv.dtype)
-            kv[page_table[slot, position // PAGE_TOKENS], :, position % PAGE_TOKENS] = row
+        page = page_table[slot].repeat(PAGE_TOKENS)[:length]
+        rows = rng.standard_normal((2, length, *pages[3:]), dtype=np.float32)
+        store(kv, page, np.arange(length) % PAGE_TOKENS, *rows)
     query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
     q = rng.standard_normal((len(tokens), shape.heads * shape.head_dim), dtype=np.float32)
-    return Step(q, kv, page_table.astype(np.int32), query, shape)
+    scores = 3 * rng.standard_normal(shape.heads, dtype=np.float32) if sinks else None
+    return Step(q, kv, page_table.astype(np.int32), query, shape, scores)
 
 
 @st.composite
@@ -101,6 +109,6 @@ def steps(draw: st.DrawFn) -> Step:
         tokens += [(slot, first + index) for index in range(count)]
         starts[slot] = first + count
     shape = draw(shapes())
-    elements = [np.float32, np.float16] + [np.uint8] * (shape.head_dim % 32 == 0)
-    element = draw(st.sampled_from(elements))
-    return make_step(draw(st.integers(0, 2**32 - 1)), tokens, shape, element)
+    dtypes = [dtype for dtype in KV if shape.head_dim % dtype.block_elements == 0]
+    dtype, sinks = draw(st.sampled_from(dtypes)), draw(st.booleans())
+    return make_step(draw(st.integers(0, 2**32 - 1)), tokens, shape, dtype, sinks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.dtypes import F16, F32, I12
 from reference.cpu.attention import AttentionShape
 from tests.cpu.steps import Step, make_step, steps
 
@@ -17,7 +19,7 @@ ONE_HEAD = AttentionShape(heads=1, kv_heads=1, head_dim=16, scale=0.25)
 
 
 def stored(step: Step, slot: int, position: int) -> NDArray[Any]:
-    """The key and value rows of one position, [2, width], to be changed in place."""
+    """The key and value rows of one position, [2, kv_heads, head_dim], to be changed in place."""
     page = step.page_table[slot, position // PAGE_TOKENS]
     return step.kv[page, :, position % PAGE_TOKENS]
 
@@ -44,7 +46,7 @@ def test_tokens_do_not_see_each_other(step: Step) -> None:
     together = step.by_kernel()
     for row in range(len(step.query)):
         at = slice(row, row + 1)
-        alone = Step(step.q[at], step.kv, step.page_table, step.query[at], step.shape)
+        alone = replace(step, q=step.q[at], query=step.query[at])
         assert (alone.by_kernel() == together[at]).all()
 
 
@@ -70,8 +72,8 @@ def test_position_that_left_the_window_is_not_read() -> None:
     assert (step.by_kernel() == before).all()
 
 
-def test_tile_whose_scores_are_all_minus_infinity() -> None:
-    """Its maximum is minus infinity and not a missing tile: the output is NaN, as defined."""
+def test_tile_of_a_broken_key() -> None:
+    """It is not a missing tile: the output is NaN, as defined."""
     step = make_step(3, [(0, KV_TILE)], ONE_HEAD)
     step.q[:] = -1.0
     stored(step, 0, KV_TILE)[0] = np.inf
@@ -79,8 +81,17 @@ def test_tile_whose_scores_are_all_minus_infinity() -> None:
     assert np.isnan(step.by_kernel()).all()
 
 
+def test_i12_gives_the_bits_of_f32() -> None:
+    """Its pages hold the integers that binary32 pages become."""
+    shape = AttentionShape(heads=4, kv_heads=2, head_dim=24, scale=0.2, window=70)
+    tokens = [(0, position) for position in range(60, 140)]
+    f32, i12 = (make_step(5, tokens, shape, dtype) for dtype in (F32, I12))
+    assert (f32.by_kernel() == i12.by_kernel()).all()
+    assert (f32.by_kernel() != make_step(5, tokens, shape, F16).by_kernel()).any()
+
+
 def test_no_tokens() -> None:
     """An empty step is not an error."""
     step = make_step(4, [(0, 3)], ONE_HEAD)
-    none = Step(step.q[:0], step.kv, step.page_table, step.query[:0], ONE_HEAD)
+    none = replace(step, q=step.q[:0], query=step.query[:0])
     assert none.by_kernel().shape == (0, 16)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.dtypes import DEFAULT_KV
 from contract.errors import ConfigError
 from harness.settings import CONFIG_ENV, SETTINGS, Settings, add_flags, resolve
 
@@ -39,7 +40,7 @@ def test_defaults() -> None:
     assert settings["temperature"] == 0.0
     assert settings["model"] is None
     assert settings["context"] is settings["memory_budget"] is None
-    assert settings["kv_dtype"] == "f16"
+    assert settings["kv_dtype"] == DEFAULT_KV.name
     assert set(settings.sources.values()) == {"default"}
 
 

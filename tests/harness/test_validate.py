@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from contract.dtypes import F16, Q8_0
+from contract.dtypes import F16, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
 from harness.validate import Histogram, Workload, validate
@@ -94,7 +94,7 @@ def test_steps_cover_every_token_once():
     assert Workload((1,)).steps() == [(0, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0])
+@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0, I12])
 def test_the_cpu_tier_agrees_with_the_definitions(model, kv_dtype):
     with CpuTier(definitions_only=True) as oracle, CpuTier() as tier:
         report = validate(model, oracle, {"cpu": tier}, replace(WORKLOAD, kv_dtype=kv_dtype))
@@ -135,9 +135,9 @@ def test_one_wrong_bit_is_named_with_its_op_and_index(model, corruption):
 
 def test_a_wrong_element_of_the_cache_is_found_where_it_is_written(model):
     """The KV pool outlives the step: the write is at fault, not the attention that reads it."""
-    corruption = Corruption("kv_write[1]", (1, 1, 9, 127), result="kv", from_step=1)
+    corruption = Corruption("kv_write[1]", (1, 1, 9, 1, 63), result="kv", from_step=1)
     found = report_of(model, corruption).divergences["cpu"]
-    assert (found.node, found.index, found.step) == ("kv_write[1]", (1, 1, 9, 127), 1)
+    assert (found.node, found.index, found.step) == ("kv_write[1]", (1, 1, 9, 1, 63), 1)
 
 
 @pytest.mark.parametrize("node", ["ssm_conv1d[0]", "ssm_delta[0]"])

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import settings
 
 from contract.dtypes import F16, F32
-from tests.families_table import FAMILIES
+from contract.opcodes import Opcode
+from tests.families_table import DELTA_NET, FAMILIES, HYBRID
 from tests.invariance import controls, family_controls
 from tests.invariance.engines import (
     TIERS,
@@ -79,6 +80,19 @@ def test_everyone_at_once(bench: Bench) -> None:
     for steps_ahead in (0, 1, 3):
         assert_schedule_invariant(bench, POOL, Schedule(64, steps_ahead))
     assert max(bench.runner.sequence_counts) == bench.runner.limits.slots
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_model_that_attends_nowhere(tier: str, synthetic_model: SyntheticModel) -> None:
+    """Every layer a delta net: a step has no page table."""
+    recurrent = {**DELTA_NET, "interval": HYBRID["layers"] + 1}
+    path = synthetic_model(quant="q8_0", **FAMILIES["qwen35"] | {"recurrent": recurrent})
+    with bench_on(tier, path) as bench:
+        opcodes = bench.runner.graph.opcodes
+        assert Opcode.SSM_DELTA_NET in opcodes
+        assert not opcodes & {Opcode.FLASH_ATTN, Opcode.FLASH_ATTN_BATCHED}
+        assert_schedule_invariant(bench, POOL, Schedule(chunk_tokens=5, steps_ahead=1))
+        assert_prefill_equals_decode(bench, POOL[0], 1)
 
 
 def test_every_architecture_is_here() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
-from contract.dtypes import F16, F32, Q8_0, DType
+from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
@@ -93,7 +93,7 @@ def measure(model: Model, tier: Tier, limits: Limits) -> tuple[int, int]:
 
 LLAMA = {"architecture": "llama", "quant": "q4_k_m", "tied": False}
 DENSE = [
-    *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, Q8_0) for slots in (1, 4)),
+    *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, I12, Q8_0) for slots in (1, 4)),
     ({"architecture": "qwen3", "quant": "q5_1"}, Q8_0, 4),
     ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
 ]
@@ -102,7 +102,7 @@ EXPERTS = {"count": 6, "used": 2, "width": 88}
 FAMILY_CASES = {
     "qwen3moe": ("q4_k_m", F16, 4),
     "qwen35": ("q8_0", Q8_0, 4),
-    "qwen35-fused-qkv": ("q5_1", F16, 1),
+    "qwen35-fused-qkv": ("q5_1", I12, 1),
     "qwen35moe-fused": ("q4_k_m", F32, 4),
     "qwen3next-fused-ssm-in": ("bf16", F16, 1),
     "gemma4-per-layer-embeddings": ("q4_k_m", F16, 4),
@@ -190,18 +190,18 @@ def test_a_wrong_prediction_is_noticed(
 
 def test_attention_stays_within_its_workspace(synthetic_model: Callable[..., Path]) -> None:
     """At full context, what a step of the CPU tier takes and gives back is what was planned."""
-    model = open_model(synthetic_model(architecture="llama", quant="q8_0", context=8192))
-    limits = whole_contexts(1, 8192, F16, 2, 1)
+    model = open_model(synthetic_model(architecture="llama", quant="q8_0", context=32768))
+    limits = whole_contexts(1, 32768, F16, 2, 1)
     with CpuTier() as tier:
         plan, _ = plan_on(model, tier, limits)
         with ModelRunner(model, tier, limits) as runner:
             last = step_of(1, limits)
             runner.step(last)
-            last.query["position"] = 8191
+            last.query["position"] = 32767
             tracemalloc.start()
             try:
                 runner.step(last)
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-    assert 0.5 * plan.workspace < peak <= plan.workspace + (2 << 20)
+    assert 0.4 * plan.workspace < peak <= plan.workspace + (2 << 20)

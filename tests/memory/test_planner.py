@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import F16, F32, Q8_0, DType
+from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
@@ -51,7 +51,7 @@ def hybrid(limits: Limits) -> Graph:
     for layer, width in enumerate(WIDTHS):
         q = b.buffer(f"request.q[{layer}]", BufferKind.REQUEST, F32, ("tokens", width))
         kv = b.buffer(
-            f"state.kv[{layer}]", BufferKind.STATE, limits.kv_dtype, (limits.pages, 2, 16, width)
+            f"state.kv[{layer}]", BufferKind.STATE, limits.kv_dtype, (limits.pages, 2, 16, 1, width)
         )
         heads: dict[str, Any] = {"kv_heads": 1, "head_dim": width}
         paged = {"query": query, "page_table": page_table, "kv": kv}
@@ -81,7 +81,9 @@ def planned(asked: Limits) -> MemoryPlan:
     return plan_memory(graph, asked, declared_footprint(graph, asked.largest))
 
 
-@pytest.mark.parametrize(("dtype", "row"), [(F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34)])
+@pytest.mark.parametrize(
+    ("dtype", "row"), [(F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34), (I12, 128 * 3 // 2 + 2)]
+)
 def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
     dtype: DType, row: int
 ) -> None:
@@ -138,7 +140,7 @@ def test_the_plan_is_json() -> None:
     slots=st.integers(1, 5),
     more=st.integers(0, 300),
     other=st.integers(0, 3),
-    dtype=st.sampled_from([F32, F16, Q8_0]),
+    dtype=st.sampled_from([F32, F16, I12, Q8_0]),
 )
 def test_the_plan_grows_with_slots_and_context(
     context: int, slots: int, more: int, other: int, dtype: DType
@@ -157,7 +159,7 @@ def test_the_plan_grows_with_slots_and_context(
     budget=st.integers(0, 600_000),
     longest=st.integers(1, 700),
     slots=st.integers(1, 3),
-    dtype=st.sampled_from([F32, F16, Q8_0]),
+    dtype=st.sampled_from([F32, F16, I12, Q8_0]),
 )
 def test_the_longest_context_meets_the_budget(
     budget: int, longest: int, slots: int, dtype: DType
@@ -209,7 +211,7 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
     assert (plan.context if plan else None) == (fitting[-1] if fitting else None)
 
 
-@pytest.mark.parametrize("kv_dtype", [F32, F16, Q8_0], ids=str)
+@pytest.mark.parametrize("kv_dtype", [F32, F16, I12, Q8_0], ids=str)
 def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: DType) -> None:
     """A file's weights by their types, and its own head sizes."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
@@ -223,8 +225,8 @@ def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: D
         by_type[tensor.dtype.name] = by_type.get(tensor.dtype.name, 0) + tensor.nbytes
     assert plan.weights == by_type
     config = model.config
-    widths = [kv * dim for kv, dim in zip(config.kv_heads, config.head_dims, strict=True)]
-    assert plan.kv_per_token == sum(2 * kv_dtype.row_bytes(width) for width in widths)
+    heads = zip(config.kv_heads, config.head_dims, strict=True)
+    assert plan.kv_per_token == sum(2 * kv * kv_dtype.row_bytes(size) for kv, size in heads)
 
 
 def test_scratch_of_a_graph_without_any_is_none() -> None:

@@ -153,7 +153,7 @@ def test_delta_net_states(tmp_path: Path) -> None:
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
     assert states.pop("state.slots") == (LIMITS.slots, 8)
     assert states.pop("state.recent") == (LIMITS.slots, LIMITS.recent_tokens)
-    kv = (LIMITS.pages, 2, 16, KV_HEADS * HEAD_DIM)
+    kv = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM)
     assert states == {
         "state.conv[0]": (LIMITS.slots, TAPS - 1, CHANNELS),
         "state.delta[0]": (LIMITS.slots, VALUE_HEADS, STATE, STATE),

@@ -87,7 +87,7 @@ class Products:
         }
         self._options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-            f"-DATTENTION_QUERIES=1 -DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
+            f"-DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
         )
         self._place = context, device
         self._group_size = variant.group_size

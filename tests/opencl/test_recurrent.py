@@ -83,7 +83,7 @@ class WorkGroups:
         }
         options = (
             "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-            f"-DATTENTION_QUERIES=1 -DGROUP_SIZE={GROUP_SIZE} -DDOT_VNNI=0"
+            f"-DGROUP_SIZE={GROUP_SIZE} -DDOT_VNNI=0"
         )
         program = build_program(self._context, device, files, options, None)
         self._packet = cl.Kernel(program, "one_packet")

@@ -45,8 +45,10 @@ def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
-    ops = ("argmax_part", "argmax", "sample_part", "sample")
-    ops += ("log_probabilities_part", "log_probabilities_sum", "log_probabilities")
+    ops = (
+        *("argmax_part", "argmax", "sample_part", "sample"),
+        *("log_probabilities_part", "log_probabilities_sum", "log_probabilities"),
+    )
     return open_work_groups(open_opencl, device, monkeypatch, ops)
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import ATTENTION_WEIGHT_BITS, KV_ROW_BITS, KV_TILE
 from reference.exact import elementary
 from reference.exact.activation import Activation, quantize_activation
+from reference.exact.attention_rows import (
+    EXP2_MIN,
+    LOG2_E,
+    Partial,
+    Rows,
+    exp2,
+    merge,
+    power_of_two,
+    row_integers,
+)
 from reference.exact.kv_storage import stored
-from reference.exact.sums import sum_axis
+from reference.exact.sums import fold_segment, sum_axis
 from reference.ops import sample
+from reference.ops.flash_attn_batched import Score
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)
@@ -45,25 +60,9 @@ def one_tree(products: Float32) -> Float32:
     return values[..., 0]
 
 
-def unchunked_dot(q: Float32, keys: Float32) -> Float32:
-    """q.k as one left fold."""
-    return left_fold(q * keys)
-
-
 def contracted(a: Float32, b: Float32, c: Float32) -> Float32:
     """a b + c with the product unrounded: binary64 holds it exactly, as a fused unit does."""
     return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
-
-
-def contracted_dot(q: Float32, keys: Float32) -> Float32:
-    """q.k by the rule's folds, with contraction."""
-    total = np.zeros(len(keys), np.float32)
-    for start in range(0, len(q), 16):
-        chunk = np.zeros(len(keys), np.float32)
-        for column in range(start, min(start + 16, len(q))):
-            chunk = contracted(keys[:, column], q[column], chunk)
-        total = total + chunk
-    return total
 
 
 def contracted_rope(
@@ -158,6 +157,63 @@ def unrounded_scale(x: Float32, element: np.dtype[np.generic]) -> NDArray[np.gen
     return right
 
 
+def exponent_over(positions: int) -> Callable[[Float32, int], Rows]:
+    """Keys and values whose exponent is the largest of so many neighbouring positions."""
+
+    def wrong(x: Float32, bits: int) -> Rows:
+        right = row_integers(x, bits)
+        if x.ndim < len(("side", "position", "head", "channel")):
+            return right
+        places = np.arange(0, x.shape[1], positions)
+        most = np.maximum.reduceat(right.exponent, places, axis=1)
+        exponent = most.repeat(positions, axis=1)[:, : x.shape[1]]
+        return Rows(
+            np.rint(x * power_of_two(bits - exponent)[..., None]).astype(np.int32), exponent
+        )
+
+    return wrong
+
+
+def truncated_rows(x: Float32, bits: int) -> Rows:
+    """Towards zero instead of to the nearest integer."""
+    right = row_integers(x, bits)
+    unit = power_of_two(bits - right.exponent)
+    return Rows(np.trunc(x * unit[..., None]).astype(np.int32), right.exponent)
+
+
+def masked_maximum(q: Rows, keys: Rows, values: Rows, first: int, score: Score) -> Partial:
+    """U over whole tiles, keys before the window included."""
+    total = None
+    for start in range(first - first % KV_TILE, len(keys.m), KV_TILE):
+        at = slice(start, min(start + KV_TILE, len(keys.m)))
+        x = score(q, keys[at])
+        top = np.rint((x + values.exponent[at].astype(np.float32)).max())
+        tile = _tile_of(x - top, top, values[at], max(first - start, 0), 0)
+        total = tile if total is None else merge(total, tile)
+    assert total is not None
+    return total
+
+
+def fused_tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Any) -> Partial:
+    """U is taken from the product of J and its scale before that is rounded."""
+    x = score(q, keys)
+    top = np.rint((x + values.exponent.astype(np.float32)).max())
+    unit = power_of_two(q.exponent - score.keywords["bits"] - KV_ROW_BITS)
+    factor = np.float64((score.keywords["scale"] * LOG2_E) * unit)
+    product = (keys.m @ q.m).astype(np.float32) * factor * power_of_two(keys.exponent)
+    return _tile_of((product - top).astype(np.float32), top, values, 0, offset)
+
+
+def _tile_of(d: Float32, top: Float32, values: Rows, hidden: int, offset: int) -> Partial:
+    """The rest of a tile; the first ``hidden`` positions are masked."""
+    p = exp2(np.maximum(d, EXP2_MIN))
+    p[:hidden] = 0
+    w = np.rint(p * power_of_two(values.exponent + ATTENTION_WEIGHT_BITS)).astype(np.int32)
+    places = np.zeros(KV_TILE, np.float32)
+    places[offset : offset + len(p)] = p
+    return Partial(top, fold_segment(places), (w @ values.m).astype(np.float32))
+
+
 def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
     """Recent tokens forgotten."""
     return values
@@ -219,7 +275,8 @@ def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
 def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
     """Equal logits by falling id."""
     backwards = np.argsort(-row[::-1], kind="stable")
-    return len(row) - 1 - backwards[:top]
+    ids: NDArray[np.intp] = np.subtract(len(row) - 1, backwards[:top])
+    return ids
 
 
 def last_argmax(*, logits: Float32) -> NDArray[np.int32]:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.exact.kv_storage import loaded, stored
+from contract.dtypes import I12
+from reference.exact.attention_rows import row_integers
+from reference.exact.kv_storage import integers, loaded, loaded_rows, page_view, store, stored
 from reference.ops.kv_write_batched import kv_write_batched
 
 PAGE = 16
@@ -31,7 +33,7 @@ def nearest_half(x: Fraction) -> Fraction:
 
 def write_one(value: float, dtype: type[np.floating]) -> np.floating:
     """What a page holds after a key of ``value`` was written."""
-    kv = np.zeros((1, 2, PAGE, 1), dtype)
+    kv = np.zeros((1, 2, PAGE, 1, 1), dtype)
     x = np.array([[value]], np.float32)
     kv_write_batched(
         k=x,
@@ -43,7 +45,7 @@ def write_one(value: float, dtype: type[np.floating]) -> np.floating:
         head_dim=1,
     )
     np.testing.assert_array_equal(kv[0, 0], kv[0, 1])
-    return kv[0, 0, 3, 0]
+    return kv[0, 0, 3, 0, 0]
 
 
 @given(value=st.floats(-65504.0, 65504.0, width=16) | st.floats(-(2.0**20), 2.0**20, width=32))
@@ -99,7 +101,7 @@ def test_q8_0_is_within_a_step_of_the_value(values: list[float]) -> None:
     x = np.array(values, np.float32)
     block = stored(x, BYTES)
     d = float(block[:2].view("<f2")[0])
-    error = np.abs(loaded(block).astype(np.float64) - x)
+    error = np.abs(loaded_rows(block).astype(np.float64) - x)
     assert (error <= d * (0.5 + 127 * 2.0**-11) + 127 * 2.0**-25).all()
 
 
@@ -125,7 +127,7 @@ def test_q8_0_special_points(largest: float, d: float, q: int) -> None:
     assert block[2:].view(np.int8).tolist() == [q] + [0] * 31
     if not np.isfinite(d):
         assert block[:2].tolist() == [0x00, 0x7E]
-        assert np.isnan(loaded(block)).all()
+        assert np.isnan(loaded_rows(block)).all()
 
 
 def test_q8_0_breaks_only_the_block_that_holds_the_nan() -> None:
@@ -133,16 +135,61 @@ def test_q8_0_breaks_only_the_block_that_holds_the_nan() -> None:
     rng = np.random.default_rng(7)
     k, v = rng.standard_normal((2, 2, 96), dtype=np.float32)
     k[1, 40] = np.nan
-    kv = np.full((3, 2, PAGE, 3 * 34), 0xFF, np.uint8)
+    kv = np.full((3, 2, PAGE, 3, 34), 0xFF, np.uint8)
     query = np.array([(0, 0, 5, 0), (0, 0, 17, 0)], np.int32)
     page_table = np.array([[2, 0]], np.int32)
     kv_write_batched(k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=3, head_dim=32)
     written = np.zeros(kv.shape, bool)
     written[2, :, 5] = written[0, :, 1] = True
     assert (kv[~written] == 0xFF).all()
-    broken = np.isnan(loaded(kv[0, 0, 1]))
-    assert broken.tolist() == [False] * 32 + [True] * 32 + [False] * 32
-    assert (loaded(kv[2, 1, 5]) == loaded(stored(v[0], BYTES))).all()
+    assert np.isnan(loaded(kv)[0, 0, 1]).all(axis=1).tolist() == [False, True, False]
+    assert (loaded(kv)[2, 1, 5].ravel() == loaded_rows(stored(v[0], BYTES))).all()
+
+
+ROWS = st.lists(
+    st.floats(-(2.0**41), 2.0**41, width=32) | st.sampled_from([np.nan, np.inf, -0.0, 2.0**-41]),
+    min_size=6,
+    max_size=6,
+)
+
+
+@given(k=ROWS, v=ROWS)
+def test_i12_keeps_what_the_rule_makes_of_a_row(k: list[float], v: list[float]) -> None:
+    """Written and read back, a row has the integers it had before; a broken one is NaN."""
+    kv = page_view(np.zeros(2 * 32 * 10, np.uint8), I12, (2, 2, PAGE, 1, 6))
+    rows = np.array([[k]], np.float32), np.array([[v]], np.float32)
+    store(kv, np.array([1], np.int32), np.array([3], np.int32), *rows)
+    for which, x in enumerate(rows):
+        expected = row_integers(x[0, 0], 10)
+        got = loaded(kv)[1, which, 3, 0]
+        assert np.isnan(got).all() == bool(expected.broken)
+        again = row_integers(got, 10)
+        assert (again.m.tolist(), again.exponent) == (expected.m.tolist(), expected.exponent)
+        direct = integers(kv)[1, which, 3, 0]
+        assert (direct.m.tolist(), direct.exponent) == (expected.m.tolist(), expected.exponent)
+
+
+def test_i12_bytes_of_a_page() -> None:
+    """Where the high bytes, the halves and the exponents of one token are; nothing else moves."""
+    k = np.array([[[1.0, -1.999, 0.5, 0.001]], [[2.0**-50, 0, 0, 0]]], np.float32).repeat(2, axis=1)
+    v = np.array([[[-3.0, 2.0, 0.25, 1.0]], [[np.nan, 0, 0, 0]]], np.float32).repeat(2, axis=1)
+    v[:, 1] = 4 * v[:, 0]
+    kv = page_view(np.full(3 * 32 * 14, 0x55, np.uint8), I12, (3, 2, PAGE, 2, 4))
+    store(kv, np.array([2, 0], np.int32), np.array([5, 15], np.int32), k, v)
+    page = kv[2, 0].tobytes()
+    assert len(page) == 16 * (3 * 4 + 2)
+    high, low, v_high, v_low, exponents = (0, 64, 96, 160, 192)
+    # 1024, -2047, 512 and 1: high bytes 64, -128, 32, 0; low halves 0, 1, 0, 1.
+    assert page[high + 5 * 4 : high + 6 * 4] == bytes([64, 0x80, 32, 0])
+    assert page[low + 5 * 2 : low + 6 * 2] == bytes([0x00, 0x11])
+    # -1536, 1024, 128 and 512 with exponent 1, a channel every 16 bytes.
+    assert page[v_high + 5 : v_low : 16] == bytes([0xA0, 64, 8, 32])
+    assert page[v_low + 5 : exponents : 16] == bytes([0, 0])
+    assert (page[exponents + 5], page[exponents + 16 + 5]) == (0, 1)
+    assert kv[2, 1]["v_exponent"][5] == 3
+    assert (kv[0, 0]["k_exponent"][15], kv[0, 0]["v_exponent"][15]) == (-40, -128)
+    touched = np.count_nonzero(np.frombuffer(kv.tobytes(), np.uint8) != 0x55)
+    assert touched == 2 * 2 * (3 * 4 + 2)
 
 
 def test_pages_and_offsets() -> None:
@@ -150,13 +197,13 @@ def test_pages_and_offsets() -> None:
     rng = np.random.default_rng(6)
     tokens = [(1, 0), (1, 15), (1, 16), (0, 33), (2, 47), (0, 5)]
     page_table = rng.permutation(12)[:9].reshape(3, 3).astype(np.int32)
-    kv = np.full((12, 2, PAGE, 6), -7.0, np.float32)
+    kv = np.full((12, 2, PAGE, 2, 3), -7.0, np.float32)
     expected = kv.copy()
     k, v = rng.standard_normal((2, len(tokens), 6), dtype=np.float32)
     for index, (slot, position) in enumerate(tokens):
         page = page_table[slot, position // PAGE]
-        expected[page, 0, position % PAGE] = k[index]
-        expected[page, 1, position % PAGE] = v[index]
+        expected[page, 0, position % PAGE] = k[index].reshape(2, 3)
+        expected[page, 1, position % PAGE] = v[index].reshape(2, 3)
     query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
     kv_write_batched(k=k, v=v, query=query, page_table=page_table, kv=kv, kv_heads=2, head_dim=3)
     assert (kv == expected).all()

@@ -33,7 +33,7 @@ def test_scalar_rule(neox: int, normed: bool) -> None:
     norms = rng.standard_normal((2, HEAD_DIM), dtype=np.float32) if normed else (None, None)
     table = rotary_table(32, 10_000.0, 2 * PAIRS)
     page_table = np.array([[4, 1], [0, 3]], np.int32)
-    kv = np.full((5, 2, 16, KV_HEADS * HEAD_DIM), np.nan, np.float16)
+    kv = np.full((5, 2, 16, KV_HEADS, HEAD_DIM), np.nan, np.float16)
     query = np.array([(0, slot, position, 0) for slot, position in TOKENS], np.int32)
     q = rms_norm_fused_rope_kv_write(
         qkv=qkv,
@@ -61,8 +61,8 @@ def test_scalar_rule(neox: int, normed: bool) -> None:
             if head < HEADS:
                 assert q[token].reshape(HEADS, -1)[head].tolist() == expected
             else:
-                stored = kv[page, 0, offset].reshape(KV_HEADS, -1)[head - HEADS]
+                stored = kv[page, 0, offset, head - HEADS]
                 assert stored.tolist() == np.array(expected).astype(np.float16).tolist()
         values = heads[HEADS + KV_HEADS :].astype(np.float16)
-        assert (kv[page, 1, offset].reshape(KV_HEADS, -1) == values).all()
+        assert (kv[page, 1, offset] == values).all()
     assert np.isnan(kv[~written]).all()

@@ -1,4 +1,4 @@
-"""On binary32 weights nothing is rounded on purpose, so engines agree closely.
+"""On binary32 weights only attention is rounded on purpose: without that engines agree closely.
 
 ``tests/model/test_family_logits.py`` has the third side: ours against float64.
 """
@@ -10,6 +10,7 @@ import pytest
 
 from tests.families_table import DEEP, FAMILIES, GEMMAS
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
+from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_model import float64_model
 from tests.peer.our_engine import our_logits
@@ -41,7 +42,8 @@ def model(synthetic_model):
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in NOT_IN_PEER])
 def test_logits_agree_with_llama_cpp(model, peer, name):
     path = model(name)
-    ours = our_logits(path, TOKENS, chunk=CHUNK)
+    with binary64_attention():
+        ours = our_logits(path, TOKENS, chunk=CHUNK)
     theirs = peer.logits(path, TOKENS, chunk=CHUNK)
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).max() <= peer_tolerance(name)

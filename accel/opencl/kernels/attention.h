@@ -1,285 +1,287 @@
-// One tile of rule R6 for a block of queries that share a slot and a KV head.
+// Rule R6, version 2, on a processor: a block of queries that share a slot and a KV head.
 
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
-#define KV_TILE 64
-#define PAGE_TOKENS 16
-#define HEAD_DIM_MAX 512
-#ifndef ATTENTION_QUERIES
-#define ATTENTION_QUERIES 16
-#endif
-// Queries that use a key or value in turn once it is in registers: their folds hide one another's
-// latency.
-#define QUERY_STEP 4
+#if GROUP_SIZE == 1
 
-// What the queries of a block read: one KV head of one slot.
-typedef struct {
-    const GLOBAL uchar *kv;       // [pages, 2, PAGE_TOKENS, width]
-    const GLOBAL int *pages;      // the slot's row of the page table
-    uint dtype;
-    uint width;                   // kv_heads * head_dim
-    uint column;                  // first column of the KV head
-    uint head_dim;
-    float scale;
-    float soft_cap;               // 0: none
-} KV_HEAD;
+#define BLOCK_ROWS 256
+// Pair vectors of all rows of a block: 256 rows of 128 channels or fewer longer ones.
+#define QUERY_VECTORS (BLOCK_ROWS * 4)
 
-// Up to ATTENTION_QUERIES (token, head) pairs. A pair attends positions [first, end).
+// (token, head) pairs. A pair attends positions [first, end).
 typedef struct {
     uint count;
-    uint first[ATTENTION_QUERIES];
-    uint end[ATTENTION_QUERIES];
-    float q[ATTENTION_QUERIES * HEAD_DIM_MAX];  // rows of padded_dim
+    uint vectors;                          // pair vectors of a row
+    uint spans;                            // folded into y so far
+    uint first[BLOCK_ROWS];
+    uint end[BLOCK_ROWS];
+    float factor[BLOCK_ROWS];              // multiplies q.k
+    SOFTMAX span[BLOCK_ROWS];              // of the span so far
+    SOFTMAX all[BLOCK_ROWS];               // of the spans before
+    FACTORS factors[BLOCK_ROWS];           // of the latest tile
+    float sink[BLOCK_ROWS];
+    GLOBAL float *y[BLOCK_ROWS];           // o of the spans before, in the end the result
+    uint16 q[QUERY_VECTORS];               // pairs of channels
+    float16 output[2 * QUERY_VECTORS];     // o of the span so far
 } QUERY_BLOCK;
 
-// Row length of what is kept per query. Not HEAD_DIM_MAX: rows that a power of two separates would
-// share the sets of a cache.
-static inline uint padded_dim(uint head_dim) {
-    return (head_dim + 15) / 16 * 16;
+// Rows a block holds.
+static inline uint block_capacity(uint head_dim) {
+    return min((uint)BLOCK_ROWS, QUERY_VECTORS / pair_vectors(head_dim));
 }
 
-// Softmax over the positions so far.
-typedef struct {
-    float maximum;
-    float total;
-} SOFTMAX;
-
-// Element offset of a position's row; which is 0 for keys, 1 for values.
-static inline ulong kv_row(const KV_HEAD *head, uint position, uint which) {
-    ulong page = head->pages[position / PAGE_TOKENS];
-    ulong row = (page * 2 + which) * PAGE_TOKENS + position % PAGE_TOKENS;
-    return row * head->width + head->column;
+static void clear_block(QUERY_BLOCK *block, uint head_dim) {
+    block->count = 0;
+    block->spans = 0;
+    block->vectors = pair_vectors(head_dim);
 }
 
-// Sixteen elements, of which `count` exist; `whole` promises that all do, as in Q8_0 always, where
-// they begin at a multiple of 16.
-INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong element, int count) {
-    const GLOBAL float *x = (const GLOBAL float *)head->kv + element;
-    const GLOBAL half *y = (const GLOBAL half *)head->kv + element;
-    if (dtype == Q8_0) {
-        const GLOBAL uchar *block = head->kv + element / Q8_0_ELEMENTS * Q8_0_BYTES;
-        const GLOBAL char *q = (const GLOBAL char *)block + 2 + element % Q8_0_ELEMENTS;
-        return convert_float16(vload16(0, q)) * half_at(block);
+MATMUL_TARGET_BEGIN
+
+INLINE void begin_span(QUERY_BLOCK *block, uint n) {
+    const SOFTMAX none = NO_SOFTMAX;
+    block->span[n] = none;
+    for (uint i = 0; i < 2 * block->vectors; i++)
+        block->output[n * 2 * block->vectors + i] = (float16)(0.0f);
+}
+
+OUTLINED void add_query(QUERY_BLOCK *block, const KV_HEAD *head, const GLOBAL float *q,
+                        uint position, GLOBAL float *y) {
+    const uint n = block->count++;
+    const int bits = query_bits(head->head_dim), channels = (int)head->head_dim;
+    int16 most = (int16)(0);
+    for (int d = 0; d < channels; d += 16)
+        most = max(most, magnitude_bits(load_padded(q + d, channels - d)));
+    const int exponent = row_exponent(most_of_16(most));
+    const float factor = row_factor(most_of_16(most), bits);
+    for (uint i = 0; i < block->vectors; i++) {
+        const int d = 32 * (int)i;
+        const uint16 low = row_integers(load_padded(q + d, channels - d), factor);
+        uint16 high = (uint16)(0);
+        if (channels > d + 16)
+            high = row_integers(load_padded(q + d + 16, channels - d - 16), factor);
+        const uint16 pairs = clamp_pairs(pairs_of(low, high), (short)((2 << bits) - 1));
+        block->q[n * block->vectors + i] = head->dtype == I12 ? neighbour_pairs(pairs) : pairs;
     }
-    if (dtype == F32) return whole ? vload16(0, x) : load_padded(x, count);
-    if (whole || count >= 16) return vload_half16(0, y);
-    float lane[16];
-    for (int i = 0; i < 16; i++) lane[i] = i < count ? vload_half(i, y) : 0.0f;
-    return vload16(0, lane);
+    begin_span(block, n);
+    if (exponent == BROKEN_ROW) block->span[n].total = as_float(QUIET_NAN);
+    block->factor[n] = exponent == BROKEN_ROW ? 0.0f : score_factor(head, exponent);
+    block->first[n] = first_visible(position, head->window);
+    block->end[n] = position + 1;
+    block->y[n] = y;
 }
 
-// Rows become columns: four rounds of interleaving row i with row i + 8.
-INLINE void transpose16(float16 *v) {
-    float16 t[16];
-#define INTERLEAVE(to, from)                                                                     \
-    UNROLL for (int i = 0; i < 8; i++) {                                                         \
-        float16 a = from[i], b = from[i + 8];                                                    \
-        to[2 * i] = (float16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5,  \
-                              b.s5, a.s6, b.s6, a.s7, b.s7);                                     \
-        to[2 * i + 1] = (float16)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,    \
-                                  a.sd, b.sd, a.se, b.se, a.sf, b.sf);                           \
-    }
-    INTERLEAVE(t, v)
-    INTERLEAVE(v, t)
-    INTERLEAVE(t, v)
-    INTERLEAVE(v, t)
-#undef INTERLEAVE
-}
-
-// total[query] += the products of 16 columns, for `queries` rows of q.
-INLINE void add_products(const float16 *key, const float *q, uint padded, uint queries,
-                         float16 *total) {
-    float16 chunk[QUERY_STEP];
-    const float *row[QUERY_STEP];
-    UNROLL for (uint n = 0; n < queries; n++) {
-        chunk[n] = (float16)(0.0f);
-        row[n] = q + (ulong)n * padded;
-    }
-    UNROLL for (int i = 0; i < 16; i++)
-        UNROLL for (uint n = 0; n < queries; n++) chunk[n] = chunk[n] + row[n][i] * key[i];
-    UNROLL for (uint n = 0; n < queries; n++) total[n] = total[n] + chunk[n];
-}
-
-// total[query] = q . k_j for the 16 positions of one page.
-INLINE void page_products(const KV_HEAD *head, uint dtype, bool whole, const QUERY_BLOCK *block,
-                          uint position, float16 *total) {
-    const ulong row = kv_row(head, position, 0);
-    const uint padded = padded_dim(head->head_dim);
-    for (uint n = 0; n < block->count; n++) total[n] = (float16)(0.0f);
-    for (uint d = 0; d < head->head_dim; d += 16) {
-        float16 key[16];
-        UNROLL for (int i = 0; i < 16; i++)
-            key[i] = load_kv(head, dtype, whole, row + (ulong)i * head->width + d,
-                             (int)(head->head_dim - d));
-        transpose16(key);
-        uint n = 0;
-        for (; n + QUERY_STEP <= block->count; n += QUERY_STEP)
-            add_products(key, block->q + n * padded + d, padded, QUERY_STEP, total + n);
-        for (; n < block->count; n++)
-            add_products(key, block->q + n * padded + d, padded, 1, total + n);
-    }
-}
-
-// CALL(dtype, whole) with the storage type and wholeness of this head as constants.
-#define FOR_KV_TYPE(head, CALL)                                    \
-    {                                                              \
-        if ((head)->head_dim % 16) CALL((head)->dtype, false);     \
-        else if ((head)->dtype == F32) CALL(F32, true);            \
-        else if ((head)->dtype == Q8_0) CALL(Q8_0, true);          \
-        else CALL(F16, true);                                      \
-    }
-
-// scores[query][j] = (q . k_j) * scale, soft-capped, for the 16 positions of one page.
-static void page_scores(const KV_HEAD *head, const QUERY_BLOCK *block, uint position,
-                        float (*scores)[KV_TILE]) {
-    float16 total[ATTENTION_QUERIES];
-#define CALL(dtype, whole) page_products(head, dtype, whole, block, position, total)
-    FOR_KV_TYPE(head, CALL)
-#undef CALL
-    for (uint n = 0; n < block->count; n++) {
-        float16 score = total[n] * head->scale;
-        if (head->soft_cap > 0.0f) score = soft_cap16(score, (float16)(head->soft_cap));
-        vstore16(score, 0, scores[n] + position % KV_TILE);
-    }
-}
-
-// scores become weights exp(score - maximum), +0 where masked; returns maximum and weight sum.
-static SOFTMAX tile_weights(float *scores, uint begin, uint end) {
+// Weights of the positions of a tile, of which [begin, end) are visible, for row n of the block;
+// merges U and l.
+INLINE void weigh_tile(const KV_HEAD *head, const KV_INTEGERS *tile, const int16 *dots, uint begin,
+                       uint end, bool masked, QUERY_BLOCK *block, uint n, short16 *weights) {
     const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    float16 weight[4], most = (float16)(-INFINITY);
-    int16 kept[4];
-    UNROLL for (int i = 0; i < 4; i++) {
-        int16 place = lane + 16 * i;
-        kept[i] = (place >= (int16)(int)begin) & (place < (int16)(int)end);
-        weight[i] = select((float16)(-INFINITY), vload16(i, scores), kept[i]);
-        most = larger16(most, weight[i]);
+    float16 score[TILE_VECTORS], weight[TILE_VECTORS], most;
+    int16 kept[TILE_VECTORS];
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+        score[i] = (convert_float16(dots[i]) * block->factor[n]) * tile->key_scale[i];
+        if (head->soft_cap > 0.0f)
+            score[i] = soft_cap16(score[i], (float16)(head->soft_cap)) * LOG2E;
+        float16 height = score[i] + tile->exponent[i];
+        if (masked) {
+            const int16 place = lane + 16 * i;
+            kept[i] = (place >= (int16)(int)begin) & (place < (int16)(int)end);
+            height = select((float16)(-INFINITY), height, kept[i]);
+        }
+        most = i ? select(most, height, (int16)(height > most)) : height;
     }
-    SOFTMAX tile;
-    tile.maximum = largest_of_16(most);
-    UNROLL for (int i = 0; i < 4; i++) {
-        weight[i] = select((float16)(0.0f), exp16(weight[i] - tile.maximum), kept[i]);
-        vstore16(weight[i], i, scores);
+    const float8 a = select(most.lo, most.hi, (int8)(most.hi > most.lo));
+    const float4 b = select(a.lo, a.hi, (int4)(a.hi > a.lo));
+    const float2 c = select(b.lo, b.hi, (int2)(b.hi > b.lo));
+    const float top = rint_small1(c.y > c.x ? c.y : c.x);
+    if (!(fabs(top) < 0x1p20f)) {
+        block->span[n].total = as_float(QUIET_NAN);
+        block->factors[n].keep = block->factors[n].add = 0.0f;
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) weights[i] = (short16)(0);
+        return;
     }
-    tile.total = fold16((weight[0] + weight[2]) + (weight[1] + weight[3]));
-    return tile;
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+        const float16 difference = score[i] - top;
+        weight[i] = exp2_16(select(difference, (float16)(-80.0f),
+                                   (int16)(difference < (float16)(-80.0f))));
+        if (masked) weight[i] = select((float16)(0.0f), weight[i], kept[i]);
+        weights[i] = convert_short16(as_int16(weight[i] * tile->value_scale[i] + ROUNDER));
+    }
+    const SOFTMAX found = {top, fold16((weight[0] + weight[2]) + (weight[1] + weight[3]))};
+    block->factors[n] = merge_later(&block->span[n], found);
 }
 
-// Adds weight * v[d] of positions [begin, end), one after the other, to columns [d, d + 16 vectors)
-// of `queries` rows of output.
-INLINE void add_columns(const KV_HEAD *head, uint dtype, bool whole, uint tile,
-                        float (*weights)[KV_TILE], uint begin, uint end, uint d,
-                        uint vectors, uint queries, float *output) {
-    const uint padded = padded_dim(head->head_dim);
-    float16 sum[QUERY_STEP][4];
-    UNROLL for (uint n = 0; n < queries; n++)
-        UNROLL for (uint i = 0; i < vectors; i++)
-            sum[n][i] = vload16(i, output + n * padded + d);
-    for (uint j = begin; j < end;) {
-        const uint stop = min(end, (j / PAGE_TOKENS + 1) * PAGE_TOKENS);
-        ulong row = kv_row(head, tile * KV_TILE + j, 1) + d;
-        for (; j < stop; j++, row += head->width) {
-            UNROLL for (uint i = 0; i < vectors; i++) {
-                const float16 value = load_kv(head, dtype, whole, row + 16 * i,
-                                              (int)(head->head_dim - d - 16 * i));
-                UNROLL for (uint n = 0; n < queries; n++)
-                    sum[n][i] = sum[n][i] + weights[n][j] * value;
-            }
+// o of `rows` rows of the block from n on, with the tile's pairs of positions [from, to).
+INLINE void add_values(const KV_INTEGERS *tile, const uint *weights, uint from, uint to, uint rows,
+                       QUERY_BLOCK *block, uint n) {
+    const uint vectors = 2 * block->vectors;
+    float16 *output = block->output + n * vectors;
+    const uint16 *values = tile->values + from * vectors;
+    const FACTORS *factors = block->factors + n;
+    int16 sum[STEP_ROWS][STEP_VECTORS];
+    uint i = 0;
+#define ADD_VECTORS(count)                                                                    \
+    tile_products(weights + from, TILE_PAIRS, values + i, vectors, to - from, rows, count,    \
+                  sum);                                                                       \
+    UNROLL for (uint r = 0; r < rows; r++) {                                                  \
+        float16 *sums = output + r * vectors + i;                                             \
+        UNROLL for (uint k = 0; k < count; k++)                                               \
+            sums[k] = sums[k] * factors[r].keep + convert_float16(sum[r][k]) * factors[r].add; \
+    }
+    for (; i + STEP_VECTORS <= vectors; i += STEP_VECTORS) { ADD_VECTORS(STEP_VECTORS) }
+    for (; i < vectors; i++) { ADD_VECTORS(1) }
+#undef ADD_VECTORS
+}
+
+// One tile for `rows` rows of the block from n on. `dots` are their products with the keys where
+// there are few rows, else absent.
+INLINE void attend_step(const KV_HEAD *head, const KV_INTEGERS *tile, uint start,
+                        const int16 (*dots)[TILE_VECTORS], uint rows, QUERY_BLOCK *block, uint n) {
+    uint begin[STEP_ROWS], end[STEP_ROWS], from = KV_TILE, to = 0;
+    int16 sum[STEP_ROWS][STEP_VECTORS], found[STEP_ROWS][TILE_VECTORS];
+    short16 weights[STEP_ROWS][TILE_VECTORS];
+    UNROLL for (uint r = 0; r < rows; r++) {
+        begin[r] = max(block->first[n + r], start) - start;
+        end[r] = block->end[n + r] > start ? min(block->end[n + r] - start, (uint)KV_TILE) : 0;
+        if (begin[r] >= end[r]) continue;
+        from = min(from, begin[r]);
+        to = max(to, end[r]);
+    }
+    if (from >= to) return;
+    if (!dots) {
+        const uint *q = (const uint *)(block->q + n * block->vectors);
+        UNROLL for (uint i = 0; i < TILE_VECTORS; i += STEP_VECTORS) {
+            tile_products(q, 16 * block->vectors, tile->keys[0] + i, TILE_VECTORS,
+                          16 * block->vectors, rows, STEP_VECTORS, sum);
+            UNROLL for (uint r = 0; r < rows; r++)
+                UNROLL for (uint k = 0; k < STEP_VECTORS; k++) found[r][i + k] = sum[r][k];
+        }
+        dots = (const int16 (*)[TILE_VECTORS])found;
+    }
+    for (uint r = 0; r < rows; r++) {
+        if (begin[r] >= end[r]) {
+            block->factors[n + r].keep = 1.0f;
+            block->factors[n + r].add = 0.0f;
+            UNROLL for (int i = 0; i < TILE_VECTORS; i++) weights[r][i] = (short16)(0);
+        } else if (begin[r] == 0 && end[r] == KV_TILE) {
+            weigh_tile(head, tile, dots[r], 0, KV_TILE, false, block, n + r, weights[r]);
+        } else {
+            weigh_tile(head, tile, dots[r], begin[r], end[r], true, block, n + r, weights[r]);
         }
     }
-    UNROLL for (uint n = 0; n < queries; n++)
-        UNROLL for (uint i = 0; i < vectors; i++)
-            vstore16(sum[n][i], i, output + n * padded + d);
+    add_values(tile, (const uint *)weights[0], from / 2, (to + 1) / 2, rows, block, n);
 }
 
-INLINE void add_values(const KV_HEAD *head, uint dtype, bool whole, uint tile,
-                       float (*weights)[KV_TILE], uint begin, uint end, uint queries,
-                       float *output) {
-    uint d = 0;
-    for (; d + 64 <= head->head_dim; d += 64)
-        add_columns(head, dtype, whole, tile, weights, begin, end, d, 4, queries, output);
-    for (; d < head->head_dim; d += 16)
-        add_columns(head, dtype, whole, tile, weights, begin, end, d, 1, queries, output);
+OUTLINED void attend_one(const KV_HEAD *head, const KV_INTEGERS *tile, uint start,
+                         const int16 (*dots)[TILE_VECTORS], QUERY_BLOCK *block, uint n) {
+    attend_step(head, tile, start, dots, 1, block, n);
 }
 
-static void add_values_one(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
-                           uint begin, uint end, float *output) {
-#define CALL(dtype, whole) add_values(head, dtype, whole, tile, weights, begin, end, 1, output)
-    FOR_KV_TYPE(head, CALL)
+OUTLINED void attend_some(const KV_HEAD *head, const KV_INTEGERS *tile, uint start,
+                          const int16 (*dots)[TILE_VECTORS], QUERY_BLOCK *block, uint n) {
+    attend_step(head, tile, start, dots, STEP_ROWS, block, n);
+}
+
+// The positions [begin, end) of a page; `next` is that of the page to come, or 0.
+OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end, uint next,
+                        KV_INTEGERS *tile) {
+    const uint page = position % KV_TILE / PAGE_TOKENS;
+    uint16 *values = tile->values + page * PAGE_TOKENS * pair_vectors(head->head_dim);
+    int key[PAGE_TOKENS], value[PAGE_TOKENS];
+    if (begin >= end) {  // nobody sees the page, and there may be none
+        tile->key_scale[page] = tile->exponent[page] = tile->value_scale[page] = (float16)(0.0f);
+        return;
+    }
+    float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
+#define CALL(dtype, whole)                                                          \
+    {                                                                               \
+        load_keys(head, dtype, whole, position, begin, end, next, tile, key);       \
+        load_values(head, dtype, whole, position, begin, end, next, values, value); \
+    }
+    if (head->dtype == I12) {
+        const bool whole = head->head_dim % 32 == 0;
+        load_keys_i12(head, whole, position, begin, end, next, tile, key);
+        load_values_i12(head, whole, position, begin, end, next, values, value);
+    } else {
+        FOR_KV_TYPE(head, CALL)
+    }
 #undef CALL
-}
-
-static void add_values_step(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
-                            uint begin, uint end, float *output) {
-#define CALL(dtype, whole) \
-    add_values(head, dtype, whole, tile, weights, begin, end, QUERY_STEP, output)
-    FOR_KV_TYPE(head, CALL)
-#undef CALL
-}
-
-// Rows of output = left folds over positions of weight * v, for `queries` rows of weights, at most
-// QUERY_STEP. Row n attends positions [begin[n], end[n]) of the tile, which may be none.
-static void tile_values(const KV_HEAD *head, uint tile, float (*weights)[KV_TILE],
-                        const uint *begin, const uint *end, uint queries, float *output) {
-    const uint padded = padded_dim(head->head_dim);
-    uint same = queries, shared = end[0];
-    for (uint n = 1; n < queries; n++) {
-        if (begin[n] != begin[0]) same = 0;
-        shared = min(shared, end[n]);
+    for (uint i = 0; i < PAGE_TOKENS; i++) {
+        scale[i] = key_scale(key[i]);
+        exponent[i] = tile_exponent(key[i], value[i]);
+        weight[i] = value_scale(value[i]);
     }
-    const bool together = same == QUERY_STEP && shared > begin[0];
-    for (uint i = 0; i < queries * padded; i += 16) vstore16((float16)(0.0f), 0, output + i);
-    if (together) add_values_step(head, tile, weights, begin[0], shared, output);
-    for (uint n = 0; n < queries; n++)
-        add_values_one(head, tile, weights + n, together ? shared : begin[n], end[n],
-                       output + n * padded);
+    tile->key_scale[page] = vload16(0, scale);
+    tile->exponent[page] = vload16(0, exponent);
+    tile->value_scale[page] = vload16(0, weight);
 }
 
-// Adds one tile to what the earlier tiles gave: rule R6's merge.
-static void merge_tile(SOFTMAX *so_far, float *output, SOFTMAX tile, const float *tile_output,
-                       uint head_dim) {
-    float maximum = larger(so_far->maximum, tile.maximum);
-    float a = exp1(so_far->maximum - maximum), b = exp1(tile.maximum - maximum);
-    so_far->total = so_far->total * a + tile.total * b;
-    so_far->maximum = maximum;
-    for (uint d = 0; d < head_dim; d += 16) {
-        float16 sum = vload16(0, output + d) * a + vload16(0, tile_output + d) * b;
-        vstore16(sum, 0, output + d);
+// Adds the spans' sums so far to y and begins another span.
+OUTLINED void fold_span(QUERY_BLOCK *block, uint head_dim) {
+    for (uint n = 0; n < block->count; n++) {
+        const float16 *output = block->output + n * 2 * block->vectors;
+        const SOFTMAX none = NO_SOFTMAX;
+        if (!block->spans) block->all[n] = none;
+        const FACTORS factors = merge_later(&block->all[n], block->span[n]);
+        for (uint d = 0; d < head_dim; d += 16) {
+            const int left = (int)(head_dim - d);
+            float16 sum = output[d / 16] * factors.add;
+            if (block->spans) sum = load_padded(block->y[n] + d, left) * factors.keep + sum;
+            store_partial(sum, block->y[n] + d, left);
+        }
+        begin_span(block, n);
+    }
+    block->spans++;
+}
+
+// All tiles that begin before tile `stop` and that a row of the block sees, from tile `start` on.
+OUTLINED void attend_tiles(const KV_HEAD *head, QUERY_BLOCK *block, uint start, uint stop) {
+    KV_INTEGERS tile;
+    int16 dots[MANY_ROWS][TILE_VECTORS];
+    uint from = block->first[0], to = block->end[0];
+    for (uint n = 0; n < block->count; n++) {
+        from = min(from, block->first[n]);
+        to = max(to, block->end[n]);
+    }
+    start = max(start, from / KV_TILE);
+    stop = min(stop, (to + KV_TILE - 1) / KV_TILE);
+    const bool few = block->count < MANY_ROWS;
+    for (uint number = start; number < stop; number++) {
+        if (number > start && number % SPAN_TILES == 0) fold_span(block, head->head_dim);
+        for (uint page = 0; page < KV_TILE / PAGE_TOKENS; page++) {
+            const uint position = number * KV_TILE + page * PAGE_TOKENS;
+            const uint begin = from > position ? min(from - position, (uint)PAGE_TOKENS) : 0;
+            const uint end = to > position ? min(to - position, (uint)PAGE_TOKENS) : 0;
+            const uint next = position + PAGE_TOKENS < to ? position + PAGE_TOKENS : 0;
+            load_page(head, position, begin, end, next, &tile);
+            if (!few) keys_to_lanes(&tile, block->vectors, page);
+            for (uint n = 0; few && n < block->count; n++)
+                dots[n][page] = page_dots(&tile, block->q + n * block->vectors, block->vectors);
+        }
+        uint n = 0;
+        for (; n + STEP_ROWS <= block->count; n += STEP_ROWS)
+            attend_some(head, &tile, number * KV_TILE, few ? dots + n : 0, block, n);
+        for (; n < block->count; n++)
+            attend_one(head, &tile, number * KV_TILE, few ? dots + n : 0, block, n);
     }
 }
 
-// Scores of a whole tile for all queries of the block, from position `from` up to before `to`.
-static void tile_scores(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile, uint from,
-                        uint to, float (*scores)[KV_TILE]) {
-    for (uint page = 0; page < KV_TILE / PAGE_TOKENS; page++) {
-        uint position = tile * KV_TILE + page * PAGE_TOKENS;
-        if (position + PAGE_TOKENS <= from || position >= to) continue;
-        page_scores(head, block, position, scores);
+// y of every row of the block, of which some may have `sinks`.
+static void store_attention(QUERY_BLOCK *block, uint head_dim, bool sinks) {
+    if (block->spans) fold_span(block, head_dim);
+    for (uint n = 0; n < block->count; n++) {
+        const float *output = (const float *)(block->output + n * 2 * block->vectors);
+        SOFTMAX all = block->spans ? block->all[n] : block->span[n];
+        const float keep = sinks ? merge_sink(&all, block->sink[n]) : 1.0f;
+        for (uint d = 0; d < head_dim; d++)
+            block->y[n][d] =
+                attention_output((block->spans ? block->y[n][d] : output[d]) * keep, all.total);
     }
 }
 
-static void load_query(QUERY_BLOCK *block, const GLOBAL float *q, uint head_dim, uint position,
-                       uint window) {
-    const uint n = block->count++;
-    block->end[n] = position + 1;
-    block->first[n] = window && position + 1 > window ? position + 1 - window : 0;
-    for (uint d = 0; d < head_dim; d += 16)
-        vstore16(load_padded(q + d, (int)(head_dim - d)), 0,
-                 block->q + n * padded_dim(head_dim) + d);
-}
+MATMUL_TARGET_END
 
-// y = output / total.
-static void store_attention(const float *output, float total, GLOBAL float *y, uint head_dim) {
-    for (uint d = 0; d < head_dim; d += 16)
-        store_partial(divide16(vload16(0, output + d), (float16)(total)), y + d,
-                      (int)(head_dim - d));
-}
-
-// The KV heads an attention op reads, without slot and column.
-static KV_HEAD kv_head_of(const GLOBAL uchar *kv, uint dtype, uint kv_heads, uint head_dim,
-                          float scale, float soft_cap) {
-    KV_HEAD head = {kv, 0, dtype, kv_heads * head_dim, 0, head_dim, scale, soft_cap};
-    return head;
-}
+#endif
 
 #endif

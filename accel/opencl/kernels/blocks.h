@@ -20,6 +20,8 @@
 #define IQ4_XS 23
 #define BF16 30
 #define MXFP4 39
+// Not GGML's: KV pages of integers, see attention_rows.h.
+#define I12 1012
 
 #define Q8_0_ELEMENTS 32
 #define Q8_0_BYTES 34

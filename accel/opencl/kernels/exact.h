@@ -15,6 +15,7 @@
 #define SIGN_BIT 0x80000000u
 #define INFINITY_BITS 0x7F800000u
 #define QUIET_NAN 0x7FC00000u
+#define LOG2E 1.44269504088896341f
 #define HALF_QUIET_NAN 0x7E00
 
 // Significand with 24 bits and exponent of a finite non-zero |x| = significand * 2^exponent.
@@ -122,6 +123,11 @@ static inline float16 rint_small16(float16 x) {
     return (x + ROUNDER) - ROUNDER;
 }
 
+#define EXP2_C3 as_float(0x3D61FBB0u)
+#define EXP2_C2 as_float(0x3E786F0Du)
+#define EXP2_C1 as_float(0x3F31798Du)
+#define EXP2_C0 as_float(0x3F7FFB49u)
+
 // R2 for one float (W = 1) and for sixteen. Comparisons, not fmin and fmax: a NaN stays a NaN.
 #define DEFINE_ELEMENTARY(F, I, W)                                  \
     static inline F exp##W(F x) {                                   \
@@ -142,6 +148,15 @@ static inline float16 rint_small16(float16 x) {
         I e = (convert_##I(m) + (I)(127)) << (I)(23);               \
         y = y * as_##F(e);                                          \
         return select(y, (F)(0.0f), (I)(x < (F)(-87.0f)));          \
+    }                                                               \
+    /* R6's 2^x, for x from -80 to 2^20. */                         \
+    static inline F exp2_##W(F x) {                                 \
+        F n = x + (F)(ROUNDER);                                     \
+        F f = x - (n - (F)(ROUNDER));                               \
+        F y = f * (F)(EXP2_C3) + (F)(EXP2_C2);                      \
+        y = y * f + (F)(EXP2_C1);                                   \
+        y = y * f + (F)(EXP2_C0);                                   \
+        return as_##F(as_##I(y) + (as_##I(n) << (I)(23)));          \
     }                                                               \
     static inline F tanh##W(F x) {                                  \
         return (F)(1.0f) - divide##W((F)(2.0f), exp##W(x + x) + (F)(1.0f)); \

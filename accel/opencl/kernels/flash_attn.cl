@@ -1,55 +1,57 @@
-// FLASH_ATTN, and FLASH_ATTN_BATCHED of few tokens: tiles in parallel, then merged in order (R6).
+// FLASH_ATTN, and FLASH_ATTN_BATCHED of few tokens: parts of the context in parallel, then merged
+// in order (R6).
 //
 // flash_attn_part   operands: q, kv, page_table, query, parts
-//                   sizes:    tokens, heads, kv_heads, head_dim, window, tiles
+//                   sizes:    tokens, heads, kv_heads, head_dim, window, most_parts
 //                   reals:    scale, soft_cap
-//                   parts is float [tokens, heads, tiles, 2 + head_dim up to whole sixteens]: the
-//                   maximum, weight sum and weighted values of each tile the token attends. Units
-//                   of one tile, one KV head and at most ATTENTION_QUERIES heads are taken in turn.
-// flash_attn        operands: parts, query, y
-//                   sizes:    tokens, heads, head_dim, window, tiles
+//                   parts is float [tokens, heads, slots, 2 + head_dim up to whole sixteens]: U, l
+//                   and o of each part of parts_of(). Units of one part and one KV head are taken
+//                   in turn.
+// flash_attn        operands: parts, query, y, sinks
+//                   sizes:    tokens, heads, head_dim, window, most_parts
 //                   Tokens are split among workers.
 
-#define PART_HEADER 2
-
-static inline uint first_tile(int position, uint window) {
-    return window && position + 1 > (int)window ? (position + 1 - window) / KV_TILE : 0;
+static inline uint part_floats(uint head_dim) {
+    return PART_HEADER + (head_dim + 15) / 16 * 16;
 }
 
 #if GROUP_SIZE > 1
 
-// Units are one tile and one head.
+// Units are one part and one KV head, or some of the heads that read it.
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn_part);
+    __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
     const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
-    const uint head_dim = op.head_dim, window = op.window, tiles = op.tiles;
-    const uint part = PART_HEADER + padded_dim(head_dim);
-    KV_HEAD head =
-        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
-    FOR_GROUP_UNITS(unit, tokens * tiles * heads) {
-        const uint h = unit % heads, tile = unit / heads % tiles, token = unit / heads / tiles;
-        const GLOBAL int *query = op.query + token * op.query_stride;
-        const int position = query[2];
-        if (tile < first_tile(position, window) || tile > position / KV_TILE) continue;
-        const uint first = window && position + 1 > (int)window ? position + 1 - window : 0;
-        const uint start = tile * KV_TILE;
-        float output[ITEM_COLUMNS];
-        head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
-        head.column = h / (heads / kv_heads) * head_dim;
-        load_group_query(memory,
-                         op.q + (ulong)token * op.q_stride + h * head_dim,
-                         head_dim);
-        const SOFTMAX softmax = group_tile(&head, memory, tile, max(first, start) - start,
-                                           min(position + 1 - start, (uint)KV_TILE), output);
-        GLOBAL float *place =
-            op.parts + (((ulong)token * heads + h) * tiles + tile) * part;
-        if (get_local_id(0) == 0) {
-            place[0] = softmax.maximum;
-            place[1] = softmax.total;
-        }
-        UNROLL for (int i = 0; i < ITEM_COLUMNS; i++) {
-            const uint d = get_local_id(0) + GROUP_SIZE * i;
-            if (d < head_dim) place[PART_HEADER + d] = output[i];
+    const uint head_dim = op.head_dim, slots = op.most_parts, group = heads / kv_heads;
+    const uint block_heads = min(group, group_queries(head_dim));
+    const uint blocks = (group + block_heads - 1) / block_heads * kv_heads;
+    KV_HEAD head = OPENED_KV_HEAD;
+    GROUP_ROWS rows;
+    rows.q_stride = rows.y_stride = rows.query_stride = 0;
+    rows.y = 0;
+    FOR_GROUP_UNITS(unit, tokens * slots * blocks) {
+        const uint kv_head = unit % kv_heads, part = unit / blocks % slots;
+        const uint token = unit / blocks / slots;
+        const uint first_head = kv_head * group + unit % blocks / kv_heads * block_heads;
+        rows.query = op.query + token * op.query_stride;
+        const uint position = rows.query[2];
+        const PARTS parts = parts_of(first_visible(position, head.window), position, slots);
+        const uint start = (parts.first + part) * parts.tiles;
+        if (part >= parts.count) continue;
+        rows.count = rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
+        rows.q = op.q + token * op.q_stride + first_head * head_dim;
+        head.kv_head = kv_head;
+        head.pages = op.page_table + (ulong)rows.query[1] * op.page_table_stride;
+        begin_rows(tile, &head, &rows);
+        attend_group(tile, &head, &rows, start, start + parts.tiles);
+        FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
+        for (uint n = 0; n < rows.count; n++) {
+            const ulong row = ((ulong)token * heads + first_head + n) * slots + part;
+            GLOBAL float *place = op.parts + row * part_floats(head_dim);
+            place[PART_HEADER + d] = tile->output[n * head_dim + d];
+            if (d) continue;
+            place[0] = tile->span[n].top;
+            place[1] = tile->span[n].total;
         }
     }
 }
@@ -58,109 +60,110 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn);
     const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
-    const uint window = op.window, tiles = op.tiles;
-    const uint part = PART_HEADER + padded_dim(head_dim);
+    const uint window = op.window, slots = op.most_parts;
     FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
         const uint d = unit % head_dim, h = unit / head_dim % heads;
         const uint token = unit / head_dim / heads;
-        const int position = op.query[token * op.query_stride + 2];
-        const uint first = first_tile(position, window);
-        const GLOBAL float *parts =
-            op.parts + (((ulong)token * heads + h) * tiles + first) * part;
-        SOFTMAX so_far = {parts[0], parts[1]};
-        float output = parts[PART_HEADER + d];
-        for (uint tile = first + 1; tile <= position / KV_TILE; tile++) {
-            parts += part;
-            const float maximum = larger(so_far.maximum, parts[0]);
-            const float a = exp1(so_far.maximum - maximum), b = exp1(parts[0] - maximum);
-            so_far.total = so_far.total * a + parts[1] * b;
-            so_far.maximum = maximum;
-            output = output * a + parts[PART_HEADER + d] * b;
+        const uint position = op.query[token * op.query_stride + 2];
+        const PARTS parts = parts_of(first_visible(position, window), position, slots);
+        const GLOBAL float *place =
+            op.parts + ((ulong)token * heads + h) * slots * part_floats(head_dim);
+        const SOFTMAX none = NO_SOFTMAX;
+        SOFTMAX all = none, span = none;
+        float output = 0.0f, span_output = 0.0f;
+        for (uint part = 0; part < parts.count; part++, place += part_floats(head_dim)) {
+            const SOFTMAX one = {place[0], place[1]};
+            FACTORS factors = merge_later(&span, one);
+            span_output = span_output * factors.keep + place[PART_HEADER + d] * factors.add;
+            if (part + 1 < parts.count && !ends_span(parts, part)) continue;
+            factors = merge_later(&all, span);
+            output = output * factors.keep + span_output * factors.add;
+            span = none;
+            span_output = 0.0f;
         }
-        op.y[(ulong)token * op.y_stride + h * head_dim + d] =
-            divide1(output, so_far.total);
+        if (op.sinks) output *= merge_sink(&all, op.sinks[h]);
+        op.y[token * op.y_stride + h * head_dim + d] =
+            attention_output(output, all.total);
     }
 }
 
 #else
 
-static void attend_tile(const KV_HEAD *head, const QUERY_BLOCK *block, uint tile,
-                        GLOBAL float *parts, ulong part_stride) {
-    float scores[ATTENTION_QUERIES][KV_TILE];
-    float output[HEAD_DIM_MAX];
-    const uint start = tile * KV_TILE;
-    const uint begin = max(block->first[0], start) - start;
-    const uint end = min(block->end[0] - start, (uint)KV_TILE);
-    tile_scores(head, block, tile, block->first[0], block->end[0], scores);
-    for (uint n = 0; n < block->count; n++, parts += part_stride) {
-        const SOFTMAX softmax = tile_weights(scores[n], begin, end);
-        tile_values(head, tile, scores + n, &begin, &end, 1, output);
-        parts[0] = softmax.maximum;
-        parts[1] = softmax.total;
-        for (uint d = 0; d < head->head_dim; d += 16)
-            vstore16(vload16(0, output + d), 0, parts + PART_HEADER + d);
-    }
-}
-
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn_part);
     const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
-    const uint head_dim = op.head_dim, window = op.window, tiles = op.tiles;
-    const uint group = heads / kv_heads, part = PART_HEADER + padded_dim(head_dim);
-    KV_HEAD head =
-        kv_head_of(op.kv, packet->dtype, kv_heads, head_dim, op.scale, op.soft_cap);
+    const uint head_dim = op.head_dim, slots = op.most_parts;
+    const uint group = heads / kv_heads, capacity = block_capacity(head_dim);
+    KV_HEAD head = OPENED_KV_HEAD;
     QUERY_BLOCK block;
     uint unit = 0;
     for (uint token = 0; token < tokens; token++) {
         const GLOBAL int *query = op.query + token * op.query_stride;
-        const GLOBAL float *q = op.q + (ulong)token * op.q_stride;
+        const GLOBAL float *q = op.q + token * op.q_stride;
+        const PARTS parts = parts_of(first_visible(query[2], head.window), query[2], slots);
         head.pages = op.page_table + (ulong)query[1] * op.page_table_stride;
-        for (uint tile = first_tile(query[2], window); tile <= query[2] / KV_TILE; tile++) {
+        for (uint part = 0; part < parts.count; part++) {
+            const uint start = (parts.first + part) * parts.tiles;
             for (uint h = 0; h < heads; unit++) {
-                const uint kv_head = h / group;
-                const uint stop = min(h + ATTENTION_QUERIES, (kv_head + 1) * group);
-                if (unit % workers == worker) {
-                    const ulong place = (((ulong)token * heads + h) * tiles + tile) * part;
-                    head.column = kv_head * head_dim;
-                    block.count = 0;
-                    for (uint n = h; n < stop; n++)
-                        load_query(&block, q + n * head_dim, head_dim, query[2], window);
-                    attend_tile(&head, &block, tile, op.parts + place,
-                                (ulong)tiles * part);
+                const uint kv_head = h / group, first = h;
+                h = min(h + capacity, (kv_head + 1) * group);
+                if (unit % workers != worker) continue;
+                head.kv_head = kv_head;
+                clear_block(&block, head_dim);
+                for (uint n = first; n < h; n++)
+                    add_query(&block, &head, q + n * head_dim, query[2], 0);
+                attend_tiles(&head, &block, start, start + parts.tiles);
+                for (uint n = 0; n < block.count; n++) {
+                    const ulong row = ((ulong)token * heads + first + n) * slots + part;
+                    GLOBAL float *place = op.parts + row * part_floats(head_dim);
+                    place[0] = block.span[n].top;
+                    place[1] = block.span[n].total;
+                    for (uint d = 0; d < head_dim; d += 16)
+                        STORE16(block.output[n * 2 * block.vectors + d / 16],
+                                place + PART_HEADER + d);
                 }
-                h = stop;
             }
         }
     }
+}
+
+// Adds one part to what the earlier ones gave.
+static void merge_part(SOFTMAX *so_far, float16 *output, SOFTMAX part, const float16 *part_output,
+                       uint head_dim) {
+    const FACTORS factors = merge_later(so_far, part);
+    for (uint i = 0; i < (head_dim + 15) / 16; i++)
+        output[i] = output[i] * factors.keep + part_output[i] * factors.add;
 }
 
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn);
     const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
-    const uint window = op.window, tiles = op.tiles;
-    const uint part = PART_HEADER + padded_dim(head_dim);
+    const uint window = op.window, slots = op.most_parts;
+    const uint vectors = (head_dim + 15) / 16;
     const SHARE mine = share(tokens, 1, worker, workers);
-    float output[HEAD_DIM_MAX], tile_output[HEAD_DIM_MAX];
-    for (uint token = mine.begin; token < mine.end; token++) {
-        const int position = op.query[token * op.query_stride + 2];
-        const uint first = first_tile(position, window);
-        for (uint h = 0; h < heads; h++) {
-            const GLOBAL float *parts =
-                op.parts + (((ulong)token * heads + h) * tiles + first) * part;
-            SOFTMAX so_far = {parts[0], parts[1]};
-            for (uint d = 0; d < head_dim; d += 16)
-                vstore16(vload16(0, parts + PART_HEADER + d), 0, output + d);
-            for (uint tile = first + 1; tile <= position / KV_TILE; tile++) {
-                parts += part;
-                const SOFTMAX softmax = {parts[0], parts[1]};
-                for (uint d = 0; d < head_dim; d += 16)
-                    vstore16(vload16(0, parts + PART_HEADER + d), 0, tile_output + d);
-                merge_tile(&so_far, output, softmax, tile_output, head_dim);
-            }
-            store_attention(output, so_far.total,
-                            op.y + (ulong)token * op.y_stride + h * head_dim,
-                            head_dim);
+    float16 output[HEAD_DIM_MAX / 16], span_output[HEAD_DIM_MAX / 16], one[HEAD_DIM_MAX / 16];
+    for (uint unit = mine.begin * heads; unit < mine.end * heads; unit++) {
+        const uint token = unit / heads, h = unit % heads;
+        const uint position = op.query[token * op.query_stride + 2];
+        const PARTS parts = parts_of(first_visible(position, window), position, slots);
+        const GLOBAL float *place = op.parts + (ulong)unit * slots * part_floats(head_dim);
+        const SOFTMAX none = NO_SOFTMAX;
+        SOFTMAX all = none, span = none;
+        for (uint i = 0; i < vectors; i++) output[i] = span_output[i] = (float16)(0.0f);
+        for (uint part = 0; part < parts.count; part++, place += part_floats(head_dim)) {
+            const SOFTMAX softmax = {place[0], place[1]};
+            for (uint i = 0; i < vectors; i++) one[i] = vload16(i, place + PART_HEADER);
+            merge_part(&span, span_output, softmax, one, head_dim);
+            if (part + 1 < parts.count && !ends_span(parts, part)) continue;
+            merge_part(&all, output, span, span_output, head_dim);
+            span = none;
+            for (uint i = 0; i < vectors; i++) span_output[i] = (float16)(0.0f);
         }
+        GLOBAL float *y = op.y + token * op.y_stride + h * head_dim;
+        const float keep =
+            op.sinks ? merge_sink(&all, op.sinks[h]) : 1.0f;
+        for (uint d = 0; d < head_dim; d++)
+            y[d] = attention_output(((const float *)output)[d] * keep, all.total);
     }
 }
 

@@ -1,8 +1,8 @@
 // KV_WRITE_BATCHED: kv[page_table[slot, position / 16], 0 or 1, position mod 16] = k or v.
 //
 // operands: k, v, query, page_table, kv
-// sizes:    tokens, width (kv_heads * head_dim), page_tokens
-// kv is float, half or Q8_0 as dtype says. Tokens are split among workers.
+// sizes:    tokens, width (kv_heads * head_dim), page_tokens, head_dim
+// kv is float, half, Q8_0 or I12 as dtype says. Tokens are split among workers.
 
 // One block of rule R6: d = largest magnitude / 127 as binary16, q = x / d to nearest even.
 static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
@@ -29,6 +29,30 @@ static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
     vstore16(convert_char16(rint_small16(second)), 1, q);
 }
 
+// A row of rule R6 at place i of the record of its page and KV head; which is 0 for keys, 1 for
+// values.
+static void store_i12(const GLOBAL float *x, uint head_dim, uint which, GLOBAL uchar *record,
+                      uint i) {
+    const uint half_dim = head_dim / 2;
+    const uint step = which ? PAGE_TOKENS : 1;
+    GLOBAL uchar *high = record + (which ? I12_VALUES + i : i * head_dim);
+    GLOBAL uchar *low = record + (which ? I12_VALUES + I12_LOW + i : I12_LOW + i * half_dim);
+    int most = 0;
+    for (uint d = 0; d < head_dim; d++) most = max(most, as_int(x[d]) & 0x7FFFFFFF);
+    const int exponent = row_exponent(most);
+    const float factor = row_factor(most, KV_BITS);
+    for (uint d = 0; d < half_dim; d++) {
+        int m[2];
+        UNROLL for (uint k = 0; k < 2; k++) {
+            m[k] = as_int(x[d + k * half_dim] * factor + ROUNDER) - as_int(ROUNDER);
+            m[k] = exponent == BROKEN_ROW ? 0 : clamp(m[k], -KV_MOST, KV_MOST);
+            high[(d + k * half_dim) * step] = (uchar)(m[k] >> 4);
+        }
+        low[d * step] = (uchar)((m[0] & 15) | (m[1] & 15) << 4);
+    }
+    record[I12_EXPONENTS + which * PAGE_TOKENS + i] = (uchar)exponent;
+}
+
 // Elements from `place` on, as many as share a block of dtype.
 static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv, ulong place) {
     if (dtype == F32)
@@ -41,20 +65,28 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
 
 #if GROUP_SIZE > 1
 
-// Units are single elements or blocks.
+// Units are single elements, blocks or rows.
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(kv_write_batched);
     const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
-    const uint step = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1, blocks = width / step;
+    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
+    const uint block = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1;
+    const uint step = packet->dtype == I12 ? head_dim : block, blocks = width / step;
     FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
         const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
         const GLOBAL int *query = op.query + token * op.query_stride;
         const uint slot = query[1], position = query[2];
-        const ulong page =
-            op.page_table[(ulong)slot * op.page_table_stride + position / page_tokens];
+        const GLOBAL int *pages = op.page_table + slot * op.page_table_stride;
+        const ulong page = pages[position / page_tokens];
         const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
-        const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
-        store_kv(packet->dtype, x + k, op.kv, place);
+        const GLOBAL float *x =
+            (which ? op.v + token * op.v_stride : op.k + token * op.k_stride) + k;
+        if (packet->dtype == I12)
+            store_i12(x, head_dim, which,
+                      op.kv + i12_record(head_dim, kv_heads, page, k / head_dim),
+                      position % page_tokens);
+        else
+            store_kv(packet->dtype, x, op.kv, place);
     }
 }
 
@@ -63,20 +95,25 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(kv_write_batched);
     const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
+    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
     const SHARE mine = share(tokens, 1, worker, workers);
     GLOBAL uchar *kv = op.kv;
     for (uint token = mine.begin; token < mine.end; token++) {
         const GLOBAL int *query = op.query + token * op.query_stride;
         uint slot = query[1], position = query[2];
-        ulong page = op.page_table[(ulong)slot * op.page_table_stride + position / page_tokens];
+        ulong page = op.page_table[slot * op.page_table_stride + position / page_tokens];
         for (uint which = 0; which < 2; which++) {
-            const GLOBAL float *x =
-                which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
+            const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
             ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
             if (packet->dtype == F32)
                 for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, place + k);
             else if (packet->dtype == F16)
                 for (uint k = 0; k < width; k++) store_kv(F16, x + k, kv, place + k);
+            else if (packet->dtype == I12)
+                for (uint h = 0; h < kv_heads; h++)
+                    store_i12(x + h * head_dim, head_dim, which,
+                              kv + i12_record(head_dim, kv_heads, page, h),
+                              position % page_tokens);
             else
                 for (uint k = 0; k < width; k += Q8_0_ELEMENTS)
                     store_kv(Q8_0, x + k, kv, place + k);

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.ir.graph import BufferKind, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.families.emitter import SIGMOID, Emitter
+from reference.model.families.equalise import Channels
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 FUSED = "attn_qkv"
@@ -109,16 +111,36 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
         return packed
     h = e.norm(x, "attn_norm", layer)
     if not e.has(f"{FUSED}.weight", layer):
-        for name, y, width in zip(PROJECTIONS, targets, outputs, strict=True):
-            e.linear(h, name, layer, width, hidden, y=y)
+        powers = e.tensors.powers.get(layer)
+        scales = ((), (), ()) if powers is None else (powers.queries, powers.keys, ())
+        for name, y, width, scale in zip(PROJECTIONS, targets, outputs, scales, strict=True):
+            _equalised(e, h, name, layer, (width, hidden), scale, y)
     elif values is None:
-        e.linear(h, FUSED, layer, sum(outputs), hidden, y=packed)
+        powers = e.tensors.powers.get(layer)
+        scale = () if powers is None else (*powers.queries, *powers.keys, *[0] * kv_width)
+        _equalised(e, h, FUSED, layer, (sum(outputs), hidden), scale, packed)
     else:
         edges = (0, q_width, q_width + kv_width, q_width + 2 * kv_width)
         for n, (name, y) in enumerate(zip(PROJECTIONS, targets, strict=True)):
             rows = RowSlice(edges[n], edges[n + 1], edges[-1])
             e.linear(h, name, layer, outputs[n], hidden, y=y, tensor=FUSED, rows=rows)
     return packed
+
+
+def _equalised(
+    e: Emitter,
+    h: View,
+    name: str,
+    layer: int,
+    shape: tuple[int, int],
+    powers: Channels,
+    y: View,
+) -> None:
+    """A projection with its bias, its columns times powers of two where there are any."""
+    scaled = len(powers) == shape[0] and any(powers)
+    product = e.linear(h, name, layer, *shape, y=None if scaled else y)
+    if scaled:
+        e.scale_powers(product, f"{name}_equalised", layer, powers, y)
 
 
 def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:
@@ -128,7 +150,9 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
     """
     config = e.config
     size = config.head_dims[layer]
-    norms = ("q_norm", "k_norm") if query_key_norm else ()
+    powers = e.tensors.powers.get(layer)
+    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
+    norms = zip(("q_norm", "k_norm"), scales, strict=True) if query_key_norm else ()
     q = e.builder.emit(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
         f"kv_write[{layer}]",
@@ -142,7 +166,10 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
         head_dim=size,
         neox=int(config.ropes[layer].neox),
         eps=config.rms_eps,
-        **{name: e.parameters(f"attn_{name}.weight", layer, size) for name in norms},
+        **{
+            name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
+            for name, scale in norms
+        },
     )
     e.builder.barrier()
     return q
@@ -151,8 +178,7 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
 def kv_pages(e: Emitter, layer: int) -> View:
     """The pages of the keys and values that ``layer`` reads."""
     owner = e.config.kv_layers[layer]
-    _, kv_width = widths(e, owner)
-    shape = (e.limits.pages, 2, 16, kv_width)
+    shape = (e.limits.pages, 2, PAGE_TOKENS, e.config.kv_heads[owner], e.config.head_dims[owner])
     return e.builder.buffer(f"state.kv[{owner}]", BufferKind.STATE, e.limits.kv_dtype, shape)
 
 

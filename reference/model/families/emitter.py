@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
-from contract.ir.source import RowSlice
+from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
+from reference.model.families.equalise import Channels
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID = 0, 1, 2
@@ -67,10 +68,22 @@ class Emitter:
         logical = f"model.{label(f'{name}.weight', layer)}"
         return self.tensors.weight(self.builder, logical, stored, *shape, rows=rows)
 
-    def parameters(self, name: str, layer: int | None, *shape: int) -> View:
-        """The F32 tensor ``name`` (with its suffix)."""
-        logical = f"model.{label(name, layer)}"
-        return self.tensors.parameters(self.builder, logical, file_name(name, layer), *shape)
+    def parameters(self, name: str, layer: int | None, *shape: int, powers: Channels = ()) -> View:
+        """The F32 tensor ``name`` (with its suffix), its columns times powers of two."""
+        logical, stored = f"model.{label(name, layer)}", file_name(name, layer)
+        return self.tensors.parameters(self.builder, logical, stored, *shape, powers=powers)
+
+    def scale_powers(
+        self, x: View, name: str, layer: int, powers: Channels, y: View | None
+    ) -> View:
+        """x, each column times a power of two."""
+        source = str(WeightSource(ONES, powers=powers))
+        factors = self.builder.buffer(
+            f"model.{label(name, layer)}", BufferKind.WEIGHT, F32, (len(powers),), source=source
+        )
+        return self.builder.emit(
+            Opcode.SCALE_COLUMNS, label(name, layer), x=x, factors=factors, y=y
+        )
 
     def norm_weight(self, name: str, layer: int | None = None) -> View:
         """The weight of a norm over the residual width."""

@@ -83,13 +83,16 @@ def _queries(e: Emitter, x: View, layer: int) -> View:
     """rope(rms(h Wq, attn_q_norm))."""
     builder, config = e.builder, e.config
     heads, size = config.heads[layer], config.head_dims[layer]
+    powers = e.tensors.powers.get(layer)
     h = e.norm(x, "attn_norm", layer)
     q = e.linear(h, "attn_q", layer, heads * size, config.hidden)
     q = builder.emit(
         Opcode.RMS_NORM,
         f"q_norm[{layer}]",
         x=q,
-        weight=e.parameters("attn_q_norm.weight", layer, size),
+        weight=e.parameters(
+            "attn_q_norm.weight", layer, size, powers=() if powers is None else powers.queries
+        ),
         eps=config.rms_eps,
         groups=heads,
     )

@@ -9,6 +9,7 @@ from contract.dtypes import F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
+from reference.model.families.equalise import Channels, Powers
 from reference.model.gguf import TensorInfo
 
 
@@ -17,10 +18,12 @@ class ModelTensors:
     """The tensors of one file, and which of them a family has taken.
 
     ``parts`` are the rows taken of tensors that hold several matrices, within one group of rows.
+    ``powers`` are of the layers whose keys have outliers.
     """
 
     path: str
     tensors: Mapping[str, TensorInfo]
+    powers: Mapping[int, Powers] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     parts: dict[str, set[int]] = field(default_factory=dict)
 
@@ -70,20 +73,26 @@ class ModelTensors:
         name: str,
         *shape: int,
         rows: RowSlice | None = None,
+        powers: Channels = (),
     ) -> View:
-        """Declare tensor ``name``, or ``rows`` of it, as buffer ``logical`` of ``shape``."""
+        """Declare tensor ``name``, or ``rows`` of it, as buffer ``logical`` of ``shape``.
+
+        Columns of F32 tensors can be multiplied by powers of two, given as exponents.
+        """
         dtype = self.take(name, *shape, rows=rows)
-        source = str(WeightSource(name, rows))
+        source = str(WeightSource(name, rows, powers if any(powers) else ()))
         return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=source)
 
-    def parameters(self, builder: GraphBuilder, logical: str, name: str, *shape: int) -> View:
+    def parameters(
+        self, builder: GraphBuilder, logical: str, name: str, *shape: int, powers: Channels = ()
+    ) -> View:
         """An F32 tensor: norm weights, biases, scales, convolution taps."""
         info = self.tensors.get(name)
         if info is not None and info.dtype is not F32:
             raise UnsupportedModel(
                 self.path, f"tensor {name}", f"is of type {info.ggml_type}", "expected f32"
             )
-        return self.weight(builder, logical, name, *shape)
+        return self.weight(builder, logical, name, *shape, powers=powers)
 
     def reject_unused(self, architecture: str, ignored: tuple[str, ...] = ()) -> None:
         """A tensor nobody reads means the model is not what its metadata says.

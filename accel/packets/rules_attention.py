@@ -1,0 +1,78 @@
+"""What attention becomes: blocks of queries, or with few tokens parts of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accel.packets.forms import SPLIT_TOKENS
+from accel.packets.lowering import Field, Lowering, cheap
+from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
+from contract.ir.nodes import Node
+
+PART_HEADER = 2
+"""Floats before the values of one part, see ``kernels/flash_attn.cl``."""
+
+
+def lower_attention(low: Lowering, node: Node) -> None:
+    """FLASH_ATTN and FLASH_ATTN_BATCHED."""
+    tokens, fields = low.count(node), _fields(low, node)
+    if 0 < tokens.most <= SPLIT_TOKENS and low.parts > 1:
+        _split_attention(low, node, fields)
+        return
+    fields |= _sinks(low, node)
+    dtype = low.dtype(node.operands["kv"])
+    y = low.tensor(node.operands["y"])
+    low.add("flash_attn_batched", fields, y=y, tokens=tokens, dtype=dtype)
+
+
+def part_slots(positions: int, parts: int) -> int:
+    """Parts the context of a query of ``positions`` is cut into at most.
+
+    Enough for its spans, and for single tiles of a short context or where ``parts`` workers want
+    them: a span of 16 tiles is the smallest part whose results take little beside the KV pages.
+    """
+    tiles, spans = -(-positions // KV_TILE), -(-positions // KV_SPAN)
+    return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
+
+
+def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> None:
+    """Parts in parallel, then their merge: what keeps all workers busy with few tokens."""
+    tokens, dims = low.count(node), low.dims(node)
+    heads, head_dim = dims["heads"], dims["head_dim"]
+    positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
+    most_parts = part_slots(positions, low.parts)
+    part = PART_HEADER + -(-head_dim // 16) * 16
+    parts = low.new(f"{node.name}.parts", tokens.most, heads * most_parts * part)
+    dtype = low.dtype(node.operands["kv"])
+    low.add(
+        "flash_attn_part", fields, parts=parts, tokens=tokens, most_parts=most_parts, dtype=dtype
+    )
+    y = low.tensor(node.operands["y"])
+    low.add(
+        "flash_attn",
+        _sinks(low, node),
+        parts=parts,
+        query=low.tensor(node.operands["query"]),
+        y=y,
+        tokens=tokens,
+        heads=heads,
+        head_dim=head_dim,
+        window=dims["window"],
+        most_parts=most_parts,
+        private=cheap(tokens, y.columns),
+    )
+
+
+def _fields(low: Lowering, node: Node) -> dict[str, Field]:
+    """What the ops over pages share."""
+    dims = low.dims(node)
+    return {
+        **{name: low.tensor(node.operands[name]) for name in ("q", "page_table", "query")},
+        "kv": low.pages(node.operands["kv"]),
+        **{name: dims[name] for name in ("heads", "kv_heads", "head_dim", "window")},
+        **{name: node.params[name] for name in ("scale", "soft_cap")},
+    }
+
+
+def _sinks(low: Lowering, node: Node) -> dict[str, Field]:
+    return {"sinks": low.tensor(node.operands["sinks"])} if "sinks" in node.operands else {}

@@ -1,0 +1,153 @@
+"""Rule R6's parts: rows as integers, exp2, and the merge of what tiles and spans give.
+
+Every line is one rounding at most; multiplying by a power of two is exact wherever the rule does
+it. Arrays may have any leading shape, so that a tier can take many rows at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import (
+    ATTENTION_EXP2_MIN,
+    BROKEN_ROW,
+    MERGE_BITS,
+    OUTPUT_BITS,
+    QUERY_BITS,
+    QUERY_PRODUCT_BITS,
+    ROW_EXPONENT_LIMIT,
+    TILE_MAXIMUM_BITS,
+)
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+LOG2_E = np.uint32(0x3FB8AA3B).view(np.float32)
+EXP2_POLYNOMIAL = tuple(
+    np.uint32(bits).view(np.float32) for bits in (0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49)
+)
+"""Coefficients of 2^f on [-1/2, 1/2], highest power first; relative error 7.5e-5."""
+EXP2_MIN = np.float32(ATTENTION_EXP2_MIN)
+ROW_LIMIT = np.float32(2.0**ROW_EXPONENT_LIMIT)
+MAXIMUM_LIMIT = np.float32(2.0**TILE_MAXIMUM_BITS)
+OUTPUT_LIMIT = np.float32(2.0**-OUTPUT_BITS)
+OUTPUT_SCALE = np.float32(2.0**-23)
+"""Undoes the 10 bits of a value row and the 13 of a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [..., n] as ``m`` int32 of the same shape and ``exponent`` int32[...].
+
+    A row of ``bits`` B stands for m 2^(exponent - B); the exponent of a broken row is BROKEN_ROW
+    and its integers are 0.
+    """
+
+    m: Int32
+    exponent: Int32
+
+    def __getitem__(self, at: Any) -> Rows:
+        """The rows at an index of the leading axes."""
+        return Rows(self.m[at], self.exponent[at])
+
+    @property
+    def broken(self) -> NDArray[np.bool_]:
+        """Which rows held a NaN, an infinity or a magnitude of 2^40."""
+        return np.equal(self.exponent, BROKEN_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Softmax over some positions: ``top`` U [...], ``total`` l [...], ``output`` o [..., n]."""
+
+    top: Float32
+    total: Float32
+    output: Float32
+
+
+def query_bits(head_dim: int) -> int:
+    """B of a query row: 13 up to 64 elements, 12 up to 128, 11 up to 256, 10 up to 512."""
+    return min(QUERY_BITS, QUERY_PRODUCT_BITS - (head_dim - 1).bit_length())
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def row_integers(x: Float32, bits: int) -> Rows:
+    """Every row of f32[..., n]: 2^e <= max |x| < 2^(e+1), m = rint(x 2^(bits - e)), clamped."""
+    most = np.abs(x).max(axis=-1)
+    broken, zero = ~(most < ROW_LIMIT), most < 1 / ROW_LIMIT
+    exponent = np.frexp(most)[1] - 1
+    exponent = np.where(zero, -ROW_EXPONENT_LIMIT, np.where(broken, BROKEN_ROW, exponent))
+    unit = np.where(broken | zero, np.float32(0.0), power_of_two(bits - exponent))
+    limit = np.float32((1 << (bits + 1)) - 1)
+    m = x * unit[..., None]
+    np.rint(m, out=m)
+    np.clip(m, -limit, limit, out=m)
+    if broken.any():
+        m[broken] = 0
+    return Rows(m.astype(np.int32), exponent.astype(np.int32))
+
+
+def power_of_two(n: Int32 | int) -> Float32:
+    """2^n in binary32 for -126 <= n <= 127."""
+    return np.ldexp(np.float32(1.0), n)
+
+
+def exp2(d: Float32) -> Float32:
+    """About 2^d for -80 <= d < 42."""
+    n = np.rint(d)
+    f = d - n
+    c3, c2, c1, c0 = EXP2_POLYNOMIAL
+    y = c3 * f
+    y += c2
+    y *= f
+    y += c1
+    y *= f
+    y += c0
+    return y * ((n.astype(np.int32) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+def merge(left: Partial, right: Partial) -> Partial:
+    """What ``left`` and the later ``right`` give together."""
+    top = np.maximum(left.top, right.top)
+    s, t = _factor(left.top - top), _factor(right.top - top)
+    total = left.total * s + right.total * t
+    output = left.output * s[..., None] + right.output * t[..., None]
+    return Partial(top, total, output)
+
+
+def _factor(difference: Float32) -> Float32:
+    """2^difference of a whole number that is not positive; +0 below 2^-60."""
+    clamped = np.maximum(difference, np.float32(-MERGE_BITS)).astype(np.int32)
+    return np.where(difference < -MERGE_BITS, np.float32(0.0), power_of_two(clamped))
+
+
+def sink_partial(sink: Float32, head_dim: int) -> Partial:
+    """An attention sink f32[...] as the last part merged: a weight without a value."""
+    x = sink * LOG2_E
+    top = np.rint(x)
+    part = Partial(top, exp2(x - top), np.zeros((*sink.shape, head_dim), np.float32))
+    return broken_where(is_too_large(top), part)
+
+
+def is_too_large(top: Float32) -> NDArray[np.bool_]:
+    """Which maxima break their query: a NaN, or not below 2^20 in magnitude."""
+    return ~(np.abs(top) < MAXIMUM_LIMIT)
+
+
+def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
+    """``part`` with outputs of NaN, which no merge removes, where ``broken`` [...] says so."""
+    return Partial(
+        np.where(broken, np.float32(0.0), part.top),
+        np.where(broken, np.float32(1.0), part.total),
+        np.where(broken[..., None], np.float32(np.nan), part.output),
+    )
+
+
+def attention_output(sums: Partial) -> Float32:
+    """(o 2^-23) / l, and +0 where |o| < 2^-20."""
+    y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
+    return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)
