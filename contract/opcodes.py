@@ -8,7 +8,8 @@ from enum import IntEnum
 class Opcode(IntEnum):
     """1-28 are the transformer opcodes of the design; what else a model needs follows from 64.
 
-    73 was FEED_TOKENS and stays reserved.
+    Reserved, since graphs may hold them: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23 MATMUL_WMMA_Q4K and
+    73 FEED_TOKENS.
     """
 
     EMBED = 1
@@ -29,11 +30,8 @@ class Opcode(IntEnum):
     SSM_GATED_NORM = 16
     RESIDUAL_RMS_NORM = 17
     LM_HEAD = 18
-    ARGMAX = 19
     SAMPLE = 20
     KV_WRITE_BATCHED = 21
-    MATMUL_WMMA_F16 = 22
-    MATMUL_WMMA_Q4K = 23
     BARRIER = 24
     STREAM_OUT = 25
     LOAD_REQUEST_STATE = 26

@@ -28,7 +28,7 @@ from accel.packets.footprint import (
 )
 from accel.packets.forms import step_forms
 from accel.packets.layouts import Layout
-from accel.packets.rules import RULES, lower_graph
+from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
 from contract.arithmetic import ARITHMETIC_VERSION
@@ -123,7 +123,7 @@ class OpenClTier:
             device=device.name,
             driver=f"{device.platform}, {device.driver}",
             arithmetic=f"exact-{ARITHMETIC_VERSION}",
-            opcodes=frozenset(RULES),
+            opcodes=OPCODES,
             memory_bytes=device.memory_bytes,
             host_unified=device.host_unified,
             asynchronous=True,

@@ -268,21 +268,6 @@ OPS = (
     _elementwise("soft_cap", "x", reals="cap"),
     _elementwise("swiglu", "gate up", sizes="activation"),
     _op(
-        "argmax_part",
-        _columns("logits"),
-        _to_any("BEST best"),
-        sizes="rows vocab parts",
-        groups=lambda rows, parts, **_: rows * parts,
-        source="argmax",
-    ),
-    _op(
-        "argmax",
-        _any("BEST best"),
-        _to_rows("int token"),
-        sizes="rows parts",
-        groups=lambda rows, **_: rows,
-    ),
-    _op(
         "sample_part",
         _columns("logits"),
         _any("SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),

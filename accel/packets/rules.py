@@ -9,9 +9,10 @@ from accel.packets.lowering import Field, Lowering, cheap
 from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
-from accel.packets.step import Step, Tensor
+from accel.packets.step import Step
 from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
+from contract.ir.expand import EXPANSIONS, expand
 from contract.ir.nodes import Graph, Node
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -26,8 +27,10 @@ BEST_WORDS = 3
 def lower_graph(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
     """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``.
 
-    Raises UnsupportedOp for an opcode that is not in RULES and for sizes no op has room for.
+    Fused opcodes without a rule are written out first. Raises UnsupportedOp for an opcode that is
+    not in OPCODES and for sizes no op has room for.
     """
+    graph = expand(graph, frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)
@@ -76,35 +79,9 @@ def _rms_norm(low: Lowering, node: Node) -> None:
     )
 
 
-def _residual_rms_norm(low: Lowering, node: Node) -> None:
-    tensors, tokens = low.tensors(node), low.count(node)
-    x, residual, total = tensors["x"], tensors["residual"], tensors["sum"]
-    low.elementwise("add", tokens, {"a": residual, "b": x, "y": total})
-    low.norm(total, tensors["norm_weight"], tensors["y"], tokens, 1, node.params["eps"])
-
-
-def _product(x: str, weight: str, y: str) -> Callable[[Lowering, Node], None]:
-    def rule(low: Lowering, node: Node) -> None:
-        count = low.count(node, "rows" if node.opcode is Opcode.LM_HEAD else "tokens")
-        source, target = low.tensor(node.operands[x]), low.tensor(node.operands[y])
-        low.product(source, node.operands[weight], target, count)
-
-    return rule
-
-
-def _norm_products(*names: str) -> Callable[[Lowering, Node], None]:
-    """One norm, then a product per name: x name_weight^T goes to name."""
-
-    def rule(low: Lowering, node: Node) -> None:
-        x, tokens = low.tensor(node.operands["x"]), low.count(node)
-        h = low.new(f"{node.name}.h", tokens.most, x.columns)
-        norm_weight = low.tensor(node.operands["norm_weight"])
-        low.norm(x, norm_weight, h, tokens, 1, node.params["eps"])
-        for name in names:
-            y = low.tensor(node.operands[name])
-            low.product(h, node.operands[f"{name}_weight"], y, tokens)
-
-    return rule
+def _matmul(low: Lowering, node: Node) -> None:
+    x, y = (low.tensor(node.operands[name]) for name in ("x", "y"))
+    low.product(x, node.operands["weight"], y, low.count(node))
 
 
 def _rope(low: Lowering, node: Node) -> None:
@@ -114,39 +91,6 @@ def _rope(low: Lowering, node: Node) -> None:
 
 def _kv_write(low: Lowering, node: Node) -> None:
     low.store_kv(low.tensor(node.operands["k"]), low.tensor(node.operands["v"]), node)
-
-
-def _norm_rope_kv_write(low: Lowering, node: Node) -> None:
-    dims, tokens = low.dims(node), low.count(node)
-    head_dim = dims["head_dim"]
-    packed = low.tensor(node.operands["qkv"])
-    parts: dict[str, Tensor] = {}
-    start = packed.start
-    for name, heads in (("q", dims["heads"]), ("k", dims["kv_heads"]), ("v", dims["kv_heads"])):
-        parts[name] = Tensor(packed.buffer, start, heads * head_dim, packed.stride)
-        start += heads * head_dim
-    for name, heads in (("q", dims["heads"]), ("k", dims["kv_heads"])):
-        x = parts[name]
-        if f"{name}_norm" in node.operands:
-            y = low.new(f"{node.name}.{name}_norm", tokens.most, x.columns)
-            weight = low.tensor(node.operands[f"{name}_norm"])
-            low.norm(x, weight, y, tokens, heads, node.params["eps"])
-            x = y
-        y = low.tensor(node.operands["q"])
-        if name == "k":
-            y = low.new(f"{node.name}.k_rope", tokens.most, x.columns)
-            parts["k"] = y
-        low.rotate(x, node, heads, y)
-    low.store_kv(parts["k"], parts["v"], node)
-
-
-def _argmax(low: Lowering, node: Node) -> None:
-    tensors, rows = low.tensors(node), low.count(node, "rows")
-    logits, token = tensors["logits"], tensors["token"]
-    best = low.new(f"{node.name}.parts", rows.most, low.parts * BEST_WORDS)
-    parts = low.parts
-    low.add("argmax_part", logits=logits, best=best, rows=rows, vocab=logits.columns, parts=parts)
-    low.add("argmax", best=best, token=token, rows=rows, parts=parts)
 
 
 def _sample(low: Lowering, node: Node) -> None:
@@ -229,25 +173,17 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.EMBED: _embed,
         Opcode.SELECT_ROWS: _select_rows,
         Opcode.RMS_NORM: _rms_norm,
-        Opcode.RESIDUAL_RMS_NORM: _residual_rms_norm,
-        Opcode.RMS_NORM_FUSED_QKV: _norm_products("q", "k", "v"),
-        Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _norm_products("gate", "up"),
-        Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
         Opcode.ROPE: _rope,
         Opcode.KV_WRITE_BATCHED: _kv_write,
         Opcode.FLASH_ATTN: lower_attention,
         Opcode.FLASH_ATTN_BATCHED: lower_attention,
-        Opcode.MATMUL: _product("x", "weight", "y"),
-        Opcode.MATMUL_WMMA_F16: _product("a", "b", "c"),
-        Opcode.MATMUL_WMMA_Q4K: _product("b", "a", "c"),
-        Opcode.LM_HEAD: _product("x", "weight", "logits"),
+        Opcode.MATMUL: _matmul,
         Opcode.ADD: _elementwise,
         Opcode.MUL: _elementwise,
         Opcode.SCALE: _elementwise,
         Opcode.BIAS_ADD: _elementwise,
         Opcode.SOFT_CAP: _elementwise,
         Opcode.SWIGLU: _elementwise,
-        Opcode.ARGMAX: _argmax,
         Opcode.SAMPLE: _sample,
         Opcode.LOG_PROBABILITIES: _log_probabilities,
         Opcode.STREAM_OUT: _stream_out,
@@ -261,3 +197,5 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
     }
 )
 """What each opcode becomes. A BARRIER orders in-place writes, which the schedule sees itself."""
+OPCODES = frozenset(RULES) | frozenset(EXPANSIONS)
+"""What a graph may consist of: opcodes with a rule, and those written out first."""

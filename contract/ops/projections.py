@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contract.dtypes import F16, Q4_K
 from contract.opcodes import Opcode
 from contract.ops.common import (
     EPS,
@@ -14,7 +13,7 @@ from contract.ops.common import (
     product,
     weight,
 )
-from contract.spec import Operand, OpSpec, Work
+from contract.spec import OpSpec, Work
 
 
 def _qkv_flops(work: Work) -> int:
@@ -70,29 +69,5 @@ PROJECTIONS = (
         rule="R0 R3 R4 R5",
         formula="h = rms_norm(x); gate, up = h gate_weight^T, h up_weight^T",
         flops=_gate_up_flops,
-    ),
-    OpSpec(
-        Opcode.MATMUL_WMMA_F16,
-        (
-            activation("a", "tokens", "inner"),
-            Operand("b", ("outputs", "inner"), (F16,)),
-            activation("c", "tokens", "outputs", access=WRITE),
-        ),
-        (),
-        rule="R3 R4",
-        formula="c = a b^T",
-        flops=product("tokens", "outputs", "inner"),
-    ),
-    OpSpec(
-        Opcode.MATMUL_WMMA_Q4K,
-        (
-            Operand("a", ("outputs", "inner"), (Q4_K,)),
-            activation("b", "tokens", "inner"),
-            activation("c", "tokens", "outputs", access=WRITE),
-        ),
-        (),
-        rule="R3 R5",
-        formula="c = b a^T",
-        flops=product("tokens", "outputs", "inner"),
     ),
 )

@@ -79,13 +79,6 @@ STEP = (
         flops=product("rows", "vocab", "hidden"),
     ),
     OpSpec(
-        Opcode.ARGMAX,
-        (activation("logits", "rows", "vocab"), index("token", "rows", access=WRITE)),
-        (),
-        rule="R9",
-        formula="token[r] = the lowest v with the largest logits[r, v]",
-    ),
-    OpSpec(
         Opcode.SAMPLE,
         (
             activation("logits", "rows", "vocab"),

@@ -21,14 +21,13 @@ from harness.parity.values import KINDS, NONFINITE
 from reference.exact.kv_storage import page_view, store
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
+from reference.ops.sample import NO_TOKEN
 from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
 UNUSED = -1
 """What a page table holds where there is nothing."""
-NO_TOKEN = -1
-"""The token of a row that was not sampled."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:

@@ -169,7 +169,6 @@ STRATEGIES: dict[Opcode, Strategy] = {
         "tokens hidden rows", (1, 1, 1), (17, 257, 3), (65, 40, 65), (5, 8, 0)
     ),
     Opcode.LM_HEAD: _product("rows", "hidden", "vocab"),
-    Opcode.ARGMAX: grid("rows vocab", (1, 1), (3, 257), (17, 1000), (0, 7)),
     Opcode.SAMPLE: always(
         *(_sample(*row) for row in ((1, 1, 1, 1), (3, 257, 8, 2), (17, 1000, 64, 9), (0, 7, 4, 1))),
         _sample(1, 1, 1, 1, masks=1, mask_words=1, biases=1),
@@ -221,8 +220,6 @@ STRATEGIES: dict[Opcode, Strategy] = {
         "tokens hidden", (1, 1), (3, 257), (17, 1300), (0, 40), eps=1e-6
     ),
     Opcode.MATMUL: _product("tokens", "inner", "outputs"),
-    Opcode.MATMUL_WMMA_F16: _product("tokens", "inner", "outputs"),
-    Opcode.MATMUL_WMMA_Q4K: _product("tokens", "inner", "outputs"),
     Opcode.RMS_NORM_FUSED_QKV: _fused_product("q_width", "kv_width"),
     Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _fused_product("width"),
     Opcode.ROPE: always(

@@ -19,8 +19,6 @@ from reference.ops.rms_norm import rms_norm
 
 PREPARED: Mapping[Opcode, tuple[str, ...]] = {
     Opcode.MATMUL: ("weight",),
-    Opcode.MATMUL_WMMA_F16: ("b",),
-    Opcode.MATMUL_WMMA_Q4K: ("a",),
     Opcode.LM_HEAD: ("weight",),
     Opcode.RMS_NORM_FUSED_QKV: ("q_weight", "k_weight", "v_weight"),
     Opcode.RMS_NORM_FUSED_MLP_GATE_UP: ("gate_weight", "up_weight"),
@@ -94,8 +92,6 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.MATMUL: product("x", "weight", "y"),
         Opcode.RMS_NORM_FUSED_QKV: norm_products("q", "k", "v"),
         Opcode.RMS_NORM_FUSED_MLP_GATE_UP: norm_products("gate", "up"),
-        Opcode.MATMUL_WMMA_F16: product("a", "b", "c"),
-        Opcode.MATMUL_WMMA_Q4K: product("b", "a", "c"),
         Opcode.LM_HEAD: product("x", "weight", "logits"),
         Opcode.FLASH_ATTN: attention,
         Opcode.FLASH_ATTN_BATCHED: attention,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from reference.exact.elementary import exp, log
 from reference.exact.sums import sum_axis
-from reference.ops.argmax import NO_TOKEN
+from reference.ops.sample import NO_TOKEN
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

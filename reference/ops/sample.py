@@ -17,9 +17,11 @@ from contract.arithmetic import SAMPLE_WEIGHT_BITS
 from contract.records import LOGIT_BIAS, SAMPLING
 from reference.exact.elementary import exp
 from reference.exact.philox import draw
-from reference.ops.argmax import NO_TOKEN
 
 Float32 = NDArray[np.float32]
+
+NO_TOKEN = -1
+"""What a row yields in which a logit is not finite, or nothing can be chosen."""
 
 THRESHOLD_BITS = 16
 WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)

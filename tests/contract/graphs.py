@@ -76,7 +76,13 @@ def decoder(layers: int = 2, stage: Stage = Stage.BOTH) -> Graph:
     last = b.emit(Opcode.SELECT_ROWS, x=x, output_rows=rows)
     logits = b.output("output.logits", "rows", vocab)
     b.emit(Opcode.LM_HEAD, x=last, weight=weight(b, "head", vocab, hidden), logits=logits)
-    b.emit(Opcode.ARGMAX, logits=logits, token=b.output("output.token", "rows", dtype=I32))
+    b.emit(
+        Opcode.SAMPLE,
+        logits=logits,
+        sampling=b.request("request.sampling", "rows", 16),
+        recent=b.buffer("state.recent", BufferKind.STATE, I32, (2, 8)),
+        token=b.output("output.token", "rows", dtype=I32),
+    )
     return b.build()
 
 

@@ -143,8 +143,9 @@ def test_twice_the_tokens_is_twice_the_work_on_the_same_weights() -> None:
 def test_index_outputs_count_four_bytes() -> None:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.ARGMAX,
-        logits=activation(b, "logits", "rows", 32),
-        token=b.output("token", "rows", dtype=I32),
+        Opcode.VERIFY_K,
+        draft=b.request("draft", "rows", 16),
+        target=b.request("target", "rows", 16),
+        accepted=b.output("accepted", "rows", dtype=I32),
     )
     assert only(b)[1] == Cost(2 * 32 * 4, 2 * 4, 0)

@@ -206,9 +206,10 @@ def test_columns_outside_the_buffer(columns: tuple[int, int]) -> None:
 
 
 def test_columns_of_a_symbolic_axis() -> None:
-    buffers = (buffer("logits", K.REQUEST, ("rows", 8)), buffer("token", K.OUTPUT, ("rows",), I32))
-    operands = {"logits": View("logits"), "token": View("token", (0, 1))}
-    bad = graph(Node("n", Opcode.ARGMAX, operands, {}), buffers=buffers)
+    rows = buffer("rows", K.REQUEST, ("rows",), I32)
+    buffers = (INPUT, rows, buffer("y", K.OUTPUT, ("rows", 8)))
+    operands = {"x": View("in"), "output_rows": View("rows", (0, 1)), "y": View("y")}
+    bad = graph(Node("n", Opcode.SELECT_ROWS, operands, {}), buffers=buffers)
     rejected(bad, "n", Rule.VIEW_COLUMNS)
 
 

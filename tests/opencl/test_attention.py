@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,34 +10,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.opencl.cpu_flags import cpu_flags
+from accel.opencl.device import ICD_HINT, find_devices
+from accel.opencl.program import build_program, op_files
+from accel.packets.ops import NUMBERS, OPS
+from accel.packets.packet import ABSENT, PACKET
+from accel.packets.rules_attention import PART_HEADER, part_slots
+from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import F16, F32, I12, Q8_0, DType
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.kv_write_batched import kv_write_batched
+from tests.needs import machine_lacks, missing, need_device
 from tests.ops.paged import Sequence, pool_of, random_sequence
-
-pytest.importorskip("pyopencl", reason="needs pip install 'zinc-rt[opencl]'")
-
-import pyopencl as cl
-from accel.packets.grid import launch_groups
-
-from accel.opencl.cpu_flags import has_cpu_flag
-from accel.opencl.device import find_devices
-from accel.opencl.program import HEADERS, build_program, kernel_text
-from accel.packets.packet import ABSENT, OPS, PACKET
-from accel.packets.rules_attention import PART_HEADER, part_slots
-from contract.arithmetic import PAGE_TOKENS
-from contract.errors import TierUnavailable
 
 Float32 = NDArray[np.float32]
 
 KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched", "kv_write_batched")
-FILES = ("flash_attn.cl", "flash_attn_batched.cl", "kv_write_batched.cl")
 ENTRY = """
 __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_NAME(ulong packet) {
     DECLARE_GROUP_MEMORY
     MEMORY_MAP map;
-    map.scratch = map.own = 0;
+    map.scratch = map.own = map.input = 0;
     MAP_GROUP_MEMORY(map);
     op_NAME(&map, (const GLOBAL PACKET *)packet, get_global_id(0), get_global_size(0));
 }
@@ -111,17 +104,17 @@ class Attention:
     """The attention kernels, run on arrays of this process."""
 
     def __init__(self, variant: Variant) -> None:
-        try:
-            device = next(device for device in find_devices() if device.is_cpu)
-        except (TierUnavailable, StopIteration):
-            pytest.skip("no OpenCL CPU device: apt install pocl-opencl-icd")
-        if variant.vnni and not (device.is_pocl and has_cpu_flag("avx512_vnni")):
-            pytest.skip("this processor has no AVX-512 VNNI")
+        import pyopencl as cl
+
+        devices = [device for device in need_device(find_devices) if device.is_cpu]
+        device = devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
+        if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
+            machine_lacks("AVX-512 VNNI")
         context = cl.Context([device.handle])
         self._queue = cl.CommandQueue(context)
         files = {
             "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **{name: kernel_text(name) for name in (*HEADERS, *FILES)},
+            **op_files(KERNEL_OPS),
             "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
         }
         options = (
@@ -161,11 +154,8 @@ class Attention:
     def launch(self, one: NDArray[np.void], dtype: DType, workers: int) -> None:
         """Run a packet over KV pages of ``dtype`` to its end."""
         one["dtype"] = dtype.ggml_id
-        groups = workers
-        if self._group_size > 1:
-            groups = launch_groups(one[0], self._group_size, workers)
-        size = groups * self._group_size
-        kernel = self._kernels[OPS[one["op"][0]]]
+        size = workers * self._group_size
+        kernel = self._kernels[OPS[one["op"][0]].name]
         kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
         self._queue.finish()
 
@@ -178,7 +168,7 @@ def packet(
 ) -> NDArray[np.void]:
     """One packet over arrays of this process."""
     made = np.zeros(1, PACKET)
-    made["op"] = OPS.index(name)
+    made["op"] = NUMBERS[name]
     made["operand"] = ABSENT
     for index, array in enumerate(operands):
         if array is not None:
@@ -195,7 +185,7 @@ def pages_of(call: Call) -> tuple[NDArray[Any], NDArray[np.int32]]:
     nbytes = math.prod(pool.shape[:-1]) * call.dtype.row_bytes(pool.shape[-1])
     kv = page_view(np.full(nbytes, UNUSED, np.uint8), call.dtype, pool.shape)
     for slot, sequence in enumerate(call.sequences):
-        position = np.arange(len(sequence.keys))
+        position = np.arange(len(sequence.keys), dtype=np.int32)
         page = page_table[slot, position // PAGE_TOKENS]
         store(kv, page, position % PAGE_TOKENS, sequence.keys, sequence.values)
     return kv, page_table
@@ -231,7 +221,7 @@ def check(attention: Attention, call: Call) -> None:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def attention(request: pytest.FixtureRequest) -> Iterator[Attention]:
+def attention(request: pytest.FixtureRequest) -> Attention:
     return Attention(VARIANTS[request.param])
 
 

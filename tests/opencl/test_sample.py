@@ -25,7 +25,6 @@ VOCABULARIES = (129, 5000, 20011)
 def cases() -> Iterator[Case]:
     """The parity suite's, and rows long enough that every item of a group has candidates."""
     yield from generate(Opcode.SAMPLE, repeats=2)
-    yield from generate(Opcode.ARGMAX)
     yield from generate(Opcode.LOG_PROBABILITIES, repeats=2)
     for vocab in VOCABULARIES:
         dims = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
@@ -46,7 +45,7 @@ def work_groups(
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
     ops = (
-        *("argmax_part", "argmax", "sample_part", "sample"),
+        *("sample_part", "sample"),
         *("log_probabilities_part", "log_probabilities_sum", "log_probabilities"),
     )
     return open_work_groups(open_opencl, device, monkeypatch, ops)

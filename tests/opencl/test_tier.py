@@ -16,7 +16,7 @@ from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
-from accel.packets.rules import RULES
+from accel.packets.rules import OPCODES, RULES
 from contract.dtypes import F32, I32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
@@ -93,7 +93,7 @@ def test_info_names_device_and_opcodes(tier: OpenClTier, device: Device) -> None
     info = tier.info
     assert (info.name, info.device) == ("opencl", device.name)
     assert device.driver in info.driver
-    assert info.opcodes == frozenset(RULES)
+    assert info.opcodes == OPCODES == frozenset(Opcode)
     assert info.arithmetic == "exact-2"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ATTENTION_WEIGHT_BITS, KV_ROW_BITS, KV_TILE
+from contract.records import SAMPLING
 from reference.exact import elementary
 from reference.exact.activation import Activation, quantize_activation
 from reference.exact.attention_rows import (
@@ -23,8 +24,16 @@ from reference.exact.attention_rows import (
 )
 from reference.exact.kv_storage import stored
 from reference.exact.sums import fold_segment, sum_axis
-from reference.ops import sample
 from reference.ops.flash_attn_batched import Score
+from reference.ops.sample import (
+    NO_TOKEN,
+    adjust,
+    biased,
+    forbid,
+    penalized,
+    sample,
+    window,
+)
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)
@@ -228,7 +237,7 @@ def bias_after_penalties(
     values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
 ) -> Float32:
     """The repetition penalty of the logit alone."""
-    return sample.biased(sample.penalized(values, record, recent), record, bias)
+    return biased(penalized(values, record, recent), record, bias)
 
 
 def everything_allowed(
@@ -279,6 +288,19 @@ def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
     return ids
 
 
-def last_argmax(*, logits: Float32) -> NDArray[np.int32]:
-    """Ties broken by the higher id."""
-    return (logits.shape[1] - 1 - logits[:, ::-1].argmax(axis=1)).astype(np.int32)
+def last_of_equals(
+    *,
+    logits: Float32,
+    sampling: NDArray[np.int32],
+    recent: NDArray[np.int32],
+    allowed: NDArray[np.int32] | None = None,
+    bias: NDArray[np.int32] | None = None,
+) -> NDArray[np.int32]:
+    """Ties broken by the higher id where nothing is drawn."""
+    token = sample(logits=logits, sampling=sampling, recent=recent, allowed=allowed, bias=bias)
+    for row, record in enumerate(np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]):
+        if record["temperature"] == 0 and token[row] != NO_TOKEN:
+            values = adjust(logits[row], record, bias, window(record, recent))
+            values = forbid(values, record, allowed)
+            token[row] = np.flatnonzero(values == values.max())[-1]
+    return token

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference.exact.elementary import log
-from reference.ops.argmax import NO_TOKEN
 from reference.ops.log_probabilities import log_probabilities
+from reference.ops.sample import NO_TOKEN
 from tests.ops.paged import scalar_exp
 from tests.ops.scalar import F, long_sum
 

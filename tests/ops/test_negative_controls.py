@@ -95,16 +95,16 @@ CONTROLS = (
     Control("R3 one tree", Opcode.RMS_NORM, mistakes.one_tree, f"{NORM}.sum_axis"),
     Control("R3 no spans in a product", Opcode.MATMUL, mistakes.left_fold, f"{DOT}.fold_axis"),
     Control("R4 left fold", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_segment"),
-    Control("R4 numpy sum", Opcode.MATMUL_WMMA_F16, mistakes.one_tree, f"{DOT}.sum_axis"),
+    Control("R4 numpy sum", Opcode.LM_HEAD, mistakes.one_tree, f"{DOT}.sum_axis"),
     Control(
         "R5 eight bits",
-        Opcode.MATMUL_WMMA_Q4K,
+        Opcode.MATMUL,
         mistakes.eight_bit_activation,
         f"{DOT}.quantize_activation",
     ),
     Control(
         "R5 truncation",
-        Opcode.MATMUL_WMMA_Q4K,
+        Opcode.MATMUL,
         mistakes.truncated_activation,
         f"{DOT}.quantize_activation",
     ),
@@ -179,7 +179,7 @@ CONTROLS = (
         mistakes.likeliest_from_the_last,
         f"{LOGS}.likeliest",
     ),
-    Control("R9 ties to the higher id", Opcode.ARGMAX, mistakes.last_argmax),
+    Control("R9 ties to the higher id", Opcode.SAMPLE, mistakes.last_of_equals),
     Control(
         "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE
     ),

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from contract.records import SAMPLING
 from reference.exact.philox import philox
-from reference.ops.argmax import NO_TOKEN
-from reference.ops.sample import sample, window
+from reference.ops.sample import NO_TOKEN, sample, window
 from tests.ops.paged import scalar_exp
 from tests.ops.scalar import F
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from contract.records import LOGIT_BIAS, SAMPLING
-from reference.ops.argmax import NO_TOKEN
-from reference.ops.sample import sample
+from reference.ops.sample import NO_TOKEN, sample
 from tests.ops.test_sample import RECENT, by_integers, record, rules
 
 VOCAB = 40

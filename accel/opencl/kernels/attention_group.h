@@ -54,6 +54,8 @@ typedef struct {
     FACTORS folds[GROUP_QUERIES];           // of the latest span
 } TILE_MEMORY;
 
+typedef char TILE_MEMORY_FITS[sizeof(TILE_MEMORY) <= 4 * GROUP_WORDS ? 1 : -1];
+
 INLINE int group_integer(float x, float factor, int limit) {
     return clamp(as_int(x * factor + ROUNDER) - as_int(ROUNDER), -limit, limit);
 }
