@@ -46,6 +46,10 @@ EXP_LIMIT = 87.0
 """exp clamps its argument to [-87, 87] and is 0 below (R2)."""
 SAMPLE_WEIGHT_BITS = 24
 """Sampling weights are rint(exp(l - max) * 2^24) (R9)."""
+MASK_WORD_BITS = 32
+"""Tokens a word of a sampling mask allows or forbids (R9)."""
+MOST_LOG_PROBABILITIES = 20
+"""Most tokens of a row whose log-probabilities are listed (R10)."""
 
 if KV_TILE % PAGE_TOKENS or KV_SPAN % KV_TILE or SPAN % SEGMENT:
     raise AssertionError("tiles hold whole pages, spans whole tiles and whole segments")

@@ -48,3 +48,4 @@ class Opcode(IntEnum):
     SELECT_ROWS = 71
     SCALE_COLUMNS = 72
     COPY_ROWS = 74
+    LOG_PROBABILITIES = 75

@@ -38,12 +38,21 @@ SAMPLING = np.dtype(
         ("frequency_penalty", "<f4"),
         ("repeat_last_n", "<i4"),
         ("slot", "<i4"),
-        ("reserved", "<i4", (4,)),
+        ("mask", "<i4"),
+        ("bias_first", "<i4"),
+        ("bias_count", "<i4"),
+        ("reserved", "<i4"),
     ]
 )
 """How one output row is sampled (rule R9). ``position`` is the position being sampled. The
 penalties look at the ``repeat_last_n`` tokens before it, 0 when there are none: the token of
-``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot."""
+``slot`` at position p lies in entry p mod n of the n recent tokens kept of every slot. ``mask`` k
+allows the tokens of row k - 1 of ``allowed``, 0 all of them; ``bias_count`` rows of ``bias`` from
+``bias_first`` on are the row's LOGIT_BIAS records. Neither counts if SAMPLE lacks the operand."""
+
+LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
+"""What is added to the logit of one token before anything but the mask (rule R9): finite. The
+tokens of one row's biases are distinct ids of the vocabulary."""
 
 SLOT = np.dtype(
     [

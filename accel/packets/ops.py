@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from contract.arithmetic import SEGMENT
+from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
 
 
@@ -31,6 +31,8 @@ LANES = 16
 """Rows of a group of ``kernels/matmul_formats.h``, and columns of a vector."""
 SLOTS = 8
 """Tokens a group of ``kernels/matmul_group.h`` takes at a time."""
+SUM_SPANS = 2
+"""Spans of a row a group of ``kernels/log_probabilities.cl`` sums at a time."""
 QUANTIZED_SEGMENTS = 16
 """Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
 STATE_ROWS = 16
@@ -268,7 +270,7 @@ OPS = (
     _op(
         "sample_part",
         _columns("logits"),
-        _any("SAMPLING sampling", "int recent"),
+        _any("SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),
         _to_columns("values"),
         _to_any("BEST best"),
         sizes="rows vocab parts recent_tokens",
@@ -281,6 +283,30 @@ OPS = (
         _any("SAMPLING sampling", "BEST best"),
         _to_rows("int ids", "uint weights", "int token"),
         sizes="rows vocab parts",
+        groups=lambda rows, **_: rows,
+    ),
+    _op(
+        "log_probabilities_part",
+        _columns("logits"),
+        _to_any("BEST best"),
+        sizes="rows vocab parts top",
+        groups=lambda rows, parts, **_: rows * parts,
+        source="log_probabilities",
+    ),
+    _op(
+        "log_probabilities_sum",
+        _any("logits", "BEST best"),
+        _to_any("spans"),
+        sizes="rows vocab parts top",
+        groups=lambda rows, vocab, **_: rows * pieces(vocab, SUM_SPANS * SPAN),
+        source="log_probabilities",
+    ),
+    _op(
+        "log_probabilities",
+        _any("logits", "BEST best", "spans"),
+        _rows("int token"),
+        _to_rows("chosen", "int top_ids", "top_logs"),
+        sizes="rows vocab parts top",
         groups=lambda rows, **_: rows,
     ),
     _op(

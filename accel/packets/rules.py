@@ -10,6 +10,7 @@ from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
 from accel.packets.rules_recurrent import RECURRENT_RULES
 from accel.packets.step import Step
+from contract.arithmetic import SPAN
 from contract.errors import UnsupportedOp
 from contract.ir.expand import EXPANSIONS, expand
 from contract.ir.nodes import Graph, Node
@@ -108,6 +109,8 @@ def _sample(low: Lowering, node: Node) -> None:
         shared,
         logits=tensors["logits"],
         recent=tensors["recent"],
+        allowed=tensors.get("allowed"),
+        bias=tensors.get("bias"),
         recent_tokens=tensors["recent"].columns,
     )
     low.add(
@@ -117,6 +120,24 @@ def _sample(low: Lowering, node: Node) -> None:
         weights=low.new(f"{node.name}.weights", rows.most, vocab),
         token=tensors["token"],
     )
+
+
+def _log_probabilities(low: Lowering, node: Node) -> None:
+    tensors, rows, top = low.tensors(node), low.count(node, "rows"), int(node.params["top"])
+    logits = tensors["logits"]
+    shared: dict[str, Field] = {
+        "logits": logits,
+        "best": low.new(f"{node.name}.parts", rows.most, low.parts * top * BEST_WORDS),
+        "rows": rows,
+        "vocab": logits.columns,
+        "parts": low.parts,
+        "top": top,
+    }
+    spans = low.new(f"{node.name}.spans", rows.most, -(-logits.columns // SPAN))
+    low.add("log_probabilities_part", shared)
+    low.add("log_probabilities_sum", shared, spans=spans)
+    results = {name: tensors[name] for name in ("token", "chosen", "top_ids", "top_logs")}
+    low.add("log_probabilities", shared, results, spans=spans)
 
 
 def _stream_out(low: Lowering, node: Node) -> None:
@@ -164,6 +185,7 @@ RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
         Opcode.SOFT_CAP: _elementwise,
         Opcode.SWIGLU: _elementwise,
         Opcode.SAMPLE: _sample,
+        Opcode.LOG_PROBABILITIES: _log_probabilities,
         Opcode.STREAM_OUT: _stream_out,
         Opcode.LOAD_REQUEST_STATE: _load_request_state,
         Opcode.STORE_REQUEST_STATE: _store_request_state,

@@ -13,7 +13,7 @@ Printed by `python -m contract.ir.opcode_table` from the opcode table; do not ed
 An operand is written `name[dimensions]`, followed by its storage type where it is not binary32.
 A `?` marks an operand that may be absent. `weight` stands for every storage type of a model file.
 Dimension names bind on first sight and must agree wherever they appear again; `tokens` and `rows`
-are the symbols a ShapeKey fixes. The rules R0-R9 are those of [arithmetic.md](arithmetic.md).
+are the symbols a ShapeKey fixes. The rules R0-R11 are those of [arithmetic.md](arithmetic.md).
 """
 
 COLUMNS = (

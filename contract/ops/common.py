@@ -38,9 +38,9 @@ def weight(name: str, *dims: str) -> Operand:
     return Operand(name, dims, WEIGHT)
 
 
-def index(name: str, *dims: str, access: Access = READ) -> Operand:
-    """An int32 tensor: token ids, positions, page tables, records of 32-bit words."""
-    return Operand(name, dims, INDEX, access)
+def index(name: str, *dims: str, access: Access = READ, optional: bool = False) -> Operand:
+    """An int32 tensor: token ids, positions, page tables, masks, records of 32-bit words."""
+    return Operand(name, dims, INDEX, access, optional)
 
 
 def kv(access: Access) -> Operand:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES
 from contract.opcodes import Opcode
 from contract.ops.common import (
     EXP_FLOPS,
@@ -17,7 +20,26 @@ from contract.ops.common import (
     product,
     weight,
 )
-from contract.spec import OpSpec
+from contract.spec import Dim, OpSpec, Param, Scalar, Work
+
+
+def _masks_hold_the_vocabulary(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    words, vocab = dims.get("mask_words"), dims["vocab"]
+    if words is None or (int(words) * MASK_WORD_BITS >= int(vocab)):
+        return None
+    return f"mask_words is {words}, too few for the {vocab} tokens of vocab"
+
+
+def _listed_tokens(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    most = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
+    if int(params["top"]) > most:
+        return f"top is {params['top']}, expected at most {most}"
+    return None
+
+
+def _mask_words(work: Work) -> int:
+    return min(work["rows"], work["masks"]) * work["mask_words"]
+
 
 STEP = (
     OpSpec(
@@ -62,13 +84,36 @@ STEP = (
             activation("logits", "rows", "vocab"),
             index("sampling", "rows", "16"),
             index("recent", "slots", "recent_tokens"),
+            index("allowed", "masks", "mask_words", optional=True),
+            index("bias", "biases", "2", optional=True),
             index("token", "rows", access=WRITE),
         ),
         (),
         rule="R2 R9",
-        formula="penalties, temperature, top-k, top-p, min-p, draw; arg-max at temperature 0",
+        formula="allowed tokens only, bias, penalties, temperature, top-k, top-p, min-p, draw; "
+        "arg-max at temperature 0",
         flops=each(EXP_FLOPS + 3, "rows", "vocab"),
-        touched={"recent": lambda work: work["rows"] * work["recent_tokens"]},
+        touched={
+            "recent": lambda work: work["rows"] * work["recent_tokens"],
+            "allowed": _mask_words,
+        },
+        constraint=_masks_hold_the_vocabulary,
+    ),
+    OpSpec(
+        Opcode.LOG_PROBABILITIES,
+        (
+            activation("logits", "rows", "vocab"),
+            index("token", "rows"),
+            activation("chosen", "rows", access=WRITE),
+            index("top_ids", "rows", "top", access=WRITE),
+            activation("top_logs", "rows", "top", access=WRITE),
+        ),
+        (Param("top", int, "likeliest tokens listed", minimum=1),),
+        rule="R2 R3 R4 R10",
+        formula="log p(v) = (logits[v] - m) - log(sum exp(logits - m)), m = max logits: of token, "
+        "and of the top tokens",
+        flops=each(EXP_FLOPS + 2, "rows", "vocab"),
+        constraint=_listed_tokens,
     ),
     OpSpec(
         Opcode.STREAM_OUT,

@@ -13,14 +13,15 @@ from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
 from contract.dtypes import F32, I12, I32, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.records import LAST_TOKEN, SAMPLING, SLOT, STEP
+from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
-from harness.parity.values import KINDS
+from harness.parity.values import KINDS, NONFINITE
 from reference.exact.kv_storage import page_view, store
 from reference.exact.rotary import rotary_table
 from reference.matrix import Matrix
+from reference.ops.sample import NO_TOKEN
 from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
@@ -208,7 +209,36 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
     records["position"] = rng.integers(0, longest)
     records["slot"] = rng.integers(0, case.sizes["slots"], shape[0])
     records["repeat_last_n"] = rng.integers(0, case.sizes["recent_tokens"] + 1, shape[0])
+    records["mask"] = rng.integers(0, case.sizes.get("masks", 2) + 1, shape[0])
+    biases = case.sizes.get("biases", 2)
+    records["bias_first"] = rng.integers(0, biases + 1, shape[0])
+    records["bias_count"] = rng.integers(0, biases - records["bias_first"] + 1)
     return records.view(np.int32).reshape(shape)
+
+
+def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Masks of nothing, about one token, half of them, all; bits behind the vocabulary alike."""
+    share = rng.choice([0.0, 1.0 / case.sizes["vocab"], 0.5, 0.9, 1.0], (shape[0], 1))
+    bits = rng.random((shape[0], 32 * shape[1])) < share
+    return np.packbits(bits, axis=1, bitorder="little").view("<i4").reshape(shape)
+
+
+def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Distinct tokens; a temperature makes infinities of the largest biases."""
+    records = np.zeros(shape[0], LOGIT_BIAS)
+    records["token"] = rng.choice(case.sizes["vocab"], shape[0], replace=False)
+    often = rng.choice([-100.0, -1.0, 0.1, 3.0, 100.0], shape[0])
+    records["bias"] = np.where(rng.random(shape[0]) < 0.2, -3e38, often)
+    records["bias"][rng.random(shape[0]) < 0.01] = 3e38
+    return records.view(np.int32).reshape(shape)
+
+
+def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Ids of the vocabulary where there are logits; rows without a token where some are broken."""
+    if "vocab" not in case.sizes:
+        return _words(rng, case, shape)
+    least = NO_TOKEN if case.kind in NONFINITE else 0
+    return rng.integers(least, case.sizes["vocab"], shape).astype(np.int32)
 
 
 IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
@@ -218,13 +248,15 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "ids": _expert_ids,
     "slot_table": _slot_table,
     "pairs": _pairs,
-    "token": _words,
+    "token": _token,
     "draft": _few,
     "target": _few,
     "recent": _recent,
     "step": _step,
     "ring": _words,
     "sampling": _sampling,
+    "allowed": _allowed,
+    "bias": _bias,
 }
 
 

@@ -150,6 +150,16 @@ def _store_state(rows: int, runs: tuple[Run, ...]) -> Shape:
     return Shape(f"{rows}", {"rows": rows}, runs=runs)
 
 
+def _sample(rows: int, vocab: int, recent_tokens: int, slots: int, **tables: int) -> Shape:
+    """``tables`` are the dimensions of masks and of biases; without them there are none."""
+    dims = {"rows": rows, "vocab": vocab, "recent_tokens": recent_tokens, "slots": slots}
+    sizes = {"allowed": "masks", "bias": "biases"}
+    absent = frozenset(name for name, size in sizes.items() if size not in tables)
+    label = "x".join(map(str, dims.values()))
+    label += "".join(f"-{size}" for size in sizes.values() if size in tables)
+    return Shape(label, dims | tables, absent=absent)
+
+
 WIDE = ((1, 1), (3, 257), (17, 40), (65, 16), (0, 8))
 """Tokens and widths."""
 
@@ -159,9 +169,21 @@ STRATEGIES: dict[Opcode, Strategy] = {
         "tokens hidden rows", (1, 1, 1), (17, 257, 3), (65, 40, 65), (5, 8, 0)
     ),
     Opcode.LM_HEAD: _product("rows", "hidden", "vocab"),
-    Opcode.SAMPLE: grid(
-        "rows vocab recent_tokens slots",
-        *((1, 1, 1, 1), (3, 257, 8, 2), (17, 1000, 64, 9), (0, 7, 4, 1)),
+    Opcode.SAMPLE: always(
+        *(_sample(*row) for row in ((1, 1, 1, 1), (3, 257, 8, 2), (17, 1000, 64, 9), (0, 7, 4, 1))),
+        _sample(1, 1, 1, 1, masks=1, mask_words=1, biases=1),
+        _sample(17, 257, 8, 3, masks=5, mask_words=10),
+        _sample(17, 300, 8, 3, biases=40),
+        _sample(33, 1000, 64, 9, masks=9, mask_words=32, biases=100),
+        _sample(0, 7, 4, 1, masks=2, mask_words=1, biases=3),
+    ),
+    Opcode.LOG_PROBABILITIES: always(
+        *(
+            Shape(f"{rows}x{vocab}x{top}", {"rows": rows, "vocab": vocab}, {"top": top})
+            for rows, vocab, top in (
+                *((1, 1, 1), (3, 257, 20), (17, 1000, 5), (5, 5000, 20), (2, 20, 20), (0, 7, 2)),
+            )
+        )
     ),
     Opcode.STREAM_OUT: always(
         _stream_out(1, 1, DECODE_ONE),

@@ -1,9 +1,11 @@
-"""SAMPLE: penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
+"""SAMPLE: mask, bias, penalties, temperature, then top-k, top-p, min-p and the draw, in integers
+(rule R9).
 
 Left open by the rule and fixed here: the repetition penalty divides a positive and multiplies
 other logits; top-p keeps a token while the weight before it is below ``rint(top_p 2^16) / 2^16``
 of the total, min-p while its weight is at least ``rint(min_p 2^16) / 2^16`` of the largest; and
-the draw walks the kept tokens in order of id, which needs no sort.
+the draw walks the kept tokens in order of id, which needs no sort. A token that is not allowed is
+-infinity whatever is added, multiplied or divided, so it is made so last.
 """
 
 from __future__ import annotations
@@ -12,40 +14,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import SAMPLE_WEIGHT_BITS
-from contract.records import SAMPLING
+from contract.records import LOGIT_BIAS, SAMPLING
 from reference.exact.elementary import exp
 from reference.exact.philox import draw
 
 Float32 = NDArray[np.float32]
 
 NO_TOKEN = -1
-"""What a row with a NaN or an infinite logit yields instead of a token."""
+"""What a row yields in which a logit is not finite, or nothing can be chosen."""
 
 THRESHOLD_BITS = 16
 WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)
 
 
 def sample(
-    *, logits: Float32, sampling: NDArray[np.int32], recent: NDArray[np.int32]
+    *,
+    logits: Float32,
+    sampling: NDArray[np.int32],
+    recent: NDArray[np.int32],
+    allowed: NDArray[np.int32] | None = None,
+    bias: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """One token per row; NO_TOKEN where a logit is not finite or the largest overflows.
+    """One token per row; NO_TOKEN where a logit is not finite, forbidden tokens' too, where the
+    largest overflows and where nothing is allowed.
 
     ``sampling`` is [rows, 16] words, each row one SAMPLING record; ``recent`` is [slots, n] token
-    ids, of which the penalties look at some, see SAMPLING.
+    ids, of which the penalties look at some; ``allowed`` is [masks, words], bit v mod 32 of word
+    v / 32 saying that token v may be chosen; ``bias`` is [biases, 2] words, each row one LOGIT_BIAS
+    record. Which of these are a row's says its record, see SAMPLING.
     """
     records = np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]
     token = np.full(len(logits), NO_TOKEN, np.int32)
     for row, (values, record) in enumerate(zip(logits, records, strict=True)):
         if np.isfinite(values).all():
-            token[row] = _sample_row(values, record, window(record, recent))
+            adjusted = adjust(values, record, bias, window(record, recent))
+            token[row] = _sample_row(adjusted, record, allowed)
     return token
 
 
-def _sample_row(values: Float32, record: np.void, recent: NDArray[np.int32]) -> int:
-    values = penalized(values, record, recent)
+def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) -> int:
     random = record["temperature"] > 0
     if random:
         values = values / record["temperature"]
+    values = forbid(values, record, allowed)
     if not np.isfinite(values.max()):
         return NO_TOKEN
     if not random:
@@ -61,6 +72,34 @@ def _sample_row(values: Float32, record: np.void, recent: NDArray[np.int32]) -> 
     cumulative = np.cumsum(weights)
     target = draw(seed, int(record["position"])) * int(cumulative[-1]) >> 32
     return int(ids[np.searchsorted(cumulative, target, side="right")])
+
+
+def forbid(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) -> Float32:
+    """-infinity in the place of the tokens that the row's mask does not allow."""
+    if allowed is None or not record["mask"] > 0:
+        return values
+    octets = allowed[record["mask"] - 1].astype("<i4").view(np.uint8)
+    bits = np.unpackbits(octets, count=len(values), bitorder="little")
+    return np.where(bits, values, np.float32(-np.inf))
+
+
+def adjust(
+    values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
+) -> Float32:
+    """Logits plus the row's biases, then after its penalties."""
+    return penalized(biased(values, record, bias), record, recent)
+
+
+def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> Float32:
+    """Logits plus the row's biases, each one rounding."""
+    if bias is None:
+        return values
+    first = int(record["bias_first"])
+    rows = np.ascontiguousarray(bias[first : first + int(record["bias_count"])])
+    biases = rows.view(LOGIT_BIAS)[:, 0]
+    values = values.copy()
+    values[biases["token"]] += biases["bias"]
+    return values
 
 
 def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:

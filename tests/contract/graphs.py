@@ -204,6 +204,10 @@ def _satisfy(
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
     if "factors" in sizes:
         fix("factors", draw(st.sampled_from((1, int(sizes["width"])))))
+    if "mask_words" in sizes:
+        fix("mask_words", -(-int(sizes["vocab"]) // 32) + draw(st.integers(0, 2)))
+    if "top" in params:
+        fix("top", min(int(params["top"]), int(sizes["vocab"])))
     if "slot_words" in sizes:
         fix("slot_words", 8)
     if "ring_events" in sizes:

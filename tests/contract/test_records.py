@@ -12,6 +12,7 @@ from contract.ops import TABLE
 RECORDS = {
     "QUERY_TOKEN": (Opcode.EMBED, "query", 4),
     "SAMPLING": (Opcode.SAMPLE, "sampling", 16),
+    "LOGIT_BIAS": (Opcode.SAMPLE, "bias", 2),
     "OUTPUT_EVENT": (Opcode.STREAM_OUT, "ring", 8),
 }
 

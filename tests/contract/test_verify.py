@@ -245,6 +245,32 @@ def test_a_constraint_of_the_table() -> None:
     rejected(graph(decode_only, buffers=buffers), "n", Rule.STAGE)
 
 
+def test_masks_and_lists_fit_the_vocabulary() -> None:
+    """33 tokens need two words of mask; no more of them can be listed, nor more than 20 of many."""
+    buffers = (
+        buffer("logits", K.REQUEST, ("rows", 33)),
+        buffer("sampling", K.REQUEST, ("rows", 16), I32),
+        buffer("recent", K.STATE, (1, 8), I32),
+        buffer("allowed", K.STATE, (1, 1), I32),
+        buffer("token", K.OUTPUT, ("rows",), I32),
+    )
+    operands = {decl.name: View(decl.name) for decl in buffers}
+    node = Node("n", Opcode.SAMPLE, operands, {})
+    assert "mask_words is 1" in rejected(graph(node, buffers=buffers), "n", Rule.CONSTRAINT)
+    for vocab, top in ((33, 21), (5, 6)):
+        lists = (
+            buffer("logits", K.REQUEST, ("rows", vocab)),
+            buffer("token", K.REQUEST, ("rows",), I32),
+            buffer("chosen", K.OUTPUT, ("rows",)),
+            buffer("top_ids", K.OUTPUT, ("rows", top), I32),
+            buffer("top_logs", K.OUTPUT, ("rows", top)),
+        )
+        operands = {decl.name: View(decl.name) for decl in lists}
+        node = Node("n", Opcode.LOG_PROBABILITIES, operands, {"top": top})
+        expected = f"top is {top}, expected at most {top - 1}"
+        assert expected in rejected(graph(node, buffers=lists), "n", Rule.CONSTRAINT)
+
+
 @pytest.mark.parametrize(
     ("params", "problem"),
     [

@@ -1,4 +1,5 @@
-"""Sampling by a work-group a row: the code of accelerators, on whatever device there is."""
+"""Sampling and log-probabilities by work-groups: the code of accelerators, on whatever device there
+is."""
 
 from __future__ import annotations
 
@@ -10,22 +11,32 @@ import pytest
 from accel.opencl.device import Device
 from accel.opencl.tier import OpenClTier
 from contract.opcodes import Opcode
-from harness.parity import Case, compare, generate
+from contract.records import SAMPLING
+from harness.parity import Case, by_definition, compare, fill, generate
+from harness.parity.execute import on_tier
 from harness.parity.shape import Shape
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups
 
+CONSTRAINTS = frozenset(("allowed", "bias"))
 VOCABULARIES = (129, 5000, 20011)
 
 
 def cases() -> Iterator[Case]:
     """The parity suite's, and rows long enough that every item of a group has candidates."""
     yield from generate(Opcode.SAMPLE, repeats=2)
+    yield from generate(Opcode.LOG_PROBABILITIES, repeats=2)
     for vocab in VOCABULARIES:
-        shape = Shape(f"7x{vocab}", {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3})
+        dims = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
+        tables = {"masks": 4, "mask_words": -(-vocab // 32), "biases": 50}
+        shape = Shape(f"7x{vocab}", dims, absent=CONSTRAINTS)
+        constrained = Shape(f"7x{vocab}-constrained", dims | tables)
         for kind in ("normal", "zeros", "nan"):
             for repeat in range(4):
                 yield Case(Opcode.SAMPLE, None, shape, kind, repeat)
+                yield Case(Opcode.SAMPLE, None, constrained, kind, repeat)
+            listed = Shape(f"3x{vocab}", {"rows": 3, "vocab": vocab}, {"top": 20})
+            yield Case(Opcode.LOG_PROBABILITIES, None, listed, kind, 0)
 
 
 @pytest.fixture
@@ -33,7 +44,10 @@ def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
-    ops = ("sample_part", "sample")
+    ops = (
+        *("sample_part", "sample"),
+        *("log_probabilities_part", "log_probabilities_sum", "log_probabilities"),
+    )
     return open_work_groups(open_opencl, device, monkeypatch, ops)
 
 
@@ -44,6 +58,18 @@ def test_work_groups_draw_the_tokens_of_the_definition(work_groups: OpenClTier) 
         assert compare(work_groups, case) == {}, str(case)
         drawn += case.sizes["rows"]
     assert drawn > 500
+
+
+def test_a_logit_that_overflows_downwards_is_not_chosen(open_opencl: OpenTier) -> None:
+    """One that a temperature drives to -infinity does not make its row a broken one."""
+    dims = {"rows": 3, "vocab": 257, "recent_tokens": 8, "slots": 2}
+    case = Case(Opcode.SAMPLE, None, Shape("cold", dims, absent=CONSTRAINTS), "normal", 0)
+    operands = fill(case)
+    operands["sampling"].view(SAMPLING)["temperature"] = 0.1
+    operands["logits"][:, 5] = -1e38
+    expected = by_definition(case, operands)["token"]
+    assert (expected >= 0).all()
+    assert (on_tier(open_opencl(), case, operands)["token"] == expected).all()
 
 
 def test_a_wrong_draw_is_noticed(work_groups: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,15 @@ from reference.exact.attention_rows import (
 from reference.exact.kv_storage import stored
 from reference.exact.sums import fold_segment, sum_axis
 from reference.ops.flash_attn_batched import Score
-from reference.ops.sample import NO_TOKEN, penalized, sample, window
+from reference.ops.sample import (
+    NO_TOKEN,
+    adjust,
+    biased,
+    forbid,
+    penalized,
+    sample,
+    window,
+)
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)
@@ -34,6 +42,11 @@ ONE = np.float32(1.0)
 def numpy_exp(x: Float32) -> Float32:
     """A library's exp."""
     return np.exp(x)
+
+
+def log_by_base_two(x: Float32) -> Float32:
+    """The instruction many devices have, times ln 2."""
+    return np.log2(x) * np.float32(np.log(2.0))
 
 
 def left_fold(products: Float32) -> Float32:
@@ -215,13 +228,79 @@ def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) ->
     return values
 
 
+def unbiased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> Float32:
+    """Biases forgotten."""
+    return values
+
+
+def bias_after_penalties(
+    values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
+) -> Float32:
+    """The repetition penalty of the logit alone."""
+    return biased(penalized(values, record, recent), record, bias)
+
+
+def everything_allowed(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """The mask forgotten."""
+    return values
+
+
+def mask_from_the_high_bit(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """Token v at bit 31 - v mod 32."""
+    if allowed is None or not record["mask"] > 0:
+        return values
+    octets = allowed[record["mask"] - 1].astype(">i4").view(np.uint8)
+    return np.where(np.unpackbits(octets, count=len(values)), values, np.float32(-np.inf))
+
+
+def row_before_the_mask(
+    values: Float32, record: np.void, allowed: NDArray[np.int32] | None
+) -> Float32:
+    """Mask k at row k, the last at row 0."""
+    if allowed is None or not record["mask"] > 0:
+        return values
+    octets = allowed[record["mask"] % len(allowed)].astype("<i4").view(np.uint8)
+    bits = np.unpackbits(octets, count=len(values), bitorder="little")
+    return np.where(bits, values, np.float32(-np.inf))
+
+
+def logits_less_one_sum(x: Float32, wanted: Float32) -> Float32:
+    """log p as x - (m + log s): one rounding elsewhere."""
+    largest = x.max(axis=1, keepdims=True)
+    log_sum = elementary.log(sum_axis(elementary.exp(x - largest)))
+    logs: Float32 = wanted - (largest + log_sum[:, None])
+    return logs
+
+
+def unshifted_sum(x: Float32, wanted: Float32) -> Float32:
+    """The sum of exp(x), without the largest taken away first."""
+    return wanted - elementary.log(sum_axis(elementary.exp(x)))[:, None]
+
+
+def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
+    """Equal logits by falling id."""
+    backwards = np.argsort(-row[::-1], kind="stable")
+    ids: NDArray[np.intp] = np.subtract(len(row) - 1, backwards[:top])
+    return ids
+
+
 def last_of_equals(
-    *, logits: Float32, sampling: NDArray[np.int32], recent: NDArray[np.int32]
+    *,
+    logits: Float32,
+    sampling: NDArray[np.int32],
+    recent: NDArray[np.int32],
+    allowed: NDArray[np.int32] | None = None,
+    bias: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
     """Ties broken by the higher id where nothing is drawn."""
-    token = sample(logits=logits, sampling=sampling, recent=recent)
+    token = sample(logits=logits, sampling=sampling, recent=recent, allowed=allowed, bias=bias)
     for row, record in enumerate(np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]):
         if record["temperature"] == 0 and token[row] != NO_TOKEN:
-            values = penalized(logits[row], record, window(record, recent))
+            values = adjust(logits[row], record, bias, window(record, recent))
+            values = forbid(values, record, allowed)
             token[row] = np.flatnonzero(values == values.max())[-1]
     return token

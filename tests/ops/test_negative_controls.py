@@ -41,6 +41,7 @@ ATTENTION = "reference.ops.flash_attn_batched"
 STORAGE = "reference.exact.kv_storage"
 SWIGLU = "reference.ops.swiglu"
 SAMPLE = "reference.ops.sample"
+LOGS = "reference.ops.log_probabilities"
 DOT = "reference.quant.dot"
 SUMS = "reference.exact.sums"
 ROUTE = "reference.ops.moe_gate_topk.route"
@@ -145,6 +146,39 @@ CONTROLS = (
     Control("R6 left fold", Opcode.FLASH_ATTN, mistakes.left_fold, f"{ATTENTION}.fold_segment"),
     Control("R9 coarse weights", Opcode.SAMPLE, np.float32(1 << 6), f"{SAMPLE}.WEIGHT_SCALE"),
     Control("R9 no penalties", Opcode.SAMPLE, mistakes.no_penalties, f"{SAMPLE}.penalized"),
+    Control("R9 no bias", Opcode.SAMPLE, mistakes.unbiased, f"{SAMPLE}.biased"),
+    Control(
+        "R9 bias after penalties", Opcode.SAMPLE, mistakes.bias_after_penalties, f"{SAMPLE}.adjust"
+    ),
+    Control("R9 no mask", Opcode.SAMPLE, mistakes.everything_allowed, f"{SAMPLE}.forbid"),
+    Control(
+        "R9 mask from the high bit",
+        Opcode.SAMPLE,
+        mistakes.mask_from_the_high_bit,
+        f"{SAMPLE}.forbid",
+    ),
+    Control("R9 row of the mask", Opcode.SAMPLE, mistakes.row_before_the_mask, f"{SAMPLE}.forbid"),
+    Control("R10 library exp", Opcode.LOG_PROBABILITIES, mistakes.numpy_exp, f"{LOGS}.exp"),
+    Control("R10 log of base 2", Opcode.LOG_PROBABILITIES, mistakes.log_by_base_two, f"{LOGS}.log"),
+    Control("R10 one tree", Opcode.LOG_PROBABILITIES, mistakes.one_tree, f"{LOGS}.sum_axis"),
+    Control(
+        "R10 one subtraction",
+        Opcode.LOG_PROBABILITIES,
+        mistakes.logits_less_one_sum,
+        f"{LOGS}.normalized",
+    ),
+    Control(
+        "R10 nothing taken away first",
+        Opcode.LOG_PROBABILITIES,
+        mistakes.unshifted_sum,
+        f"{LOGS}.normalized",
+    ),
+    Control(
+        "R10 ties to the higher id",
+        Opcode.LOG_PROBABILITIES,
+        mistakes.likeliest_from_the_last,
+        f"{LOGS}.likeliest",
+    ),
     Control("R9 ties to the higher id", Opcode.SAMPLE, mistakes.last_of_equals),
     Control(
         "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,33 @@ def draw_tokens(
     return tokens
 
 
-def by_integers(logits: list[np.float32], rule: np.void, recent: list[int]) -> int:
-    """R9 step by step: scalar binary32 up to the weights, Python integers after."""
+def by_integers(
+    logits: list[np.float32],
+    rule: np.void,
+    recent: list[int],
+    allowed: Collection[int] | None = None,
+    bias: Mapping[int, float] | None = None,
+) -> int:
+    """R9 step by step: scalar binary32 up to the weights, Python integers after.
+
+    A token that is not among ``allowed`` never becomes a candidate.
+    """
     values = list(logits)
+    candidates = range(len(values)) if allowed is None else sorted(allowed)
+    if not candidates:
+        return NO_TOKEN
+    for token, added in (bias or {}).items():
+        values[token] = F(values[token] + F(added))
     for token, count in Counter(t for t in recent if t >= 0).items():
         seen, penalty = values[token], rule["repeat_penalty"]
         seen = F(seen / penalty) if seen > 0 else F(seen * penalty)
         seen = F(seen - F(F(count) * rule["frequency_penalty"]))
         values[token] = F(seen - rule["presence_penalty"])
-    ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    ranked = sorted(candidates, key=lambda i: (-values[i], i))
     if not rule["temperature"] > 0:
         return ranked[0]
     values = [F(v / rule["temperature"]) for v in values]
-    ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    ranked = sorted(candidates, key=lambda i: (-values[i], i))
     if rule["top_k"] > 0:
         ranked = ranked[: rule["top_k"]]
     largest = values[ranked[0]]

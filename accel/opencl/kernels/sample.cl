@@ -1,8 +1,8 @@
-// SAMPLE: penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
+// SAMPLE: mask, bias, penalties, temperature, top-k, top-p, min-p and the draw, in integers (rule R9).
 //
-// sample_part   best [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part, parts) of the
-//               penalized logits divided by the temperature, which go to values [rows, vocab]
-//               unless the row is greedy and has no recent token.
+// sample_part   best [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part, parts) of
+//               what the row makes of its logits, which goes to values [rows, vocab] unless it
+//               leaves them as they are. `finite` is about the logits; values may be -infinity.
 // sample        ids and weights [rows, vocab] are scratch. Rows are split among workers, or
 //               work-groups.
 
@@ -27,6 +27,29 @@ static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const REC
     }
 }
 
+static void add_biases(GLOBAL float *values, const GLOBAL SAMPLING *how,
+                       const GLOBAL LOGIT_BIAS *bias, uint begin, uint end) {
+    for (int i = how->bias_first; i < how->bias_first + how->bias_count; i++) {
+        const int id = bias[i].token;
+        if (id >= (int)begin && id < (int)end) values[id] = values[id] + bias[i].bias;
+    }
+}
+
+// Divides by the temperature and puts -infinity where the mask forbids. False if a NaN came out.
+static bool divide_and_forbid(GLOBAL float *values, float temperature, const GLOBAL uint *mask,
+                              uint begin, uint end) {
+    int16 broken = 0;
+    for (uint k = begin; k < end; k += 16) {
+        const int count = (int)(end - k);
+        float16 v = load_padded(values + k, count);
+        if (temperature > 0.0f) v = divide16(v, (float16)(temperature));
+        if (mask) v = select((float16)(-INFINITY), v, allowed_from(mask, k, count));
+        broken |= v != v;
+        store_partial(v, values + k, count);
+    }
+    return !any(broken);
+}
+
 void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(sample_part);
 #if GROUP_SIZE > 1
@@ -41,23 +64,20 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
         const GLOBAL SAMPLING *how = op.sampling + row;
         const RECENT recent = recent_of(how, op.recent, op.recent_stride, op.recent_tokens);
         const bool penalized = recent.count > 0;
+        const GLOBAL uint *mask = mask_of(how, op.allowed, op.allowed_stride);
+        const bool biased = op.bias && how->bias_count > 0;
         BEST best = best_in(logits, columns.begin, columns.end);
-        const bool random = how->temperature > 0.0f;
-        if (penalized || random) {
+        if (penalized || biased || mask || how->temperature > 0.0f) {
             GLOBAL float *values = op.values + (ulong)row * op.vocab;
-            const int finite = best.finite;
+            int finite = best.finite;
             for (uint k = columns.begin; k < columns.end; k += 16)
                 store_partial(load_padded(logits + k, (int)(columns.end - k)), values + k,
                               (int)(columns.end - k));
+            if (biased) add_biases(values, how, op.bias, columns.begin, columns.end);
             penalize(values, how, &recent, columns.begin, columns.end);
-            if (random)
-                for (uint k = columns.begin; k < columns.end; k += 16) {
-                    int count = (int)(columns.end - k);
-                    float16 v = load_padded(values + k, count);
-                    store_partial(divide16(v, (float16)(how->temperature)), values + k, count);
-                }
+            finite &= divide_and_forbid(values, how->temperature, mask, columns.begin, columns.end);
             best = best_in(values, columns.begin, columns.end);
-            best.finite &= finite;
+            best.finite = finite;
         }
 #if GROUP_SIZE > 1
         best = group_best(memory, best);
@@ -89,19 +109,6 @@ static int draw_token(MEMORY memory, const CANDIDATES *all, const GLOBAL SAMPLIN
     return token_at(memory, all, prefix, target);
 }
 
-// The best of a row, from those of its parts.
-static BEST best_of_parts(MEMORY memory, const GLOBAL BEST *parts, uint count) {
-    BEST best = {0.0f, NO_TOKEN, 1};
-#if GROUP_SIZE > 1
-    for (uint part = get_local_id(0); part < count; part += GROUP_SIZE)
-        best = best_of(best, parts[part]);
-    return group_best(memory, best);
-#else
-    for (uint part = 0; part < count; part++) best = best_of(best, parts[part]);
-    return best;
-#endif
-}
-
 void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(sample);
 #if GROUP_SIZE > 1
@@ -111,8 +118,8 @@ void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint wor
     for (uint row = mine.begin; row < mine.end; row++) {
 #endif
         const GLOBAL SAMPLING *how = op.sampling + row;
-        const BEST best = best_of_parts(memory, op.best + row * op.parts, op.parts);
-        int token = token_of(best);
+        const BEST best = best_of_parts(memory, op.best + row * op.parts, op.parts, 1);
+        int token = is_finite(best.value) ? token_of(best) : NO_TOKEN;
         if (how->temperature > 0.0f && token != NO_TOKEN) {
             const ulong place = (ulong)row * op.vocab;
             const CANDIDATES all =

@@ -18,7 +18,8 @@ typedef struct {
     float presence_penalty, frequency_penalty;
     int repeat_last_n;
     int slot;
-    int reserved[4];
+    int mask, bias_first, bias_count;
+    int reserved;
 } SAMPLING;
 
 // The tokens before the sampled position that the penalties look at: `count` of a ring of `size`,
@@ -39,6 +40,26 @@ static inline int recent_token(const RECENT *recent, uint i) {
     return recent->tokens[(recent->first + i) % recent->size];
 }
 
+typedef struct {
+    int token;
+    float bias;
+} LOGIT_BIAS;
+
+// The bits of the row's mask; 0 where every token is allowed.
+static inline const GLOBAL uint *mask_of(const GLOBAL SAMPLING *how, const GLOBAL uint *allowed,
+                                         ulong stride) {
+    return allowed && how->mask > 0 ? allowed + (ulong)(how->mask - 1) * stride : 0;
+}
+
+// Whether tokens k to k + 15 are allowed, -1 or 0; of the last `count` of a mask, anything behind.
+static inline int16 allowed_from(const GLOBAL uint *mask, uint k, int count) {
+    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const uint word = k / 32, shift = k % 32, last = (k + (uint)min(count, 16) - 1) / 32;
+    uint bits = mask[word] >> shift;
+    if (last > word) bits |= mask[last] << (32 - shift);
+    return -(((int16)((int)(bits & 0xFFFFu)) >> lane) & 1);
+}
+
 // The tokens that can be drawn at all, in order of id.
 typedef struct {
     const GLOBAL float *values;
@@ -52,6 +73,19 @@ typedef struct {
     uint key;
     uint ties;
 } PREFIX;
+
+// The best of a row, from the first of each part's `stride` records.
+static BEST best_of_parts(MEMORY memory, const GLOBAL BEST *parts, uint count, uint stride) {
+    BEST best = {0.0f, NO_TOKEN, 1};
+#if GROUP_SIZE > 1
+    for (uint part = get_local_id(0); part < count; part += GROUP_SIZE)
+        best = best_of(best, parts[part * stride]);
+    return group_best(memory, best);
+#else
+    for (uint part = 0; part < count; part++) best = best_of(best, parts[part * stride]);
+    return best;
+#endif
+}
 
 static inline bool has_weight(float value, float maximum) {
     return value - maximum >= WEIGHTLESS;

@@ -1,0 +1,51 @@
+"""LOG_PROBABILITIES: how likely a row's token is to the model, and which ones are likeliest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.exact.elementary import exp, log
+from reference.exact.sums import sum_axis
+from reference.ops.sample import NO_TOKEN
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+
+def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float32, Int32, Float32]:
+    """log p(v) = (x_v - m) - log(sum of exp(x - m)), x the row as it is, m its largest (rule R10).
+
+    ``logits`` is [rows, vocab], ``token`` [rows]. Returns log p of the tokens [rows], then the
+    ``top`` likeliest ids [rows, top] and their log p [rows, top], by falling logit, equal ones by
+    rising id. A row that is not all finite gives NaN and NO_TOKEN everywhere; a token that is no
+    id of the vocabulary gives NaN.
+    """
+    rows, vocab = logits.shape
+    finite = np.asarray(np.isfinite(logits).all(axis=1))
+    x = np.where(finite[:, None], logits, np.float32(0.0))
+    ids = np.array([likeliest(row, top) for row in x], np.int32).reshape(rows, top)
+    known = finite & (token >= 0) & (token < vocab)
+    wanted = np.column_stack([np.where(known, token, 0), ids])
+    logs = normalized(x, np.take_along_axis(x, wanted, axis=1))
+    nan = np.float32(np.nan)
+    return (
+        np.where(known, logs[:, 0], nan),
+        np.where(finite[:, None], ids, np.int32(NO_TOKEN)),
+        np.where(finite[:, None], logs[:, 1:], nan),
+    )
+
+
+def normalized(x: Float32, wanted: Float32) -> Float32:
+    """log p of ``wanted`` logits [rows, n] among those of their row ``x`` [rows, vocab]."""
+    largest = x.max(axis=1, keepdims=True)
+    log_sum = log(sum_axis(exp(x - largest)))
+    logs: Float32 = (wanted - largest) - log_sum[:, None]
+    return logs
+
+
+def likeliest(row: Float32, top: int) -> NDArray[np.intp]:
+    """The ids of the ``top`` largest logits, in order."""
+    least = np.partition(row, -top)[-top]
+    ids = np.flatnonzero(row >= least)
+    return ids[np.argsort(-row[ids], kind="stable")[:top]]

@@ -1,0 +1,32 @@
+"""Rule R11 on the device: the norm of an embedding has neither a weight nor an epsilon."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from contract.opcodes import Opcode
+from harness.parity import Case, compare, fill
+from harness.parity.execute import on_tier
+from harness.parity.shape import Shape
+from harness.parity.values import KINDS
+from tests.opencl.conftest import OpenTier
+
+SHAPE = Shape(
+    "embedding",
+    {"tokens": 5, "width": 896},
+    {"eps": 0.0, "groups": 1},
+    absent=frozenset(("weight",)),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"zeros"}))
+def test_the_device_normalizes_as_defined(open_opencl: OpenTier, kind: str) -> None:
+    """All bits, of every kind of values that has a direction or breaks."""
+    assert compare(open_opencl(), Case(Opcode.RMS_NORM, None, SHAPE, kind, 0)) == {}
+
+
+def test_a_zero_vector_is_nan_on_the_device(open_opencl: OpenTier) -> None:
+    """As in the rule: no tier invents a direction."""
+    case = Case(Opcode.RMS_NORM, None, SHAPE, "zeros", 0)
+    assert np.isnan(on_tier(open_opencl(), case, fill(case))["y"]).all()
