@@ -13,7 +13,7 @@ from accel.opencl.memory import Allocation
 from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
 from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
 from accel.packets.accessors import packet_constants
-from accel.packets.layouts import LANES, Layout, group_bytes
+from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.packet import BANK_SHIFT
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
@@ -29,12 +29,12 @@ MOST_GROUPS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class ArrangedMatrix:
     """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
 
     allocation: Allocation
     row_bytes: int
-    layout: Layout
+    layout: WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,16 @@ class Arranger:
     progress: Progress | None = None
     _kernels: dict[DType, Any] = field(default_factory=dict)
 
-    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> Matrix:
+    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> ArrangedMatrix:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
-            return Matrix(memory.adopt(name, data, borrowed=True), data.shape[1], Layout.STORED)
+            return ArrangedMatrix(
+                memory.adopt(name, data, borrowed=True), data.shape[1], WeightLayout.STORED
+            )
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices)
         row_bytes = group_bytes(dtype, stack.columns)
         place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
@@ -91,12 +93,12 @@ class Arranger:
             self._launch(stack, source, np.uint64(place.address), 0, range(stack.groups))
         else:
             self._stage(stack, place)
-        self.runtime.engine.queue.finish()
-        return Matrix(place, row_bytes, Layout.LANES)
+        self.runtime.launch.queue.finish()
+        return ArrangedMatrix(place, row_bytes, WeightLayout.LANES)
 
     def _stage(self, stack: Stack, place: Allocation) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""
-        cl, queue = self.runtime.engine.cl, self.runtime.engine.queue
+        cl, queue = self.runtime.launch.cl, self.runtime.launch.queue
         stored_bytes = min(LANES, stack.rows) * stack.data.shape[1]
         step = min(max(1, STAGED_BYTES // stored_bytes), stack.groups)
         flags, nbytes = cl.mem_flags.READ_ONLY, step * stored_bytes
@@ -122,8 +124,8 @@ class Arranger:
         numbers = stack.rows, stack.columns, groups.start, len(groups)
         kernel = self._kernel(stack.dtype)
         kernel.set_args(stored, arranged, np.uint64(offset), *map(np.uint32, numbers))
-        engine = self.runtime.engine
-        engine.cl.enqueue_nd_range_kernel(engine.queue, kernel, size, (group_size, 1))
+        launch = self.runtime.launch
+        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, size, (group_size, 1))
 
     def _kernel(self, dtype: DType) -> Any:
         if dtype not in self._kernels:
@@ -137,7 +139,7 @@ class Arranger:
             program = build_program(
                 runtime.context, runtime.device, files, options, self.cache, self.progress
             )
-            self._kernels[dtype] = runtime.engine.cl.Kernel(program, "arrange")
+            self._kernels[dtype] = runtime.launch.cl.Kernel(program, "arrange")
         return self._kernels[dtype]
 
     @property

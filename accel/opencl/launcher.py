@@ -50,7 +50,7 @@ class ScratchPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LaunchContext:
     """What a launcher works with."""
 
     cl: Any
@@ -113,23 +113,23 @@ class PersistentLauncher:
 
     def __init__(
         self,
-        engine: Engine,
+        launch: LaunchContext,
         groups: int,
         group_size: int,
         spin_limit: int = SPIN_LIMIT,
         choice: Choice | None = None,
     ) -> None:
-        self.engine = engine
+        self.launch = launch
         self.workers = groups * group_size
         self.choice = choice or FixedCrew(groups)
         self.group_size = group_size
         self._timed = choice is not None
         self._started: deque[_Started] = deque()
         self._spin_limit = spin_limit
-        meeting = engine.memory.allocate("opencl.meeting", MEETING_BYTES)
+        meeting = launch.memory.allocate("opencl.meeting", MEETING_BYTES)
         self._meeting: Allocation | None = meeting
         self._address = np.uint64(meeting.address)
-        self._words = engine.memory.map(meeting).view(np.uint32)
+        self._words = launch.memory.map(meeting).view(np.uint32)
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
         """See Launcher."""
@@ -155,7 +155,7 @@ class PersistentLauncher:
         """See Launcher."""
         self._started.clear()
         if self._meeting is not None:
-            self.engine.memory.free(self._meeting)
+            self.launch.memory.free(self._meeting)
             self._meeting = None
 
     def check(self) -> None:
@@ -166,7 +166,7 @@ class PersistentLauncher:
 
     def _note_ended(self) -> None:
         """The device's own times of steps: those of queued ones leave out the wait for others."""
-        complete = self.engine.cl.command_execution_status.COMPLETE
+        complete = self.launch.cl.command_execution_status.COMPLETE
         while self._started and self._started[0].event.command_execution_status <= complete:
             step = self._started.popleft()
             if step.event.command_execution_status == complete:
@@ -179,26 +179,26 @@ class _PersistentRecording:
     def __init__(self, launcher: PersistentLauncher, trailing: tuple[Any, ...]) -> None:
         self._launcher = launcher
         self._trailing = trailing
-        self._kernel = launcher.engine.cl.Kernel(launcher.engine.program, "run_packets")
+        self._kernel = launcher.launch.cl.Kernel(launcher.launch.program, "run_packets")
         self._bound: tuple[int, int] | None = None
         self._inputs = 0
         self._place = 0
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
-        launcher, engine = self._launcher, self._launcher.engine
-        if self._bound != engine.version():
-            leading = engine.leading_arguments()
+        launcher, launch = self._launcher, self._launcher.launch
+        if self._bound != launch.version():
+            leading = launch.leading_arguments()
             self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
-            self._bound = engine.version()
+            self._bound = launch.version()
             self._place = len(leading)
         elif inputs != self._inputs:
             self._kernel.set_arg(self._place, np.uint64(inputs))
         self._inputs = inputs
         groups = launcher.groups_for(tokens)
         size = launcher.group_size
-        event = engine.cl.enqueue_nd_range_kernel(
-            engine.queue, self._kernel, (groups * size,), (size,)
+        event = launch.cl.enqueue_nd_range_kernel(
+            launch.queue, self._kernel, (groups * size,), (size,)
         )
         launcher.started(event, tokens, groups)
         return event
@@ -207,8 +207,8 @@ class _PersistentRecording:
 class PacketLauncher:
     """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
 
-    def __init__(self, engine: Engine, groups: int, group_size: int) -> None:
-        self.engine = engine
+    def __init__(self, launch: LaunchContext, groups: int, group_size: int) -> None:
+        self.launch = launch
         self.workers = groups * group_size
         self._group_size = group_size
 
@@ -216,10 +216,10 @@ class PacketLauncher:
         """See Launcher."""
         if self._group_size == 1:
             workers = [self.workers] * len(packets)
-            return _PacketRecording(self.engine, packets, address, workers, None)
+            return _PacketRecording(self.launch, packets, address, workers, None)
         size, most = self._group_size, self.workers // self._group_size
         workers = [size * op.launch_groups(size, most) for op in ops]
-        return _PacketRecording(self.engine, packets, address, workers, (size,))
+        return _PacketRecording(self.launch, packets, address, workers, (size,))
 
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""
@@ -231,31 +231,31 @@ class PacketLauncher:
 class _PacketRecording:
     def __init__(
         self,
-        engine: Engine,
+        launch: LaunchContext,
         packets: NDArray[np.void],
         address: int,
         workers: list[int],
         local_size: tuple[int] | None,
     ) -> None:
-        self._engine = engine
+        self._launch = launch
         self._address = np.uint64(address)
         # A kernel object for each packet: binding arguments costs as much as a launch.
         self._launches = [
-            (engine.cl.Kernel(engine.program, f"launch_{OPS[number].name}"), (count,), local_size)
+            (launch.cl.Kernel(launch.program, f"launch_{OPS[number].name}"), (count,), local_size)
             for number, count in zip(packets["op"], workers, strict=True)
         ]
         self._bound: tuple[tuple[int, int], int] | None = None
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
-        engine = self._engine
-        bound = engine.version(), inputs
+        launch = self._launch
+        bound = launch.version(), inputs
         if self._bound != bound:
-            leading = (*engine.leading_arguments(), np.uint64(inputs), self._address)
+            leading = (*launch.leading_arguments(), np.uint64(inputs), self._address)
             for index, (kernel, *_) in enumerate(self._launches):
                 kernel.set_args(*leading, np.uint32(index))
             self._bound = bound
         event = None
-        for launch in self._launches:
-            event = engine.cl.enqueue_nd_range_kernel(engine.queue, *launch)
-        return event if event is not None else engine.cl.enqueue_marker(engine.queue)
+        for packet in self._launches:
+            event = launch.cl.enqueue_nd_range_kernel(launch.queue, *packet)
+        return event if event is not None else launch.cl.enqueue_marker(launch.queue)

@@ -16,7 +16,7 @@ from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
-    Engine,
+    LaunchContext,
     Launcher,
     Mode,
     PacketLauncher,
@@ -67,7 +67,7 @@ class Runtime:
     device: Device
     context: Any
     memory: Memory
-    engine: Engine
+    launch: LaunchContext
     launcher: Launcher
     mode: Mode
     parts: int
@@ -98,46 +98,46 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     if device.is_cpu and choices.threads is not None:
         groups = max(1, min(groups, choices.threads))
 
-    def engine(persistent: bool) -> Engine:
+    def context_of(persistent: bool) -> LaunchContext:
         built = replace(options, persistent=persistent)
         program = build_program(
             context, device, step_files(), built.text(device), choices.cache, progress
         )
-        return Engine(cl, queue, program, memory, ScratchPlace())
+        return LaunchContext(cl, queue, program, memory, ScratchPlace())
 
-    mode, chosen, launcher = _launcher(engine, choices, groups, options.group_size, device)
+    mode, chosen, launcher = _launcher(context_of, choices, groups, options.group_size, device)
     parts = launcher.workers if device.is_cpu else ROW_PARTS
     return Runtime(device, context, memory, chosen, launcher, mode, parts)
 
 
 def _launcher(
-    engine: Callable[[bool], Engine],
+    context_of: Callable[[bool], LaunchContext],
     choices: Choices,
     groups: int,
     group_size: int,
     device: Device,
-) -> tuple[Mode, Engine, Launcher]:
+) -> tuple[Mode, LaunchContext, Launcher]:
     if choices.mode is not Mode.LAUNCH:
-        persistent = engine(True)
+        persistent = context_of(True)
         wanted = choices.mode is Mode.PERSISTENT
         if wanted or _runs_together(persistent, groups, group_size):
             choice = choices.crew(groups) if device.is_cpu else None
             launcher = PersistentLauncher(persistent, groups, group_size, choice=choice)
             return Mode.PERSISTENT, persistent, launcher
-    single = engine(False)
+    single = context_of(False)
     if not device.is_cpu:
         groups *= LAUNCH_GROUPS_PER_UNIT
     return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
 
 
-def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
+def _runs_together(launch: LaunchContext, groups: int, group_size: int) -> bool:
     """Whether all workers are at work at once and see what the others wrote.
 
     Rows wander from worker to worker through two buffers that are overwritten again and again, so
     that a stale cache line shows; the workers wait for one another with little patience.
     """
-    launcher = PersistentLauncher(engine, groups, group_size, PROBE_SPIN_LIMIT)
-    memory = engine.memory
+    launcher = PersistentLauncher(launch, groups, group_size, PROBE_SPIN_LIMIT)
+    memory = launch.memory
     rows = launcher.workers
     start = np.arange(rows * PROBE_WIDTH, dtype=np.float32).reshape(rows, PROBE_WIDTH)
     next_row = np.roll(np.arange(rows, dtype=np.int32), -1)
@@ -156,7 +156,7 @@ def _runs_together(engine: Engine, groups: int, group_size: int) -> bool:
     places.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
     launcher.record(packets, places[-1].address).enqueue(0, tokens=1)
     memory.to_host()
-    engine.queue.finish()
+    launch.queue.finish()
     try:
         launcher.check()
         moved = memory.map(places[0]).view(np.float32).reshape(rows, PROBE_WIDTH)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.launcher import Engine, Recording
+from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import Allocation, BankedMemory, Bytes, aligned_bytes
 from contract.ir.inputs import step_of
 from contract.ir.nodes import BufferDecl
@@ -94,12 +94,12 @@ class Submissions:
     """All that was submitted and may still run. ``place`` is where a device with memory of its own
     reads the inputs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._complete = engine.cl.command_execution_status.COMPLETE
+    def __init__(self, launch: LaunchContext) -> None:
+        self._launch = launch
+        self._complete = launch.cl.command_execution_status.COMPLETE
         self._running: deque[_Running] = deque()
         self._free: dict[int, list[_Snapshot]] = {}
-        self._copy = engine.cl.Kernel(engine.program, "copy_output") if self._shared else None
+        self._copy = launch.cl.Kernel(launch.program, "copy_output") if self._shared else None
         self.place: Allocation | None = None
 
     @property
@@ -115,14 +115,14 @@ class Submissions:
         step = step_of(inputs)
         check_form(batch.form, step)
         self._retire()
-        memory = self._engine.memory
+        memory = self._launch.memory
         # What the host wrote into mapped memory counts only if nothing was running.
         sent = [] if self._running else memory.to_device()
         snapshot = self._snapshot(inputs, batch.input_bytes)
         done = [batch.recording.enqueue(self._provided(snapshot, sent), step.tokens)]
         outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
         done += memory.to_host()
-        self._engine.queue.flush()
+        self._launch.queue.flush()
         fence = OpenClFence(batch, done[-1], self._complete, time.monotonic(), outputs)
         self._running.append(_Running(fence, snapshot, sent + done))
         return fence
@@ -134,7 +134,7 @@ class Submissions:
 
     @property
     def _shared(self) -> bool:
-        return self._engine.memory.shared
+        return self._launch.memory.shared
 
     def _retire(self) -> None:
         """Snapshots of steps that have ended are free again."""
@@ -154,7 +154,7 @@ class Submissions:
 
     def _provided(self, snapshot: _Snapshot, sent: list[Any]) -> int:
         """The address from which the step now to be enqueued reads its inputs."""
-        memory = self._engine.memory
+        memory = self._launch.memory
         if not isinstance(memory, BankedMemory):
             return snapshot.address
         assert self.place is not None
@@ -167,7 +167,7 @@ class Submissions:
         """The rows ``step`` has of an output, filled once all before it in the queue has ended."""
         decl, allocation = output
         data = np.empty(buffer_bytes(decl, step), np.uint8)
-        memory = self._engine.memory
+        memory = self._launch.memory
         if not data.nbytes:
             return data
         if isinstance(memory, BankedMemory):
@@ -176,7 +176,7 @@ class Submissions:
         assert self._copy is not None
         addresses = np.uint64(allocation.address), np.uint64(data.ctypes.data)
         self._copy.set_args(*addresses, np.uint64(data.nbytes // 4))
-        engine = self._engine
+        launch = self._launch
         size = (COPYING_ITEMS,)
-        done.append(engine.cl.enqueue_nd_range_kernel(engine.queue, self._copy, size, None))
+        done.append(launch.cl.enqueue_nd_range_kernel(launch.queue, self._copy, size, None))
         return data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.arrange import Arranger, Matrix
+from accel.opencl.arrange import ArrangedMatrix, Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
@@ -27,7 +27,7 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.layouts import Layout
+from accel.packets.layouts import WeightLayout
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
@@ -61,7 +61,7 @@ class OpenClBuffer:
     heap: Heap
     allocation: Allocation | None = None
     source: NDArray[np.uint8] | None = None
-    matrix: Matrix | None = None
+    matrix: ArrangedMatrix | None = None
     owned: bool = False
 
 
@@ -94,7 +94,7 @@ class OpenClTier:
         self._buffers: set[OpenClBuffer] = set()
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
-        self._submissions = Submissions(self._runtime.engine)
+        self._submissions = Submissions(self._runtime.launch)
         self._idle_since = 0.0
         self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
         self._lost = ""
@@ -176,7 +176,7 @@ class OpenClTier:
         if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
             matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
             buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
-            if buffer.matrix.layout is Layout.STORED:
+            if buffer.matrix.layout is WeightLayout.STORED:
                 buffer.allocation = buffer.matrix.allocation
         else:
             buffer.allocation = self._memory.adopt(decl.name, data, borrowed=True)
@@ -310,7 +310,7 @@ class OpenClTier:
     def close(self) -> None:
         """Wait for the device, then free all buffers."""
         if not self._lost:
-            self._runtime.engine.queue.finish()
+            self._runtime.launch.queue.finish()
         self._submissions.close()
         for buffer in list(self._buffers):
             self.free(buffer)
@@ -366,7 +366,7 @@ class OpenClTier:
     def _reserve(self, shared_bytes: int, own_bytes: int) -> None:
         """Grow the scratch memory; batches lowered before follow it."""
         runtime = self._runtime
-        place = runtime.engine.scratch
+        place = runtime.launch.scratch
         own_total = own_bytes * runtime.launcher.workers
         self._scratch = self._grown("scratch", self._scratch, shared_bytes)
         self._own = self._grown("workers' scratch", self._own, own_total)
@@ -387,7 +387,7 @@ class OpenClTier:
         if current is not None and current.nbytes >= nbytes:
             return current
         if current is not None:
-            self._runtime.engine.queue.finish()
+            self._runtime.launch.queue.finish()
             self._memory.free(current)
         return self._memory.allocate(what, nbytes)
 
@@ -395,7 +395,7 @@ class OpenClTier:
 OWN_ALIGNMENT = 256
 
 
-def _matrix(buffer: OpenClBuffer) -> tuple[int, int, Layout]:
+def _matrix(buffer: OpenClBuffer) -> tuple[int, int, WeightLayout]:
     matrix = buffer.matrix
     assert matrix is not None, f"{buffer.name} is not a matrix"
     return matrix.allocation.address, matrix.row_bytes, matrix.layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accel.packets.ops import NUMBERS, OPS, DeviceOp, Operand
+from accel.packets.ops import NUMBERS, OPS, DeviceOp, DeviceOperand
 from accel.packets.packet import CONSTANTS
 
 HEADER = """\
@@ -49,12 +49,12 @@ def _accessor(op: DeviceOp) -> str:
     )
 
 
-def _pointer(operand: Operand) -> str:
+def _pointer(operand: DeviceOperand) -> str:
     const = "" if operand.written else "const "
     return f"{const}GLOBAL {operand.element} *"
 
 
-def _load(index: int, operand: Operand) -> str:
+def _load(index: int, operand: DeviceOperand) -> str:
     place = f"({_pointer(operand)})at(memory, packet->operand[{index}])"
     if operand.optional:
         place = f"packet->operand[{index}] == ABSENT ? 0 : {place}"

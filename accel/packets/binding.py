@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.packets.layouts import Layout
+from accel.packets.layouts import WeightLayout
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import ABSENT, INPUT_MEMORY, OWN_MEMORY, PACKET, SCRATCH_MEMORY
 from accel.packets.step import Op, Placement, Schedule, Step, Tensor
@@ -16,7 +16,7 @@ from contract.ir.inputs import InputLayout
 AddressOf = Callable[[str], int]
 """Device address of a buffer of the graph that outlives a step."""
 
-MatrixOf = Callable[[str], tuple[int, int, Layout]]
+MatrixOf = Callable[[str], tuple[int, int, WeightLayout]]
 """Device address, bytes of a row and layout of a matrix prepared for the products."""
 
 

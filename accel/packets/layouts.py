@@ -28,7 +28,7 @@ TWO_HEADER_WORDS = frozenset((Q2_K, Q4_1, Q5_1, Q4_K, Q5_K, IQ4_XS))
 """Formats with two 16-bit words a block in the header; MXFP4 has one byte there, others a word."""
 
 
-class Layout(IntEnum):
+class WeightLayout(IntEnum):
     """What ``packet->layout`` tells the kernel about a weight's bytes."""
 
     STORED = 0

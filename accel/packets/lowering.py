@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from accel.packets.ops import TABLE as DEVICE_OPS
-from accel.packets.ops import DeviceOp, Operand
+from accel.packets.ops import DeviceOp, DeviceOperand
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 from contract.dtypes import F16, F32, I32, DType, StorageClass
@@ -264,7 +264,9 @@ def _given(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
         raise ValueError(f"{device.name}: {name} is missing") from None
 
 
-def _operand(device: DeviceOp, operand: Operand, fields: Mapping[str, Field]) -> Tensor | None:
+def _operand(
+    device: DeviceOp, operand: DeviceOperand, fields: Mapping[str, Field]
+) -> Tensor | None:
     value = fields.get(operand.name)
     if isinstance(value, Tensor) or (value is None and operand.optional):
         return value

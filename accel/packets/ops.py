@@ -47,7 +47,7 @@ Units = Callable[..., int]
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class DeviceOperand:
     """One operand of a device op. ``element`` is its C type in the kernels, ``split`` how the op
     divides it among workers. ``matrix`` marks stored weights that products read arranged."""
 
@@ -70,7 +70,7 @@ class DeviceOp:
     """
 
     name: str
-    operands: tuple[Operand, ...]
+    operands: tuple[DeviceOperand, ...]
     sizes: tuple[str, ...]
     reals: tuple[str, ...]
     units: Units
@@ -94,45 +94,45 @@ class DeviceOp:
         return next((i for i, operand in enumerate(self.operands) if operand.matrix), None)
 
 
-def _operand(declared: str, split: Split, written: bool = False) -> Operand:
+def _operand(declared: str, split: Split, written: bool = False) -> DeviceOperand:
     """``name``, ``element name`` or either with a ``?`` behind where it may be absent."""
     *element, name = declared.split()
     optional = name.endswith("?")
     kind = element[0] if element else "float"
-    return Operand(name.rstrip("?"), kind, split, written, optional)
+    return DeviceOperand(name.rstrip("?"), kind, split, written, optional)
 
 
-def _rows(*names: str) -> tuple[Operand, ...]:
+def _rows(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, ROWS) for name in names)
 
 
-def _columns(*names: str) -> tuple[Operand, ...]:
+def _columns(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, COLUMNS) for name in names)
 
 
-def _any(*names: str) -> tuple[Operand, ...]:
+def _any(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, ANY) for name in names)
 
 
-def _to_rows(*names: str) -> tuple[Operand, ...]:
+def _to_rows(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, ROWS, written=True) for name in names)
 
 
-def _to_columns(*names: str) -> tuple[Operand, ...]:
+def _to_columns(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, COLUMNS, written=True) for name in names)
 
 
-def _to_any(*names: str) -> tuple[Operand, ...]:
+def _to_any(*names: str) -> tuple[DeviceOperand, ...]:
     return tuple(_operand(name, ANY, written=True) for name in names)
 
 
-def _matrix(name: str) -> tuple[Operand, ...]:
-    return (Operand(name, "uchar", ANY, matrix=True),)
+def _matrix(name: str) -> tuple[DeviceOperand, ...]:
+    return (DeviceOperand(name, "uchar", ANY, matrix=True),)
 
 
 def _op(
     name: str,
-    *operands: tuple[Operand, ...],
+    *operands: tuple[DeviceOperand, ...],
     sizes: str,
     reals: str = "",
     groups: Units | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.packets.layouts import LANES, Layout, group_bytes, header_bytes
+from accel.packets.layouts import LANES, WeightLayout, group_bytes, header_bytes
 from contract.dtypes import (
     IQ4_XS,
     MXFP4,
@@ -44,7 +44,7 @@ class ArrangedWeight:
     """A weight as the products read it; ``bytes`` is uint8[row groups, bytes of a group]."""
 
     bytes: Bytes
-    layout: Layout
+    layout: WeightLayout
     rows: int
     columns: int
 
@@ -57,12 +57,12 @@ def arranged(dtype: DType, blocks: Bytes, matrices: int = 1) -> ArrangedWeight:
     rows, row_bytes = blocks.shape
     columns = row_bytes // dtype.block_bytes * dtype.block_elements
     if dtype.storage is StorageClass.FLOAT:
-        return ArrangedWeight(blocks, Layout.STORED, rows, columns)
+        return ArrangedWeight(blocks, WeightLayout.STORED, rows, columns)
     each = blocks.reshape(matrices, rows // matrices, row_bytes)
     padded = np.pad(each, ((0, 0), (0, -each.shape[1] % LANES), (0, 0)))
     out = np.empty((padded.size // row_bytes // LANES, group_bytes(dtype, columns)), np.uint8)
     _arrange_groups(dtype, padded.reshape(-1, row_bytes), out)
-    return ArrangedWeight(out, Layout.LANES, rows, columns)
+    return ArrangedWeight(out, WeightLayout.LANES, rows, columns)
 
 
 def _arrange_groups(dtype: DType, blocks: Bytes, out: Bytes) -> None:

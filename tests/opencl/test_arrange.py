@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from accel.opencl import arrange
 from accel.opencl.device import Device
 from accel.opencl.tier import OpenClTier
-from accel.packets.layouts import Layout
+from accel.packets.layouts import WeightLayout
 from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import OutOfMemory
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -56,7 +56,7 @@ def check(tier: OpenClTier, dtype: DType, matrices: int, rows: int, units: int) 
     buffer = tier.upload(decl, blocks)
     matrix = buffer.matrix
     assert matrix is not None
-    assert (matrix.layout, matrix.row_bytes) == (Layout.LANES, expected.shape[1])
+    assert (matrix.layout, matrix.row_bytes) == (WeightLayout.LANES, expected.shape[1])
     assert matrix.allocation.nbytes == expected.nbytes
     got = tier._memory.read(matrix.allocation, 0, expected.nbytes).reshape(expected.shape)
     assert (got == expected).all(), (dtype, matrices, rows, units)

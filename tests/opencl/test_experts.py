@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from accel.opencl.device import Device
-from accel.packets.layouts import LANES, Layout
+from accel.packets.layouts import LANES, WeightLayout
 from accel.packets.ops import SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
@@ -91,7 +91,7 @@ def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
     weight = arranged(dtype, blocks, experts)
     assert weight.rows == experts * rows
     if dtype.storage is StorageClass.FLOAT:
-        assert weight.layout is Layout.STORED
+        assert weight.layout is WeightLayout.STORED
         assert weight.bytes is blocks
         return
     groups = -(-rows // LANES)

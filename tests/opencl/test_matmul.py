@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.device import ICD_HINT, find_devices
 from accel.opencl.program import build_program, op_files
-from accel.packets.layouts import LANES, Layout, header_bytes
+from accel.packets.layouts import LANES, WeightLayout, header_bytes
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
@@ -145,7 +145,7 @@ class Products:
         return y
 
 
-def _packet(name, operands, sizes, dtype=None, layout=Layout.STORED) -> np.ndarray:
+def _packet(name, operands, sizes, dtype=None, layout=WeightLayout.STORED) -> np.ndarray:
     packet = np.zeros(1, PACKET)
     packet["op"] = NUMBERS[name]
     packet["operand"] = ABSENT
@@ -256,7 +256,10 @@ def test_embedding_reads_either_layout(products: Products, shape) -> None:
     blocks = _random_blocks(rng, dtype, rows, columns)
     ids = rng.integers(0, rows, tokens)
     expected = FORMATS[dtype].dequantize(blocks[ids])
-    for weight in (arranged(dtype, blocks), ArrangedWeight(blocks, Layout.STORED, rows, columns)):
+    for weight in (
+        arranged(dtype, blocks),
+        ArrangedWeight(blocks, WeightLayout.STORED, rows, columns),
+    ):
         assert (products.embed(weight, dtype, ids) == expected).all()
 
 
@@ -276,7 +279,7 @@ def test_every_exponent(products: Products) -> None:
     with np.errstate(over="ignore"):
         rows = FORMATS[MXFP4].dequantize(blocks)
     ids = np.arange(256)
-    for weight in (arranged(MXFP4, blocks), ArrangedWeight(blocks, Layout.STORED, 256, 32)):
+    for weight in (arranged(MXFP4, blocks), ArrangedWeight(blocks, WeightLayout.STORED, 256, 32)):
         assert (products.embed(weight, MXFP4, ids) == rows).all()
 
 
@@ -293,4 +296,4 @@ def test_arranged_weight_takes_no_more_memory(dtype: DType) -> None:
         assert weight.bytes is blocks
     else:
         assert header_bytes(dtype, 768) % 64 == 0
-        assert weight.layout is Layout.LANES
+        assert weight.layout is WeightLayout.LANES

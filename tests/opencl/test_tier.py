@@ -10,7 +10,7 @@ import pytest
 
 from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
-from accel.opencl.launcher import Engine, Mode, PersistentLauncher, WorkersLost
+from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, WorkersLost
 from accel.opencl.program import BuildError
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
@@ -261,25 +261,25 @@ def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
     assert tier.used_bytes == 0
 
 
-def _engine(device: Device, choices: Choices) -> Engine:
-    return open_runtime(device, replace(choices, mode=Mode.PERSISTENT)).engine
+def _launch_context(device: Device, choices: Choices) -> LaunchContext:
+    return open_runtime(device, replace(choices, mode=Mode.PERSISTENT)).launch
 
 
 def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
     """More groups than the device runs at once: they stop, say so, and the next step is sound."""
     if not device.is_cpu:
         machine_lacks("device whose number of groups at once is known")
-    engine = _engine(device, Choices(cache=kernel_cache))
+    launch = _launch_context(device, Choices(cache=kernel_cache))
     packets = np.zeros(2, PACKET)
     packets["op"] = NUMBERS["verify_k"]
     packets["wait"] = 1
-    place = engine.memory.adopt("packets", packets.view(np.uint8))
-    too_many = PersistentLauncher(engine, 8 * device.compute_units, 1, spin_limit=1 << 16)
+    place = launch.memory.adopt("packets", packets.view(np.uint8))
+    too_many = PersistentLauncher(launch, 8 * device.compute_units, 1, spin_limit=1 << 16)
     too_many.record(packets, place.address).enqueue(0, tokens=1).wait()
     with pytest.raises(WorkersLost):
         too_many.check()
     too_many.check()
-    few = PersistentLauncher(engine, 1, 1)
+    few = PersistentLauncher(launch, 1, 1)
     few.record(packets, place.address).enqueue(0, tokens=1).wait()
     few.check()
 
@@ -325,7 +325,7 @@ def test_int_operands_only(tier: OpenClTier) -> None:
 
 def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger share per worker is told to the kernels even if the memory kept its address."""
-    place = tier._runtime.engine.scratch
+    place = tier._runtime.launch.scratch
     tier._reserve(256, 256)
     address, version = tier._own.address, place.version
     grown = tier._grown
