@@ -127,6 +127,6 @@ def test_threads_and_definitions_agree(reference_run: tuple, implementation: str
 
 
 def test_control_of_implementations(reference_run: tuple) -> None:
-    """Negative control: a tier that contracts the rotary embedding is noticed."""
+    """Negative control: a tier that sums products in another order is noticed."""
     with pytest.raises(AssertionError, match="implementation"):
-        prove_implementation(reference_run, controls.contracted_tier)
+        prove_implementation(reference_run, controls.split_k_tier)
