@@ -21,7 +21,7 @@ from reference.limits import RING_STEPS, pages_for
 from reference.memory.pages import PagePool
 from reference.runner import ModelRunner, StepOutput, Submission
 from reference.sched.planner import plan_step
-from reference.sched.slots import SlotTable
+from reference.sched.slots import SlotTable, SteadyDecode
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
 """Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
@@ -85,6 +85,8 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
         self._under_way: deque[_Step] = deque()
+        self._latest: _Step
+        self._steady: SteadyDecode | None = None
         self._live: set[int] = set()
 
     def submit(self, request: Request, on_logits: LogitsSink | None = None) -> None:
@@ -96,6 +98,7 @@ class Engine:
         """
         self._check(request)
         self._live.add(request.id)
+        self._steady = None
         prompt = np.array(request.prompt, np.int32)
         self._waiting.append(Sequence(request, prompt, self._reach(request) - 1, on_logits))
 
@@ -151,6 +154,16 @@ class Engine:
 
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
+        steady = self._steady
+        if steady is None or not steady.left:
+            return self._start_planned()
+        chunks, inputs = steady.next()
+        before = self._latest
+        submission = self.runner.submit(inputs)
+        self._follow(_Step(submission, before.sequences, chunks, before.rows))
+        return True
+
+    def _start_planned(self) -> bool:
         self._admit()
         slots = self._slots
         running = np.fromiter(self._running, np.int32, len(self._running))
@@ -163,8 +176,14 @@ class Engine:
         sequences = [self._running[slot] for slot in chunks["slot"].tolist()]
         inputs = slots.step_input(chunks, rows, [sequence.prompt for sequence in sequences])
         slots.computed[chunks["slot"]] += chunks["count"]
-        self._under_way.append(_Step(self.runner.submit(inputs), sequences, chunks, rows))
+        self._follow(_Step(self.runner.submit(inputs), sequences, chunks, rows))
+        # Whoever waits would be looked at again only when somebody leaves.
+        self._steady = SteadyDecode.after(slots, chunks, rows, inputs)
         return True
+
+    def _follow(self, step: _Step) -> None:
+        self._under_way.append(step)
+        self._latest = step
 
     def _within_rows(self, chunks: NDArray[np.void]) -> NDArray[np.void]:
         """Shorten chunks that want logits of every position to the rows a step has."""
@@ -230,7 +249,7 @@ class Engine:
         starts = step.chunks["start"].tolist()
         stops = (step.chunks["start"] + step.chunks["count"]).tolist()
         lasts = np.cumsum(step.rows).tolist()
-        running = self._running
+        running, ends = self._running, self.end_of_generation
         for sequence, start, stop, rows, last in zip(
             step.sequences, starts, stops, step.rows.tolist(), lasts, strict=True
         ):
@@ -239,12 +258,17 @@ class Engine:
                 continue
             if sequence.on_logits is not None:
                 sequence.on_logits(start, output.logits[last - rows : last].copy())
-            if stop >= len(sequence.prompt):
-                events.append(self._event(sequence, stop, tokens[last - 1] if rows else -1))
+            if stop < len(sequence.prompt):
+                continue
+            token = tokens[last - 1] if rows else -1
+            if token >= 0 and stop < sequence.last and token not in ends:
+                events.append(TokenEvent(sequence.request.id, token, stop))
+            else:
+                events.append(self._last_event(sequence, stop, token))
         return events
 
-    def _event(self, sequence: Sequence, position: int, token: int) -> TokenEvent:
-        """What ``token``, sampled for ``position``, means for its sequence."""
+    def _last_event(self, sequence: Sequence, position: int, token: int) -> TokenEvent:
+        """What ``token``, sampled for ``position``, means where it may end its sequence."""
         request = sequence.request
         reason = None
         if request.max_tokens == 0:
@@ -264,6 +288,7 @@ class Engine:
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._steady = None
         del self._running[sequence.slot]
         self.pool.give_back(sequence.pages)
         self._free_slots.append(sequence.slot)

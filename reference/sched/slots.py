@@ -6,6 +6,7 @@ Nothing here takes time per slot in Python: a step of 64 sequences costs what on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,42 @@ class SlotTable:
             page_table=self.page_table,
             wanted=(LOGITS,) if self.every_row[chunks["slot"]].any() else (),
         )
+
+
+@dataclass(slots=True)
+class SteadyDecode:
+    """Steps of one token for each of the same sequences: each is the one before, a position on.
+
+    ``left`` steps follow before one of the sequences has its last. Valid until a sequence joins or
+    leaves.
+    """
+
+    table: SlotTable
+    chunks: NDArray[np.void]
+    inputs: StepInput
+    left: int
+
+    @classmethod
+    def after(
+        cls, table: SlotTable, chunks: NDArray[np.void], rows: Int32, inputs: StepInput
+    ) -> SteadyDecode | None:
+        """What follows a step, None where that is more than one token for each of its sequences."""
+        if inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+            return None
+        slots = chunks["slot"]
+        left = int((table.end[slots] - table.computed[slots]).min())
+        return cls(table, chunks, inputs, left) if left > 0 else None
+
+    def next(self) -> tuple[NDArray[np.void], StepInput]:
+        """The chunks and the inputs of the next step."""
+        self.left -= 1
+        self.chunks = self.chunks.copy()
+        self.chunks["start"] += 1
+        self.inputs.query["token"] = LAST_TOKEN
+        self.inputs.query["position"] += 1
+        self.inputs.sampling["position"] += 1
+        self.table.computed[self.chunks["slot"]] += 1
+        return self.chunks, self.inputs
 
 
 def sampling_record(sampling: SamplingParams, slot: int, position: int = 0) -> NDArray[np.void]:
