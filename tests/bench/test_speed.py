@@ -23,6 +23,7 @@ from harness.bench.gate import (
 )
 from harness.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
 from tests.conftest import SyntheticModel
+from tests.needs import machine_lacks
 
 pytestmark = pytest.mark.speed
 
@@ -48,7 +49,7 @@ def test_a_ratio_does_not_fall(
     pytestconfig: pytest.Config,
 ) -> None:
     if name not in ratios_here(machine):
-        pytest.skip(f"the {MEASUREMENTS[name][0]} tier does not run on this machine")
+        machine_lacks(f"{MEASUREMENTS[name][0]} tier to measure")
 
     def rounds(first: Callable[[], None], second: Callable[[], None], number: int) -> None:
         benchmark.pedantic(second, setup=first, rounds=number)

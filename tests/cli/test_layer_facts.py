@@ -23,7 +23,7 @@ def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     def inspect(name: str) -> dict[str, Any]:
         path = tmp_path / f"{name}.gguf"
         write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
-        result = zinc("inspect", path, "--json", "--context", 64)
+        result = zinc("inspect", path, "--json", "--context", 64, "--kv-dtype", "f16")
         assert result.code == 0, result.err
         facts: dict[str, Any] = json.loads(result.out)
         return {**facts["run"], "parameters": facts["parameters"]}

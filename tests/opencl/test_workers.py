@@ -14,6 +14,7 @@ from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
+from tests.needs import machine_lacks
 from tests.opencl.conftest import OpenTier
 from tests.opencl.test_model import compare
 
@@ -46,7 +47,7 @@ CREWS: dict[str, Callable[[int], Choice]] = {
 @pytest.fixture
 def cores(device: Device) -> int:
     if not device.is_cpu or device.compute_units < 2:
-        pytest.skip("only a processor of several cores has a choice")
+        machine_lacks("processor of several cores for OpenCL")
     return device.compute_units
 
 

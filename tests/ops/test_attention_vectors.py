@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from reference.exact.attention_rows import Partial, exp2, merge, row_integers
 from reference.exact.sums import fold_segment
 from reference.ops import flash_attn_batched as definition
+from tests.needs import need_file
 from tests.ops.paged import Sequence, pool_of
 from tests.paths import SHARED
 
@@ -142,10 +142,7 @@ def part(top: float, total: float, output: float) -> Partial:
 @pytest.fixture(scope="module")
 def vectors() -> dict[str, Any]:
     """The rule's own vectors; missing ones are a failure under CI."""
-    path = VECTORS / "vectors.json"
-    if not path.is_file() and not os.environ.get("CI"):
-        pytest.skip(f"{path} is not here: set ZINC_RT_TEST_DATA to the folder that holds it")
-    return dict(json.loads(path.read_text()))
+    return dict(json.loads(need_file(VECTORS / "vectors.json").read_text()))
 
 
 def test_vectors_of_rows_and_merges(vectors: dict[str, Any]) -> None:
