@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -312,6 +314,49 @@ def test_an_interrupted_step_spoils_nothing(
                 events = events_of(engine)
                 assert [event.token for event in events[9]] == expected, (name, after, at)
                 assert engine.pool.free == PAGES
+
+
+def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> None:
+    """A Ctrl-C is raised in whatever Python function runs next; code in C that calls one may drop
+    what it raises, as numpy does while it makes a dtype."""
+    model = open_model(tiny_model_path)
+    with model.file, CpuTier(threads=1) as tier, ModelRunner(model, tier, LIMITS) as runner:
+        engine = Engine(runner)
+
+        def decoding() -> Callable[[], object]:
+            engine.submit(request(1, max_tokens=60))
+            for _ in range(3):
+                engine.step()
+            return engine.step
+
+        calls = _calls_of(decoding())
+        engine.cancel(1)
+        assert calls > 100
+        for number in range(1, calls - 2, max(1, calls // 100)):
+            with pytest.raises(KeyboardInterrupt):
+                _calls_of(decoding(), interrupted_at=number)
+            assert engine.idle
+
+
+def _calls_of(function: Callable[[], object], interrupted_at: int = -1) -> int:
+    """How many Python functions run; the one of that number raises KeyboardInterrupt."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        if event == "call":
+            count += 1
+            if count == interrupted_at + 1:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def _interrupted(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ which bits of which fields are the integers of that rule. Every binary16 is a sc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +52,7 @@ class Layout:
     ``fields`` of a block (name, type and, of an array, its length) in file order; ``q`` and ``sub``
     say which hold the integers of the elements and, in a super-block, the scales of its sub-blocks,
     behind them the minima where there are any. ``encode`` takes f32[rows, n, block elements].
+    ``block`` is the structured dtype of the fields.
     """
 
     dtype: DType
@@ -59,11 +60,11 @@ class Layout:
     q: Integers
     encode: Callable[[Float32], Encoded]
     sub: Integers | None = None
+    block: np.dtype[np.void] = field(init=False)
 
-    @property
-    def block(self) -> np.dtype[np.void]:
-        """The structured dtype of a block."""
-        return np.dtype(list(self.fields))
+    def __post_init__(self) -> None:
+        # Made once: numpy loses a Ctrl-C that arrives while it makes a dtype.
+        object.__setattr__(self, "block", np.dtype(list(self.fields)))
 
     @property
     def scale(self) -> str:
