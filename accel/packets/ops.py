@@ -157,6 +157,7 @@ def _elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> 
 
 
 def pieces(count: int, size: int) -> int:
+    """How many pieces of at most ``size`` make up ``count``."""
     return -(-count // size)
 
 
