@@ -168,7 +168,9 @@ class Request:
     """One sequence to continue: at most ``max_tokens`` tokens after ``prompt``.
 
     Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
-    ``ignore_end``, at an end-of-generation token.
+    ``ignore_end``, at an end-of-generation token. ``logit_bias`` are pairs (token, what is added to
+    its logit), the tokens distinct. ``log_probabilities`` k asks for that of every generated token
+    and of the k likeliest in its place; None asks for nothing.
     """
 
     id: int
@@ -178,6 +180,8 @@ class Request:
     stop: tuple[str, ...] = ()
     tenant: int = 0
     ignore_end: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    log_probabilities: int | None = None
 
 
 class FinishReason(Enum):
@@ -196,12 +200,18 @@ class TokenEvent:
 
     ``token`` is -1 when the request ends without one. ``position`` is the token's place in the
     sequence, the prompt included. ``finish_reason`` is None until the last event.
+
+    For a request that asked, ``log_probability`` is the token's and ``top`` has the likeliest in
+    its place, (token, log-probability) by falling logit: natural logarithms of what the model gives
+    before mask, bias, penalties and temperature (rule R10).
     """
 
     request_id: int
     token: int
     position: int
     finish_reason: FinishReason | None = None
+    log_probability: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def _is_int(value: object, low: int, high: int) -> bool:

@@ -30,6 +30,8 @@ def test_defaults_are_greedy_and_valid() -> None:
     assert sampling.temperature == 0
     assert not sampling.penalizes
     assert Request(1, (5,), 3).sampling == sampling
+    assert Request(1, (5,), 3).logit_bias == ()
+    assert Request(1, (5,), 3).log_probabilities is None
     assert TokenEvent(1, 5, 0).finish_reason is None
     assert {reason.value for reason in FinishReason} == {
         "stop",
@@ -38,6 +40,7 @@ def test_defaults_are_greedy_and_valid() -> None:
         "client_too_slow",
         "error",
     }
+    assert (TokenEvent(1, 5, 0).log_probability, TokenEvent(1, 5, 0).top) == (None, ())
 
 
 @pytest.mark.parametrize(
