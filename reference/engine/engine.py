@@ -18,12 +18,15 @@ from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, Placement, Sequence, scope_of
+from reference.engine.speculating import Speculating
+from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory, PrefixStatistics
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner, StepOutput
 from reference.sched.admission import WaitQueue
+from reference.sched.cost import StepCost
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -53,6 +56,7 @@ class EngineStatistics:
     admitted: int
     preempted: int
     prefix: PrefixStatistics
+    speculation: SpeculationStatistics
 
 
 class Engine:
@@ -62,7 +66,8 @@ class Engine:
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
     one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
-    A request whose consumer stalls for ``stall_steps`` steps ends. Times are those of ``clock``.
+    A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
+    at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
     Not thread-safe: one thread calls it.
     """
 
@@ -79,6 +84,8 @@ class Engine:
         queue_depth: int = 1024,
         prefix_cache: bool = True,
         stall_steps: int = 64,
+        drafter: Drafter | None = None,
+        draft_tokens: int = 11,
         observer: Observer = NOBODY,
     ) -> None:
         limits = runner.limits
@@ -104,6 +111,10 @@ class Engine:
         self._residents = Residents(runner, self.memory, self.tenants)
         queue = WaitQueue(self.tenants, clock=clock)
         self._placing = Placing(self._residents, self.tenants, queue, clock, observer)
+        cost = StepCost()
+        self._speculating = None
+        if drafter is not None:
+            self._speculating = Speculating(runner, self._residents, drafter, draft_tokens, cost)
         most = limits.step_tokens - limits.slots
         self._pipeline = Pipeline(
             runner,
@@ -113,6 +124,8 @@ class Engine:
             steps_ahead=steps_ahead,
             clock=clock,
             observer=observer,
+            cost=cost,
+            speculating=self._speculating,
         )
         self._live: dict[int, Sequence] = {}
         self._arrivals = 0
@@ -144,7 +157,7 @@ class Engine:
     @property
     def statistics(self) -> EngineStatistics:
         """Where the engine stands."""
-        memory, counts = self.memory, self._placing.counts
+        memory, counts, speculating = self.memory, self._placing.counts, self._speculating
         return EngineStatistics(
             slots=self.runner.limits.slots,
             running=len(self._residents.running),
@@ -156,6 +169,9 @@ class Engine:
             admitted=counts.admitted,
             preempted=counts.preempted,
             prefix=memory.statistics,
+            speculation=(
+                SpeculationStatistics() if speculating is None else speculating.statistics
+            ),
         )
 
     def put_tenant(self, tenant: Tenant) -> None:
@@ -263,27 +279,25 @@ class Engine:
         if stop < sequence.known:
             self.tenants.count(request.tenant, stop - part.start, 0)
             return
-        prefilled = stop - part.start - (stop > len(request.prompt))
-        token = tokens[part.end_row - 1] if part.end_row > part.first_row else -1
-        self.tenants.count(request.tenant, prefilled, int(token >= 0))
-        if token >= 0 and stop < sequence.last and token not in self.end_of_generation:
-            self._events.append(TokenEvent(request.id, token, stop))
-            self._know(part, token)
-        else:
-            self._take_last(part, token)
+        first = part.start + 1 if self._drafted(part) else stop
+        given = 0
+        for position in range(first, stop + 1):
+            row = part.end_row - 1 - (stop - position)
+            token = tokens[row] if row >= part.first_row else -1
+            guess = int(sequence.tokens[position]) if position < stop else token
+            given += token >= 0
+            self._receive(part.placement, position, token)
+            if token != guess or sequence.placement is None:
+                break
+        self.tenants.count(request.tenant, stop - part.start - 1 if first == stop else 0, given)
+        self._after_tokens(part)
 
-    def _know(self, part: Computed, token: int) -> None:
-        sequence = part.placement.sequence
-        sequence.tokens[part.stop] = token
-        sequence.known = part.stop + 1
-        table = self._residents.table
-        if table.lockstep[part.placement.slot]:
-            table.known[part.placement.slot] = sequence.known
-            self._pipeline.changed()
+    def _drafted(self, part: Computed) -> bool:
+        return bool(self._residents.table.draft[part.placement.slot])
 
-    def _take_last(self, part: Computed, token: int) -> None:
-        """What ``token`` means where it may end its sequence."""
-        sequence, position = part.placement.sequence, part.stop
+    def _receive(self, placement: Placement, position: int, token: int) -> None:
+        """What ``token``, sampled for ``position``, means: the next one, or the end."""
+        sequence = placement.sequence
         request = sequence.request
         reason = None
         if not sequence.samples:
@@ -296,9 +310,25 @@ class Engine:
             reason = FinishReason.LENGTH
         self._events.append(TokenEvent(request.id, token, position, reason))
         if reason is None:
-            self._know(part, token)
+            sequence.tokens[position] = token
+            sequence.known = position + 1
         else:
             self._end(sequence, reason)
+
+    def _after_tokens(self, part: Computed) -> None:
+        """Let a sequence that goes on be planned from the tokens it has."""
+        placement, table = part.placement, self._residents.table
+        if placement.sequence.placement is not placement:
+            return
+        if self._drafted(part):
+            assert self._speculating is not None
+            self._speculating.settle(placement, part.start, part.stop)
+            self._pipeline.changed()
+        elif table.lockstep[placement.slot]:
+            table.known[placement.slot] = placement.sequence.known
+            self._pipeline.changed()
+        if self._speculating is not None and self._speculating.consider(placement):
+            self._pipeline.changed()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
@@ -306,6 +336,8 @@ class Engine:
         self._stalled.pop(request.id, None)
         self.tenants.occupy(request.tenant, live=-1)
         self._pipeline.changed()
+        if self._speculating is not None and sequence.placement is not None:
+            self._speculating.forget(sequence.placement)
         self._placing.finished(sequence, reason)
 
     def _end_overdue(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from contract.types import Clock, QosClass
 from reference.engine.placing import Placing
 from reference.engine.sequence import Placement
+from reference.engine.speculating import Speculating
 from reference.limits import RING_STEPS
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
@@ -74,6 +75,8 @@ class Pipeline:
         steps_ahead: int,
         clock: Clock,
         observer: Observer,
+        cost: StepCost,
+        speculating: Speculating | None,
     ) -> None:
         if not 0 <= steps_ahead < RING_STEPS:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
@@ -86,7 +89,8 @@ class Pipeline:
         self._tenants = tenants
         self._clock = clock
         self._observer = observer
-        self._cost = StepCost()
+        self._cost = cost
+        self._speculating = speculating
         self._under_way: deque[Step] = deque()
         self._latest: Step
         self._steady: SteadyDecode | None = None
@@ -142,6 +146,8 @@ class Pipeline:
     def _start_planned(self) -> bool:
         self._steady = None
         self._placing.admit()
+        if self._speculating is not None:
+            self._speculating.draft()
         chunks = self._plan()
         while len(chunks) and not self._placing.grow(chunks):
             chunks = self._plan()
@@ -153,6 +159,8 @@ class Pipeline:
         placements = [residents.running[slot] for slot in chunks["slot"].tolist()]
         tokens = [placement.sequence.tokens for placement in placements]
         inputs = table.step_input(chunks, rows, tokens)
+        if self._speculating is not None:
+            self._speculating.before_step(placements)
         submission = self._runner.submit(inputs)
         table.computed[chunks["slot"]] += chunks["count"]
         attended = int((chunks["count"] * (chunks["start"] + (chunks["count"] + 1) / 2)).sum())
@@ -171,9 +179,12 @@ class Pipeline:
     def _prefill_tokens(self, pending: NDArray[np.void]) -> int:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
         left = pending["length"] - pending["computed"]
-        decoding = pending[left == 1]
-        if not len(decoding) or not (left > 1).any():
+        decodes = left == pending["draft"] + 1
+        decoding, prefilling = pending[decodes], pending[~decodes & (left > 0)]
+        if not len(decoding) or not len(prefilling):
             return self.chunk_tokens
+        most = self._runner.limits.step_tokens - int(left[decodes].sum())
+        most = min(self.chunk_tokens, most)
         running = self._residents.running
         ratios = (
             INTERVAL_RATIO.get(self._tenants[running[slot].sequence.request.tenant].qos)
@@ -181,9 +192,10 @@ class Pipeline:
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
         if ratio is None:
-            return self.chunk_tokens
+            return most
         attended = int(decoding["length"].sum())
-        return self._cost.prefill_budget(len(decoding), attended, ratio, self.chunk_tokens)
+        start = int(prefilling["computed"][0])
+        return self._cost.prefill_budget(len(decoding), attended, ratio, most, start=start)
 
     def _follow(
         self,

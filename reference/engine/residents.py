@@ -30,7 +30,8 @@ class Residents:
         self.table = SlotTable(runner.limits)
         self.free_slots = deque(range(runner.limits.slots))
         self.running: dict[int, Placement] = {}
-        self._keeps_states = runner.limits.saved_states > 0
+        self.recurrent = runner.recurrent.slot_bytes > 0
+        self.keeps_states = self.recurrent and runner.limits.saved_states > 0
         self._uses: dict[int, list[int]] = {}
 
     @property
@@ -98,7 +99,7 @@ class Residents:
 
     def keep_state(self, placement: Placement) -> None:
         """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
-        if not self._keeps_states:
+        if not self.keeps_states:
             return
         tokens = int(self.table.computed[placement.slot])
         if placement.place is None:
@@ -113,6 +114,8 @@ class Residents:
         sequence, slot = placement.sequence, placement.slot
         self.publish(placement)
         self._attach_state(placement)
+        if placement.undo is not None:
+            self.memory.drop_place(placement.undo)
         del self.running[slot]
         sequence.placement = None
         self.free_slots.append(slot)
@@ -152,7 +155,7 @@ class Residents:
         )
         self.table.add_pages(placement.slot, placement.pages)
         self.table.stalled[placement.slot] = sequence.stalled
-        if self._keeps_states:
+        if self.keeps_states:
             self._next_cut(placement)
 
     def _next_cut(self, placement: Placement) -> None:

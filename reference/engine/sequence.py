@@ -69,7 +69,8 @@ class Placement:
     preempted and came back is another placement, and what older steps computed is nobody's.
 
     ``published`` is how far the prefix cache knows its pages. ``place`` keeps the recurrent
-    state after ``place_tokens`` tokens. Nobody takes its slot before ``quantum`` positions are
+    state after ``place_tokens`` tokens, ``undo`` the one before guesses. Whether the tokens that
+    may come next depend on the last one is ``masked``. Nobody takes its slot before ``quantum`` positions are
     computed.
     """
 
@@ -79,4 +80,6 @@ class Placement:
     published: PathEnd | None = None
     place: int | None = None
     place_tokens: int = 0
+    undo: int | None = None
+    masked: bool = False
     quantum: int = 0

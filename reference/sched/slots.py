@@ -29,14 +29,15 @@ class SlotTable:
     samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
     logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
     step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
-    No chunk reaches across ``cut``, a position where something is to be kept.
+    No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
+    behind the known ones are guesses, computed in one step with the last known one.
     """
 
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
         self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
-        self.page_count, self.computed, self.known, self.end, self.cut = (
-            np.zeros(slots, np.int32) for _ in range(5)
+        self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
+            np.zeros(slots, np.int32) for _ in range(6)
         )
         self.every_row, self.samples, self.lockstep, self.stalled = (
             np.zeros(slots, bool) for _ in range(4)
@@ -56,7 +57,7 @@ class SlotTable:
         lockstep: bool = False,
     ) -> None:
         """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages."""
-        self.page_count[slot] = self.cut[slot] = 0
+        self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
@@ -74,10 +75,11 @@ class SlotTable:
         following = np.minimum(computed + ~self.lockstep[slots], self.end[slots])
         pending = np.empty(len(slots), PENDING)
         pending["slot"], pending["computed"] = slots, computed
-        length = np.where(computed < known, known, following)
+        length = np.where(computed < known, known + self.draft[slots], following)
         cut = self.cut[slots]
         length = np.where(computed < cut, np.minimum(length, cut), length)
         pending["length"] = np.where(self.stalled[slots], computed, length)
+        pending["draft"] = self.draft[slots]
         return pending
 
     def missing_pages(self, chunks: NDArray[np.void]) -> Int32:
@@ -91,7 +93,8 @@ class SlotTable:
         """Rows of logits each chunk needs."""
         slots, stop = chunks["slot"], chunks["start"] + chunks["count"]
         last = (stop >= self.known[slots]) & self.samples[slots]
-        return np.where(self.every_row[slots], chunks["count"], last).astype(np.int32)
+        every = self.every_row[slots] | (self.draft[slots] > 0)
+        return np.where(every, chunks["count"], last).astype(np.int32)
 
     def within_rows(self, chunks: NDArray[np.void], most: int) -> NDArray[np.void]:
         """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
