@@ -70,8 +70,8 @@ class Placement:
 
     ``published`` is how far the prefix cache knows its pages. ``place`` keeps the recurrent
     state after ``place_tokens`` tokens, ``undo`` the one before guesses. Whether the tokens that
-    may come next depend on the last one is ``masked``. Nobody takes its slot before ``quantum`` positions are
-    computed.
+    may come next depend on the last one is ``masked``. Nobody takes its slot before ``quantum``
+    positions are computed.
     """
 
     sequence: Sequence

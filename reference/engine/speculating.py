@@ -21,7 +21,7 @@ UNKNOWN_COST = 1.5
 
 
 class Speculating:
-    """Guesses of at most ``most`` tokens a sequence, by ``drafter``, for the residents of an engine.
+    """Guesses of at most ``most`` tokens a sequence, by ``drafter``, for an engine's residents.
 
     A sequence that is guessed for runs in lockstep: its next step is planned when the host knows
     the tokens of the one before. It does so only while guessing pays, by the measured cost of

@@ -331,12 +331,11 @@ def test_an_interrupted_step_spoils_nothing(
             for at in (1, 3, 5):
                 engine = Engine(kept_runner, steps_ahead=2)
                 engine.submit(request(9, length=30, max_tokens=6))
-                tokens = []
+                tokens: list[int] = []
                 with monkeypatch.context() as patch:
                     patch.setattr(owner, name, _interrupted(getattr(owner, name), at, after))
                     with pytest.raises(KeyboardInterrupt):
-                        for event in engine.run():
-                            tokens.append(event.token)
+                        tokens.extend(event.token for event in engine.run())
                 assert engine.statistics.running == 0
                 tokens += [event.token for event in engine.run()]
                 assert tokens == expected, (name, after, at)

@@ -159,7 +159,7 @@ def test_prompt_lookup_is_its_definition(ids: list[int], match: int, data: st.Da
     """Read at once or token by token: what followed the last occurrence of the last tokens."""
     tokens = np.array(ids, np.int32)
     lookup = PromptLookup(match)
-    reads = sorted(data.draw(st.sets(st.integers(1, len(ids))))) + [len(ids)]
+    reads = [*sorted(data.draw(st.sets(st.integers(1, len(ids))))), len(ids)]
     for length in reads:
         known = ids[:length]
         ends = [e for e in range(match, length) if known[e - match : e] == known[-match:]]
