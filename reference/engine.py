@@ -290,5 +290,5 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._steady = None
         del self._running[sequence.slot]
-        self.pool.give_back(sequence.pages)
+        self.pool.give_back(self.pool.release(sequence.pages))
         self._free_slots.append(sequence.slot)
