@@ -11,31 +11,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.places import StatePlaces
 from reference.memory.prefix import Node, PathEnd, PrefixHit, PrefixStatistics, PrefixTrees
 
 LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
 """A page of which fewer tokens can be used is computed again rather than copied."""
-
-
-class Copies(Protocol):
-    """Queue-ordered copies of whole pages, see ``PageCopies``."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Queue: what is in ``source`` into ``target``."""
-
-    def save(self, page: int) -> Any:
-        """Queue: what is in ``page`` into host memory."""
-
-    def load(self, saved: Any, page: int) -> None:
-        """Queue: what was saved into ``page``."""
 
 
 class KvMemory:
