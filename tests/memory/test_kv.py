@@ -212,7 +212,10 @@ class MemoryMachine(RuleBasedStateMachine):
         self.published |= {run.content(number) for number in range(run.computed // PAGE)}
         if self.states is None:
             assert self.memory.match(run.scope, known, whole) == whole
+        # From the beginning, it may take the place of pages that nobody holds any more.
+        run.end = self.memory.publish(run.scope, known, run.pages)
         before = self.memory.free, self.memory.cached
+        run.end = self.memory.publish(run.scope, known, run.pages, run.end)
         self.memory.publish(run.scope, known, run.pages)
         assert before == (self.memory.free, self.memory.cached)
 
@@ -442,6 +445,24 @@ def test_host_memory_keeps_what_was_used_last() -> None:
     assert memory.match(scope, tokens_of(1, 1), 32) == 0
 
 
+def test_a_sequence_whose_path_was_evicted_is_published_again() -> None:
+    """Another one's pages, on which its own were found, are gone; its own are all held."""
+    memory = KvMemory(5)
+    scope, tokens = scope_of(TENANTS[1]), tokens_of(1, 2)
+    first, second = memory.take(1, 1, 0), memory.take(2, 1, 1)
+    assert first is not None
+    assert second is not None
+    memory.publish(scope, tokens[:16], first)
+    end = memory.publish(scope, tokens, second)
+    memory.release(first, 1)
+    assert memory.cached == 1
+    other = memory.take(3, 2, 2)
+    assert memory.match(scope, tokens, 32) == 0
+    assert memory.publish(scope, tokens, second, end) != end
+    assert memory.adopt(scope, tokens, 32, 1, 3).pages == tuple(second)
+    memory.check([(1, second), (1, second), (2, other or [])])
+
+
 def test_a_page_that_would_be_written_is_copied() -> None:
     """A prompt that is known but for its last token: its last page is the sequence's own."""
     contents = Contents()
@@ -475,6 +496,7 @@ def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
     assert memory.match(scope, tokens, 48) == 0
     place = memory.save_place()
     assert place is not None
+    # The only one is taken: not even a state that is kept could make room.
     assert memory.save_place() is None
     memory.attach_state(scope, tokens[:32], place)
     assert memory.adopt(scope, tokens, 48, 1, 1) == PrefixHit(tuple(pages[:2]), 32, place)
