@@ -6,6 +6,7 @@ Its bytes are copied as they are stored, whatever they are.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from reference.memory.planner import state_buffers
 
 PAIRS = "request.pairs"
 ONE_PAGE = ShapeKey(0, 1)
+LOADS_UNDER_WAY = 8
+"""Pages on their way to the device at once: a tier has a snapshot of each."""
 
 
 class SavedPage:
@@ -60,8 +63,9 @@ class Copies(Protocol):
 class PageCopies:
     """Copies between the KV pools of ``graph``, which lie in ``buffers``.
 
-    Every copy is a submission like a step and waits for nothing, but for a page that is loaded
-    while it is still being saved. Raises ValueError for a graph without KV pools.
+    Every copy is a submission like a step and waits for nothing, with two exceptions: a page loaded
+    while it is still being saved, and more than LOADS_UNDER_WAY pages loaded at once. All is
+    lowered here and nothing later. Raises ValueError for a graph without KV pools.
     """
 
     def __init__(self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer]) -> None:
@@ -87,18 +91,16 @@ class PageCopies:
         self._copy = ExecutableGraph(tier, copying, {**kept, **sources}, ONE_PAGE)
         self._save = ExecutableGraph(tier, saving, {**kept, **self._staging}, ONE_PAGE)
         self._load = ExecutableGraph(tier, loading, kept, ONE_PAGE)
+        for executable in (self._copy, self._save, self._load):
+            for form in executable.forms:
+                executable.record(form)
         self._last: Fence | None = None
+        self._loads: deque[Fence] = deque()
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page in all pools."""
         return sum(self._widths.values()) * F32.block_bytes
-
-    def prepare(self) -> None:
-        """Lower all copies now, so that none pays for it."""
-        for graph in (self._copy, self._save, self._load):
-            for form in graph.forms:
-                graph.record(form)
 
     def copy(self, source: int, target: int) -> None:
         """Queue: what is in page ``source`` into page ``target``, another one."""
@@ -112,13 +114,17 @@ class PageCopies:
 
     def load(self, saved: SavedPage, page: int) -> None:
         """Queue: what was saved into ``page``, for any step submitted from now on."""
+        if len(self._loads) == LOADS_UNDER_WAY:
+            self._tier.wait(self._loads.popleft())
         self._last = self._run(self._load, 0, page, saved.bytes())
+        self._loads.append(self._last)
 
     def close(self) -> None:
         """Wait for the last copy and free what is this object's own."""
         if self._last is not None:
             self._tier.wait(self._last)
             self._last = None
+        self._loads.clear()
         for buffer in self._staging.values():
             self._tier.free(buffer)
         self._staging = {}

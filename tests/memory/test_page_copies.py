@@ -19,7 +19,7 @@ from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Heap, Tier
-from reference.memory.page_copies import PageCopies
+from reference.memory.page_copies import LOADS_UNDER_WAY, PageCopies
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, _open
 from tests.needs import need_device
@@ -171,13 +171,22 @@ def test_any_bits_survive(pools: Pools) -> None:
     assert after[:4] == [before[0], before[0], before[2], before[2]]
 
 
-def test_lowering_is_done_once(pools: Pools) -> None:
-    pools.copies.prepare()
-    recorded = [graph.recorded for graph in (pools.copies._copy, pools.copies._load)]
+def test_more_pages_than_are_under_way_at_once_come_in_order(pools: Pools) -> None:
+    one, two = written(pools, 1, 2)
+    saved = [pools.copies.save(page) for page in (0, 1)]
+    for index in range(2 * LOADS_UNDER_WAY + 1):
+        pools.copies.load(saved[index % 2], 2 + index % 2)
+    assert pools.read()[:4] == [one, two, one, two]
+
+
+def test_no_copy_lowers_anything(pools: Pools) -> None:
+    """All of it was, when the copies were made."""
+    graphs = (pools.copies._copy, pools.copies._save, pools.copies._load)
+    recorded = [graph.recorded for graph in graphs]
+    assert all(recorded)
     pools.copies.copy(0, 1)
     pools.copies.load(pools.copies.save(1), 2)
-    assert recorded == [graph.recorded for graph in (pools.copies._copy, pools.copies._load)]
-    assert all(recorded)
+    assert recorded == [graph.recorded for graph in graphs]
 
 
 def test_a_page_there_is_not_is_a_broken_caller(pools: Pools) -> None:
