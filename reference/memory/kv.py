@@ -10,60 +10,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.places import StatePlaces
-from reference.memory.prefix import Node, PathEnd, PrefixTrees
+from reference.memory.prefix import Node, PathEnd, PrefixHit, PrefixStatistics, PrefixTrees
 
 LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
 """A page of which fewer tokens can be used is computed again rather than copied."""
-
-
-class Copies(Protocol):
-    """Queue-ordered copies of whole pages, see ``PageCopies``."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Queue: what is in ``source`` into ``target``."""
-
-    def save(self, page: int) -> Any:
-        """Queue: what is in ``page`` into host memory."""
-
-    def load(self, saved: Any, page: int) -> None:
-        """Queue: what was saved into ``page``."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """What of a sequence need not be computed: its first ``tokens`` tokens, which are in ``pages``.
-
-    ``state`` is the place of the recurrent state after them, where the model has any. Where
-    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own.
-    """
-
-    pages: tuple[int, ...]
-    tokens: int
-    state: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixStatistics:
-    """Counts since the start: ``queries`` for ``tokens_asked`` of which ``tokens_hit`` were there;
-    pages that were ``evicted``, of them ``spilled`` to host memory, ``restored`` from there and
-    ``copied`` because a sequence had to write in them."""
-
-    queries: int = 0
-    tokens_asked: int = 0
-    tokens_hit: int = 0
-    evicted: int = 0
-    spilled: int = 0
-    restored: int = 0
-    copied: int = 0
 
 
 class KvMemory:

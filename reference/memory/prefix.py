@@ -65,6 +65,34 @@ class PathEnd:
         return self.node.parent is not None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What of a sequence need not be computed: its first ``tokens`` tokens, which are in ``pages``.
+
+    ``state`` is the place of the recurrent state after them, where the model has any. Where
+    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own.
+    """
+
+    pages: tuple[int, ...]
+    tokens: int
+    state: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatistics:
+    """Counts since the start: ``queries`` for ``tokens_asked`` of which ``tokens_hit`` were there;
+    pages that were ``evicted``, of them ``spilled`` to host memory, ``restored`` from there and
+    ``copied`` because a sequence had to write in them."""
+
+    queries: int = 0
+    tokens_asked: int = 0
+    tokens_hit: int = 0
+    evicted: int = 0
+    spilled: int = 0
+    restored: int = 0
+    copied: int = 0
+
+
 class PrefixTrees:
     """The trees of all scopes, and which node a page belongs to."""
 
