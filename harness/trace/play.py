@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import ARITHMETIC_VERSION
 from contract.dtypes import DType
 from contract.ir.codec import decode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
@@ -18,8 +16,8 @@ from contract.ir.inputs import step_of
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
-from harness.digest import file_digest
 from harness.trace.framing import Kind, Record, TraceError, TraceReader
+from harness.trace.header import check_header
 from harness.trace.records import (
     Access,
     Batch,
@@ -31,7 +29,6 @@ from harness.trace.records import (
     digest,
     outputs_of,
 )
-from reference.limits import Limits
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
@@ -80,41 +77,13 @@ class _UnderWay:
     step: str
 
 
-def trace_header(model: Model, tier: Tier, limits: Limits) -> dict[str, Any]:
-    """The header of a trace of ``model`` on ``tier``. Reads the whole model file."""
-    sizes = {name: getattr(limits, name) for name in limits.__slots__}
-    return {
-        "arithmetic": ARITHMETIC_VERSION,
-        "device": tier.info.device,
-        "limits": sizes | {"kv_dtype": limits.kv_dtype.name},
-        "model": str(model.file.path.absolute()),
-        "model_sha256": model_digests(model),
-        "tier": tier.info.name,
-    }
-
-
-def model_digests(model: Model) -> list[str]:
-    """SHA-256 of every file of a model, hex."""
-    return [file_digest(shard.path) for shard in model.file.shards]
-
-
 def play(reader: TraceReader, model: Model, tier: Tier) -> Replayed:
     """Do what the trace says, up to the first difference.
 
     Raises TraceError for a trace that is damaged or of another model or arithmetic, and what the
     tier raises. The tier stays open, and everything made on it is freed.
     """
-    header = reader.header
-    if header.get("arithmetic") != ARITHMETIC_VERSION:
-        raise TraceError(
-            f"{reader.path}: was recorded with arithmetic version {header.get('arithmetic')}, this "
-            f"build has {ARITHMETIC_VERSION}; record the run again"
-        )
-    if header.get("model_sha256") != model_digests(model):
-        raise TraceError(
-            f"{reader.path}: was recorded with another model than {model.file.path}; "
-            "give the right one with --model"
-        )
+    check_header(reader, model)
     player = _Player(model, tier)
     try:
         for record in reader.records():

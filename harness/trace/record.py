@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
 from harness.trace.framing import Kind, TraceWriter
+from harness.trace.header import trace_header
 from harness.trace.records import (
     OUTPUTS_MAX,
     Access,
@@ -32,6 +34,8 @@ from harness.trace.records import (
     digest,
     outputs_of,
 )
+from reference.limits import Limits
+from reference.model.open import Model
 
 Bytes = NDArray[np.uint8]
 WATCHED_BYTES_MAX = 1 << 16
@@ -56,6 +60,14 @@ class _UnderWay:
     number: int
     fence: Fence
     outputs: list[BufferDecl]
+
+
+def record_on(tier: Tier, path: Path, model: Model, limits: Limits) -> RecordedTier:
+    """``tier`` with a recorder to the new file ``path``, for a runner of ``model`` with ``limits``.
+
+    Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
+    """
+    return RecordedTier(tier, TraceWriter(path, trace_header(model, tier, limits)))
 
 
 class RecordedTier:

@@ -12,9 +12,9 @@ import numpy as np
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.tiers import open_tier
-from harness.trace.framing import TraceReader, TraceWriter
-from harness.trace.play import Replayed, play, trace_header
-from harness.trace.record import RecordedTier
+from harness.trace.framing import TraceReader
+from harness.trace.play import Replayed, play
+from harness.trace.record import record_on
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
@@ -44,8 +44,8 @@ def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict
     opened = TIERS[tier]()
     tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
     with model.file:
-        writer = TraceWriter(trace, trace_header(model, opened, LIMITS))
-        with RecordedTier(opened, writer) as recorded, ModelRunner(model, recorded, LIMITS) as run:
+        recorder = record_on(opened, trace, model, LIMITS)
+        with recorder as recorded, ModelRunner(model, recorded, LIMITS) as run:
             engine = Engine(run, steps_ahead=depth)
             for request in REQUESTS:
                 sink = (lambda first, rows: None) if request.id == 2 else None
@@ -60,9 +60,9 @@ def record_constrained(path: Path, trace: Path, tier: str) -> None:
     model = open_model(path)
     opened = TIERS[tier]()
     with model.file:
-        writer = TraceWriter(trace, trace_header(model, opened, CONSTRAINED_LIMITS))
+        recorder = record_on(opened, trace, model, CONSTRAINED_LIMITS)
         with (
-            RecordedTier(opened, writer) as recorded,
+            recorder as recorded,
             ModelRunner(model, recorded, CONSTRAINED_LIMITS) as runner,
         ):
             run(runner, [Constrained(8, 5), Constrained(2, 17, temperature=0.9)], depth=3)
@@ -73,8 +73,8 @@ def record_recurrent(path: Path, trace: Path, tier: str) -> None:
     model = open_model(path)
     opened = TIERS[tier]()
     with model.file:
-        writer = TraceWriter(trace, trace_header(model, opened, LIMITS))
-        with RecordedTier(opened, writer) as recorded, ModelRunner(model, recorded, LIMITS) as run:
+        recorder = record_on(opened, trace, model, LIMITS)
+        with recorder as recorded, ModelRunner(model, recorded, LIMITS) as run:
             generate(run, 1)
             run.recurrent.save(0, 1)
             run.recurrent.load(1, 1)
