@@ -21,19 +21,30 @@ from numpy.typing import NDArray
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import Clock, FinishReason, Request, SamplingParams, TokenEvent
 from harness.memory import budget_of, longest_context, plan_context
 from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
+from reference.engine.engine import no_clock
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
+from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
 
 SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """New files for what a session does: all that its tier is told, and a timeline of its engine
+    (docs/tracing.md)."""
+
+    trace: Path | None = None
+    timeline: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,7 @@ class SessionOptions:
     memory_budget: int | None = None
     chat: bool = False
     prefix_cache: bool = True
+    recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
@@ -253,6 +265,8 @@ class Session:
         chunk: int,
         *,
         prefix_cache: bool = True,
+        observer: Observer = NOBODY,
+        clock: Clock = no_clock,
     ) -> None:
         self.model = model
         self.tier = tier
@@ -267,6 +281,8 @@ class Session:
             end_of_generation=model.tokenizer.eog_ids,
             chunk_tokens=chunk,
             prefix_cache=prefix_cache,
+            observer=observer,
+            clock=clock,
         )
 
     @classmethod
@@ -274,15 +290,25 @@ class Session:
         """Load the model file at ``path``.
 
         Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model
-        does not have, and DoesNotFit before anything is uploaded.
+        does not have, DoesNotFit and, for files that cannot be recorded to, ConfigError before
+        anything is uploaded.
         """
         started = time.perf_counter()
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
-            model, tier = prepared.model, prepared.tier
+            model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            observer, clock = _observed(options.recording, owned)
             runner = owned.enter_context(_load(model, tier, prepared.limits, progress))
             chunk = min(options.chunk, prepared.plan.context)
-            session = cls(model, tier, runner, chunk, prefix_cache=options.prefix_cache)
+            session = cls(
+                model,
+                tier,
+                runner,
+                chunk,
+                prefix_cache=options.prefix_cache,
+                observer=observer,
+                clock=clock,
+            )
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -370,6 +396,26 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     template = load_chat_template(model.file.metadata, model.tokenizer, str(model.file.path))
     owned.callback(template.close)
     return template
+
+
+def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace."""
+    if recording.trace is None:
+        return prepared.tier
+    from harness.trace.record import record_on
+
+    return owned.enter_context(
+        record_on(prepared.tier, recording.trace, prepared.model, prepared.limits)
+    )
+
+
+def _observed(recording: Recording, owned: ExitStack) -> tuple[Observer, Clock]:
+    """Who watches the engine, and its clock: one that goes where times are to be seen."""
+    if recording.timeline is None:
+        return NOBODY, no_clock
+    from harness.trace.timeline import Timeline
+
+    return owned.enter_context(Timeline(recording.timeline)), time.perf_counter
 
 
 def _load(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -12,17 +11,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DeviceLost, ModelFileError
+from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
-from reference.exact.rotary import rotary_table
 from reference.limits import Limits
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
-from reference.model.weights import weight_bytes
+from reference.model.weights import constant_bytes, weight_bytes
 
 LOGITS = "output.logits"
 CHOSEN = "output.log_probability"
@@ -217,27 +215,11 @@ class ModelRunner:
                 progress(data.nbytes)
             buffer = self.tier.upload(decl, data)
         elif decl.kind is BufferKind.CONSTANT:
-            table = self._rotary_table(decl.name)
-            buffer = self.tier.upload(decl, table.reshape(-1, table.shape[-1]).view(np.uint8))
+            buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
         else:
             heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
             buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
         return buffer
-
-    def _rotary_table(self, name: str) -> NDArray[np.float32]:
-        rope = next(rope for rope in self.model.config.ropes if rope.table == name)
-        tensor = rope.factors_for(self.limits.context)
-        factors = None
-        if tensor:
-            factors = self.model.file.tensor_array(tensor).tolist()
-            if not all(0.0 < factor < math.inf for factor in factors):
-                raise ModelFileError(
-                    self.model.file.path,
-                    f"tensor {tensor}",
-                    "holds a divisor that is not a positive number",
-                    "fetch the file again or convert it again",
-                )
-        return rotary_table(self.limits.context, rope.base, rope.dims, rope.scaling, factors)
 
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]

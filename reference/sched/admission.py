@@ -25,10 +25,8 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Line:
-    """A tenant's waiting requests by order, those removed meanwhile among them.
-
-    ``since``: when the line began or last had a request admitted.
-    """
+    """A tenant's waiting requests by order, those removed meanwhile among them; ``since`` is when
+    the line began."""
 
     since: float
     orders: list[int] = field(default_factory=list)
@@ -43,16 +41,17 @@ class WaitQueue:
     most urgent class comes first, in it the tenant with the lowest dominant share, and of equal
     shares the one that arrived first. A candidate for which there is no room lets others pass.
 
-    A tenant is *aged* when its requests have waited for ``aging_seconds`` with none admitted. Its
-    candidate then comes before all that are not aged, whatever the classes and shares; aged
-    candidates go in the order in which their lines began to wait; and nobody passes one.
+    A tenant is *aged* when its requests have waited for ``aging_seconds`` while it had no slot at
+    all. Its candidate then comes before all that are not aged, whatever the classes and shares;
+    aged candidates go in the order in which they began to wait without a slot; and nobody passes
+    one. So aging undoes no fair share: who holds a slot does not age, however many wait behind it.
 
     Starvation bound: let T tenants have requests waiting, and let room for any one request appear
-    within R seconds whenever nobody is admitted (at the latest when all that runs has ended). A
-    tenant's first request is admitted at most ``aging_seconds + T * R`` seconds after its line
-    began or the tenant's last admission, not counting time spent beyond its own quotas; its n-th
-    request at most n times that. Reason: once aged, it is passed by no tenant twice, because an
-    admission sends that tenant behind it.
+    within R seconds whenever nobody is admitted (at the latest when all that runs has ended). Then
+    a tenant that has requests waiting is without a slot for at most ``aging_seconds + T * R``
+    seconds, not counting time beyond its own quotas. Reason: once it is aged no tenant passes it
+    twice, for an admission sends that tenant behind it. So the n-th request of a tenant whose
+    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
 
     A choice takes time in proportion to the tenants that have requests waiting, and none for the
     requests behind the first; pushing and removing is logarithmic, amortized.
@@ -106,8 +105,6 @@ class WaitQueue:
         """
         for waiting, aged in self._in_turn():
             if fits(waiting):
-                line = self._lines[waiting.tenant]
-                line.since = self._clock()
                 self.remove(waiting.order)
                 return waiting
             if aged:
@@ -119,12 +116,17 @@ class WaitQueue:
         return next((waiting for waiting, _ in self._in_turn()), None)
 
     def aged(self, tenant: int) -> bool:
-        """Whether the tenant's requests have waited too long."""
+        """Whether the tenant's requests have waited too long without a slot."""
         line = self._lines.get(tenant)
-        return line is not None and self._is_aged(line)
+        return line is not None and self._aged_since(tenant, line) is not None
 
-    def _is_aged(self, line: _Line) -> bool:
-        return self._clock() - line.since >= self._aging
+    def _aged_since(self, tenant: int, line: _Line) -> float | None:
+        """When an aged tenant began to wait without a slot; None for one that is not aged."""
+        slotless = self._tenants.slotless_since(tenant)
+        if slotless is None:
+            return None
+        since = max(slotless, line.since)
+        return since if self._clock() - since >= self._aging else None
 
     def _in_turn(self) -> Iterator[tuple[Waiting, bool]]:
         """The candidates within their quotas, and whether each is aged, in order of their turn."""
@@ -134,10 +136,11 @@ class WaitQueue:
             order = self._candidate(line)
             if not self._tenants.within_quota(tenant, self._waiting[order].pages):
                 continue
-            if self._is_aged(line):
-                aged.append((line.since, order))
-            else:
+            since = self._aged_since(tenant, line)
+            if since is None:
                 by_rank[self._tenants[tenant].qos.rank].append(order)
+            else:
+                aged.append((since, order))
         for _, order in sorted(aged):
             yield self._waiting[order], True
         for orders in by_rank:

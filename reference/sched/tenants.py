@@ -70,6 +70,7 @@ class _Account:
     slots: int = 0
     pages: int = 0
     live: int = 0
+    slotless_since: float = 0.0
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
 
@@ -111,7 +112,7 @@ class Tenants:
         tenant.validate()
         account = self._accounts.get(tenant.id)
         if account is None:
-            self._accounts[tenant.id] = _Account(tenant)
+            self._accounts[tenant.id] = _Account(tenant, slotless_since=self._clock())
         else:
             account.tenant = tenant
 
@@ -126,6 +127,8 @@ class Tenants:
     def occupy(self, id: int, slots: int = 0, pages: int = 0, live: int = 0) -> None:
         """Change what the tenant holds by signed amounts."""
         account = self._account(id)
+        if slots and account.slots + slots == 0:
+            account.slotless_since = self._clock()
         account.slots += slots
         account.pages += pages
         account.live += live
@@ -143,6 +146,11 @@ class Tenants:
         account = self._account(id)
         decoded, prefilled = self._rates(account)
         return Usage(account.slots, account.pages, account.live, decoded, prefilled)
+
+    def slotless_since(self, id: int) -> float | None:
+        """When the tenant last gave back its only slot, or became known; None while it has one."""
+        account = self._account(id)
+        return None if account.slots else account.slotless_since
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
