@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import FinishReason, Request
+from contract.types import FinishReason, Request, Tenant
 from harness.simulation.checks import (
     Candidate,
     Resident,
@@ -57,7 +57,6 @@ class Watch(NullObserver):
         self._engine: Any = None
         self._state: State | None = None
         self._delivered: deque[tuple[float, int]] = deque()
-        self._scope_numbers: dict[Any, int] = {}
         self._next: Callable[[Callable[[Waiting], bool]], Waiting | None]
         self._preempt: Callable[[Placement], None]
 
@@ -124,11 +123,9 @@ class Watch(NullObserver):
         self.admissions += 1
         self.running.add(request_id)
         self._log.append(("admitted", at, request_id, slot, known, reused))
-        engine = self._engine
-        scope = engine._live[request_id].scope
-        number = self._scope_numbers.setdefault(scope, len(self._scope_numbers))
-        engine.runner.slot_scopes[slot] = number
-        self._guarded(lambda: self._check_admitted(engine._live[request_id].request))
+        request = self._engine._live[request_id].request
+        self._engine.runner.slot_scopes[slot] = self._scope_of(self._engine.tenants[request.tenant])
+        self._guarded(lambda: self._check_admitted(request))
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """See ``Observer``."""
@@ -144,6 +141,12 @@ class Watch(NullObserver):
     def delivered(self, tenant: int) -> None:
         """A token of the tenant reached its client."""
         self._delivered.append((self._clock(), tenant))
+
+    @staticmethod
+    def _scope_of(tenant: Tenant) -> int:
+        """A number for each isolation group, and one for each tenant in none."""
+        group = tenant.isolation_group
+        return 2 * tenant.id if group is None else 2 * group + 1
 
     def _guarded(self, check: Callable[[], None]) -> None:
         """A check in the middle of the engine's work, of which there can only be so much."""
@@ -224,6 +227,21 @@ class Watch(NullObserver):
                 heads[waiting.tenant] = waiting
         for id, head in heads.items():
             if tenants.within_quota(id, head.pages):
-                yield Candidate(
-                    head.order, id, queue.aged(id), tenants[id].qos, tenants.dominant_share(id)
-                )
+                share = self._dominant_share(id)
+                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share)
+
+    def _dominant_share(self, id: int) -> float:
+        """The largest part of its quotas that the tenant uses, by its weight."""
+        tenant = self._engine.tenants[id]
+        own = [
+            placement
+            for placement in self._engine._residents.running.values()
+            if placement.sequence.request.tenant == id
+        ]
+        rate = self._engine.tenants.usage(id).decode_tokens_per_s
+        part = max(
+            len(own) / tenant.max_slots,
+            sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
+            rate / tenant.decode_tokens_per_s,
+        )
+        return float(part / tenant.weight)
