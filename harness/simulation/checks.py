@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.types import QosClass, Tenant
-from harness.simulation.invariants import Invariant, require
+from harness.simulation.invariants import Invariant, Violation, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +50,19 @@ class Candidate:
 
 def check_slots(state: State) -> None:
     """Every slot is free or has one request, every request is in one place."""
-    taken = [resident.slot for resident in state.residents]
-    require(
-        sorted([*taken, *state.free_slots]) == list(range(state.slots)),
-        Invariant.SLOT_OWNER,
-        f"taken are slots {sorted(taken)}, free {sorted(state.free_slots)} of {state.slots}",
-    )
+    slots = [*(resident.slot for resident in state.residents), *state.free_slots]
+    if len(slots) != state.slots or len(set(slots)) != state.slots:
+        raise Violation(
+            Invariant.SLOT_OWNER, f"taken or free are slots {sorted(slots)} of {state.slots}"
+        )
     placed = [resident.request_id for resident in state.residents]
-    require(
-        Counter([*placed, *state.waiting]) == Counter(state.live),
-        Invariant.SLOT_OWNER,
-        f"running {placed} and waiting {list(state.waiting)} are not the live {list(state.live)}",
-    )
+    together = len(placed) + len(state.waiting)
+    if together != len(state.live) or {*placed, *state.waiting} != set(state.live):
+        raise Violation(
+            Invariant.SLOT_OWNER,
+            f"running {placed} and waiting {list(state.waiting)} are not the live "
+            f"{list(state.live)}",
+        )
 
 
 def check_pages(state: State) -> None:
@@ -73,8 +73,7 @@ def check_pages(state: State) -> None:
             referrers[page] += 1
     if referrers != state.references:
         page = next(p for p, n in enumerate(referrers) if n != state.references[p])
-        require(
-            False,
+        raise Violation(
             Invariant.PAGE_REFERENCES,
             f"page {page} counts {state.references[page]} references, {referrers[page]} have it",
         )
