@@ -76,7 +76,7 @@ class Delivery:
             row = part.end_row - 1 - (stop - position)
             token = tokens[row] if row >= part.first_row else -1
             guess = int(sequence.tokens[position]) if position < stop else token
-            given += token >= 0
+            given += token >= 0 and sequence.samples
             self._receive(part.placement, position, token)
             if token != guess or sequence.placement is None:
                 break
