@@ -110,6 +110,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
         step_seconds=random.choice([0.005, 0.005, 0.1, 1.0]),
         host_pages=random.choice([0, 0, 2, pages]),
         copy_pages=random.random() < 0.5,
+        guesses=random.random() < 0.25,
         recurrent=recurrent,
         prefix_cache=random.random() < 0.85,
     )
