@@ -245,11 +245,11 @@ class Watch(NullObserver):
                 heads[waiting.tenant] = waiting
         for id, head in heads.items():
             if tenants.within_quota(id, head.pages):
-                share = self._dominant_share(id)
-                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share)
+                share, rate = self._shares(id)
+                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
 
-    def _dominant_share(self, id: int) -> float:
-        """The largest part of its quotas that the tenant uses, by its weight."""
+    def _shares(self, id: int) -> tuple[float, float]:
+        """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
         own = [
             placement
@@ -262,4 +262,4 @@ class Watch(NullObserver):
             sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
-        return float(part / tenant.weight)
+        return part / tenant.weight, rate / tenant.weight
