@@ -150,15 +150,13 @@ class Placing:
         residents, tenant = self.residents, sequence.request.tenant
         candidates = self._candidates()
         slots = len(residents.free_slots)
-        pages = residents.memory.available(tenant)
         victims: list[Placement] = []
-        while slots < 1 or pages < residents.pages_needed(sequence) - len(victims):
+        while slots + len(victims) < 1 or not residents.fits(sequence, victims):
             chosen = victim(candidates, self._tenants, tenant)
             if chosen is None:
                 return []
             candidates.remove(chosen)
             victims.append(residents.running[chosen.slot])
-            slots, pages = slots + 1, pages + chosen.pages
         return victims
 
     def _make_room(self, placement: Placement, count: int) -> None:

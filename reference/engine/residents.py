@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,12 @@ class Residents:
         """Pages that what is known of a sequence takes, and one more for every running one, so
         that nobody comes in only to push somebody out at the next page."""
         return pages_for(sequence.known) + len(self.running)
+
+    def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
+        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        left = [(p.sequence.request.tenant, p.pages) for p in leaving]
+        available = self.memory.available(sequence.request.tenant, left)
+        return self.pages_needed(sequence) - len(left) <= available
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.
