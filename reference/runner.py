@@ -20,6 +20,7 @@ from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.exact.rotary import rotary_table
 from reference.limits import Limits
+from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
 from reference.model.weights import weight_bytes
@@ -91,6 +92,7 @@ class ModelRunner:
         self.graph: Graph = model.graph(limits)
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
+        self._copies: PageCopies | None = None
         self._saved = ExitStack()
         try:
             tier.reserve(self.graph, limits.largest)
@@ -151,6 +153,14 @@ class ModelRunner:
     def buffer(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
         return self.tier.map(self._buffers[name])
+
+    def page_copies(self) -> PageCopies:
+        """Copies of the runner's KV pages, in the queue of its steps; the same every time, and the
+        runner's to close. ValueError for a model that has no KV pages."""
+        if self._copies is None:
+            self._copies = PageCopies(self.tier, self.graph, self._buffers)
+            self._saved.callback(self._copies.close)
+        return self._copies
 
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
