@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from harness.settings import Settings
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.generate import Session, SessionOptions
+    from harness.generate import Recording, Session, SessionOptions
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
@@ -49,7 +50,13 @@ def tier_options(settings: Settings) -> TierOptions:
     )
 
 
-def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = False) -> Session:
+def open_session(
+    settings: Settings,
+    *,
+    all_logits: bool = False,
+    chat: bool = False,
+    recording: Recording | None = None,
+) -> Session:
     """The session the settings describe, with progress on standard error.
 
     Settings that are not among ``settings`` do not matter to the command.
@@ -58,6 +65,8 @@ def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = F
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
+    if recording is not None:
+        options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))
 
 
