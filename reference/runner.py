@@ -195,14 +195,6 @@ class ModelRunner:
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
         return self.tier.map(self._buffers[name])
 
-    def page_copies(self) -> PageCopies:
-        """Copies of the runner's KV pages, in the queue of its steps; the same every time, and the
-        runner's to close. ValueError for a model that has no KV pages."""
-        if self._copies is None:
-            self._copies = PageCopies(self.tier, self.graph, self._buffers)
-            self._saved.callback(self._copies.close)
-        return self._copies
-
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
