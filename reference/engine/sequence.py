@@ -30,7 +30,8 @@ class Sequence:
     room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
     was sampled and read. ``last`` is the position its last token may have. Logits of the first
     ``scored`` positions were handed over. ``faults`` counts the steps that failed under it,
-    ``stalled_steps`` those since its consumer stopped taking tokens.
+    ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
+    ``arrived``, and its last tokens were handed over at ``given``.
     """
 
     request: Request
@@ -45,6 +46,8 @@ class Sequence:
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
+    arrived: float = 0.0
+    given: float | None = None
     placement: Placement | None = None
 
     @property
