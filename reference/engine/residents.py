@@ -66,15 +66,11 @@ class Residents:
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
-        if self.pages_needed(sequence) - pages_for(most) > memory.available(tenant):
+        if not memory.fits(sequence.scope, tokens, most, self.pages_needed(sequence), tenant):
             return None
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
-        wanted = self.pages_needed(sequence) - len(hit.pages)
-        own = pages_for(sequence.known) - len(hit.pages)
-        pages = memory.take(own, tenant, slot) if wanted <= memory.available(tenant) else None
-        if pages is None:
-            memory.release(hit.pages, tenant)
-            return None
+        pages = memory.take(pages_for(sequence.known) - len(hit.pages), tenant, slot)
+        assert pages is not None, "it fits"
         self.free_slots.popleft()
         placement = Placement(sequence, slot, [*hit.pages, *pages])
         sequence.placement = placement

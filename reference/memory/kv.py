@@ -129,6 +129,15 @@ class KvMemory:
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
 
+    def fits(
+        self, scope: Hashable, tokens: NDArray[np.int32], most: int, pages: int, tenant: int
+    ) -> bool:
+        """Whether a sequence of ``tokens`` could have ``pages`` pages now: adopt those known of its
+        first ``most`` tokens, and take the rest. Changes nothing."""
+        path = self._usable(self._trees.find(scope, tokens, most))
+        shared = sum(node.page is not None and node not in self._kept for node in path)
+        return pages - shared <= self.available(tenant)
+
     def adopt(
         self, scope: Hashable, tokens: NDArray[np.int32], most: int, tenant: int, slot: int
     ) -> PrefixHit:
