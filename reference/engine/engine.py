@@ -15,10 +15,11 @@ import numpy as np
 
 from contract.errors import QueueFull, RequestError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
+from reference.engine.constraining import NOT_LISTED, Listed, listed_of
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, Placement, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, MaskProvider, Placement, Sequence, scope_of
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.limits import pages_for
@@ -26,6 +27,7 @@ from reference.memory.kv import KvMemory, PrefixStatistics
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner, StepOutput
 from reference.sched.admission import WaitQueue
+from reference.sched.constraints import check_constraints
 from reference.sched.cost import StepCost
 from reference.sched.tenants import Tenants
 
@@ -91,6 +93,8 @@ class Engine:
         limits = runner.limits
         if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
             raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        if 0 < limits.masks < limits.slots:
+            raise ValueError("a step must hold a mask for every slot, or none")
         if steps_ahead is None:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
         self.runner = runner
@@ -183,14 +187,20 @@ class Engine:
         self.tenants.put(tenant)
         self.memory.reserve(tenant.id, tenant.reserved_pages)
 
-    def submit(self, request: Request, on_logits: LogitsSink | None = None) -> None:
+    def submit(
+        self,
+        request: Request,
+        on_logits: LogitsSink | None = None,
+        allowed: MaskProvider | None = None,
+    ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position of the sequence are computed and handed
-        over chunk by chunk.
+        over chunk by chunk. ``allowed`` is asked before every token which ones it may be; where
+        that is none, or it fails, the request ends with an error.
         """
-        self._check(request)
+        self._check(request, masked=allowed is not None)
         if len(self._placing.waiting) >= self._queue_depth:
             raise QueueFull(self._queue_depth, RETRY_SECONDS)
         reach = self._reach(request)
@@ -205,6 +215,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            allowed=allowed,
         )
         self._arrivals += 1
         self._live[request.id] = sequence
@@ -286,7 +297,8 @@ class Engine:
             token = tokens[row] if row >= part.first_row else -1
             guess = int(sequence.tokens[position]) if position < stop else token
             given += token >= 0
-            self._receive(part.placement, position, token)
+            listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
+            self._receive(part.placement, position, token, listed)
             if token != guess or sequence.placement is None:
                 break
         self.tenants.count(request.tenant, stop - part.start - 1 if first == stop else 0, given)
@@ -295,20 +307,20 @@ class Engine:
     def _drafted(self, part: Computed) -> bool:
         return bool(self._residents.table.draft[part.placement.slot])
 
-    def _receive(self, placement: Placement, position: int, token: int) -> None:
+    def _receive(self, placement: Placement, position: int, token: int, listed: Listed) -> None:
         """What ``token``, sampled for ``position``, means: the next one, or the end."""
         sequence = placement.sequence
         request = sequence.request
         reason = None
         if not sequence.samples:
-            token, reason = -1, FinishReason.LENGTH
+            token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
         elif token < 0:
             reason = FinishReason.ERROR
         elif token in self.end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
         elif position >= sequence.last:
             reason = FinishReason.LENGTH
-        self._events.append(TokenEvent(request.id, token, position, reason))
+        self._events.append(TokenEvent(request.id, token, position, reason, *listed))
         if reason is None:
             sequence.tokens[position] = token
             sequence.known = position + 1
@@ -371,7 +383,7 @@ class Engine:
             if sequence.faults >= FAULTS:
                 self._failed.append(sequence)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, *, masked: bool) -> None:
         limits, vocab = self.runner.limits, self.runner.model.config.vocab
         request.sampling.validate()
         tenant = self.tenants[request.tenant]
@@ -390,6 +402,7 @@ class Engine:
             )
         if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
             raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
+        check_constraints(request, limits, vocab, masked=masked)
         self._check_pages(request)
 
     def _check_pages(self, request: Request) -> None:
