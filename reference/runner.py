@@ -18,6 +18,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
 from reference.limits import Limits
+from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
@@ -119,6 +120,7 @@ class ModelRunner:
         self.graph: Graph = model.graph(limits)
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
+        self._copies: PageCopies | None = None
         self._saved = ExitStack()
         try:
             tier.reserve(self.graph, limits.largest)
@@ -175,6 +177,14 @@ class ModelRunner:
         numbers = (submission.first_event + np.arange(submission.rows)) % EVENT_NUMBERS
         token = self._events["token"][numbers % len(self._events)]
         return StepOutput(token, submission.fence.outputs)
+
+    def page_copies(self) -> PageCopies | None:
+        """Copies of whole KV pages in the queue of steps; None for a model that has none. Made when
+        first asked for: it lowers three graphs."""
+        if self._copies is None and self._page_table is not None:
+            self._copies = PageCopies(self.tier, self.graph, self._buffers)
+            self._saved.callback(self._copies.close)
+        return self._copies
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""

@@ -23,7 +23,8 @@ from reference.engine.sequence import LogitsSink, MaskProvider, Placement, Seque
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.limits import pages_for
-from reference.memory.kv import KvMemory, PrefixStatistics
+from reference.memory.kv import KvMemory
+from reference.memory.prefix import PrefixStatistics
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner, StepOutput
 from reference.sched.admission import WaitQueue
@@ -68,6 +69,8 @@ class Engine:
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
     one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
+    With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
+    ``host_pages`` evicted pages are kept in host memory.
     A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
     at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
     Not thread-safe: one thread calls it.
@@ -85,6 +88,8 @@ class Engine:
         clock: Clock = no_clock,
         queue_depth: int = 1024,
         prefix_cache: bool = True,
+        copy_pages: bool = False,
+        host_pages: int = 0,
         stall_steps: int = 64,
         drafter: Drafter | None = None,
         draft_tokens: int = 11,
@@ -105,6 +110,8 @@ class Engine:
             order=page_order,
             states=limits.saved_states if runner.recurrent.slot_bytes else None,
             cache=prefix_cache,
+            copies=runner.page_copies() if host_pages or copy_pages else None,
+            host_pages=host_pages,
         )
         for tenant in self.tenants:
             self.memory.reserve(tenant.id, tenant.reserved_pages)
