@@ -19,6 +19,7 @@ from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, MaskProvider
+from reference.engine.speculation import PromptLookup
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
@@ -117,6 +118,35 @@ def test_company_depth_and_tier_change_no_bit(
     preempted on the way."""
     events = run(runner, [ASKED[index] for index in order], depth=depth, chunk=chunk)
     assert events == {number: alone[number] for number in events}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: int) -> None:
+    """Biases, penalties and log-probabilities of several tokens a step; masks beside them."""
+    engine = Engine(runner, steps_ahead=depth, drafter=PromptLookup())
+    for request, allowed in ASKED:
+        engine.submit(request, allowed=allowed)
+    events: Outcome = {request.id: [] for request, _ in ASKED}
+    for event in engine.run():
+        events[event.request_id].append(event)
+    assert events == alone
+    assert engine.statistics.speculation.accepted > 0
+
+
+def test_preemption_changes_nothing(runner: ModelRunner, alone: Outcome) -> None:
+    """A masked sequence too resumes from its tokens, when its tenant's pages are cut down."""
+    engine = Engine(runner, steps_ahead=1)
+    for request, allowed in ASKED:
+        engine.submit(request, allowed=allowed)
+    events: Outcome = {request.id: [] for request, _ in ASKED}
+    for _ in range(5):
+        for event in engine.step():
+            events[event.request_id].append(event)
+    engine.put_tenant(replace(engine.tenants[0], max_kv_pages=5))
+    for event in engine.run():
+        events[event.request_id].append(event)
+    assert events == alone
+    assert engine.statistics.preempted > 0
 
 
 def test_without_constraints_other_tokens_come_out(cpu: ModelRunner, alone: Outcome) -> None:
