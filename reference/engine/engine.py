@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contract.errors import QueueFull, RequestError
+from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.constraining import NOT_LISTED, Listed, listed_of
-from reference.engine.pipeline import Computed, Pipeline
+from reference.engine.checks import check_request, reach_of
+from reference.engine.delivery import Delivery
+from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, MaskProvider, Placement, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, scope_of
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
-from reference.limits import pages_for
+from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import PrefixStatistics
 from reference.observer import NOBODY, Observer
-from reference.runner import ModelRunner, StepOutput
+from reference.runner import ModelRunner
 from reference.sched.admission import WaitQueue
-from reference.sched.constraints import check_constraints
 from reference.sched.cost import StepCost
 from reference.sched.tenants import Tenants
 
@@ -105,6 +105,7 @@ class Engine:
         self.runner = runner
         self.end_of_generation = end_of_generation
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
+        self.ledger = Ledger()
         self.memory = KvMemory(
             limits.pages,
             order=page_order,
@@ -121,7 +122,7 @@ class Engine:
         self._stall_steps = stall_steps
         self._residents = Residents(runner, self.memory, self.tenants)
         queue = WaitQueue(self.tenants, clock=clock)
-        self._placing = Placing(self._residents, self.tenants, queue, clock, observer)
+        self._placing = Placing(self._residents, self.tenants, queue, clock, observer, self.ledger)
         cost = StepCost()
         self._speculating = None
         if drafter is not None:
@@ -142,7 +143,15 @@ class Engine:
         self._arrivals = 0
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._events: list[TokenEvent] = []
+        self._delivery = Delivery(
+            self._residents,
+            self._pipeline,
+            self._speculating,
+            self.tenants,
+            self.ledger,
+            end_of_generation,
+            self._end,
+        )
 
     @property
     def chunk_tokens(self) -> int:
@@ -198,32 +207,44 @@ class Engine:
         self,
         request: Request,
         on_logits: LogitsSink | None = None,
+        logits_from: int = 0,
         allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
-        With ``on_logits`` the logits of every position of the sequence are computed and handed
-        over chunk by chunk. ``allowed`` is asked before every token which ones it may be; where
-        that is none, or it fails, the request ends with an error.
+        With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
+        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        where that is none, or it fails, the request ends with an error.
         """
-        self._check(request, masked=allowed is not None)
-        if len(self._placing.waiting) >= self._queue_depth:
-            raise QueueFull(self._queue_depth, RETRY_SECONDS)
-        reach = self._reach(request)
+        tenant = self.tenants[request.tenant]
+        try:
+            pages = self.memory.total - self._reserved(tenant)
+            check_request(request, tenant, self.runner, pages, masked=allowed is not None)
+            if request.id in self._live:
+                raise RequestError("id", f"is {request.id}, that of a request still under way")
+            if len(self._placing.waiting) >= self._queue_depth:
+                raise QueueFull(self._queue_depth, RETRY_SECONDS)
+        except ZincError:
+            self.ledger.rejected(tenant.id)
+            raise
+        reach = reach_of(request, tenant, self.runner.limits)
         tokens = np.empty(reach, np.int32)
         tokens[: len(request.prompt)] = request.prompt
         sequence = Sequence(
             request=request,
             order=self._arrivals,
             since=0.0,
-            scope=scope_of(self.tenants[request.tenant]),
+            scope=scope_of(tenant),
             tokens=tokens,
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
             allowed=allowed,
+            scored=logits_from,
+            arrived=self._clock(),
         )
+        self.ledger.prompted(tenant.id, len(request.prompt))
         self._arrivals += 1
         self._live[request.id] = sequence
         self.tenants.occupy(request.tenant, live=1)
@@ -274,86 +295,18 @@ class Engine:
             self._pipeline.fill()
             read = self._pipeline.read()
             if read is not None:
-                output, computed = read
-                tokens = output.token.tolist()
-                for part in computed:
-                    self._take(part, tokens, output)
+                self._delivery.take(*read, self._clock())
         except BaseException as error:
             self._recover(isinstance(error, Exception))
             raise
-        events, self._events = self._events, []
-        return events
-
-    def _take(self, part: Computed, tokens: list[int], output: StepOutput) -> None:
-        """What one sequence got out of a step."""
-        sequence, stop = part.placement.sequence, part.stop
-        request = sequence.request
-        if sequence.on_logits is not None:
-            skipped = max(0, sequence.scored - part.start)
-            if skipped < stop - part.start:
-                rows = output.logits[part.first_row + skipped : part.end_row].copy()
-                sequence.on_logits(part.start + skipped, rows)
-                sequence.scored = stop
-        if stop < sequence.known:
-            self.tenants.count(request.tenant, stop - part.start, 0)
-            return
-        first = part.start + 1 if self._drafted(part) else stop
-        given = 0
-        for position in range(first, stop + 1):
-            row = part.end_row - 1 - (stop - position)
-            token = tokens[row] if row >= part.first_row else -1
-            guess = int(sequence.tokens[position]) if position < stop else token
-            given += token >= 0
-            listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
-            self._receive(part.placement, position, token, listed)
-            if token != guess or sequence.placement is None:
-                break
-        self.tenants.count(request.tenant, stop - part.start - 1 if first == stop else 0, given)
-        self._after_tokens(part)
-
-    def _drafted(self, part: Computed) -> bool:
-        return bool(self._residents.table.draft[part.placement.slot])
-
-    def _receive(self, placement: Placement, position: int, token: int, listed: Listed) -> None:
-        """What ``token``, sampled for ``position``, means: the next one, or the end."""
-        sequence = placement.sequence
-        request = sequence.request
-        reason = None
-        if not sequence.samples:
-            token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
-        elif token < 0:
-            reason = FinishReason.ERROR
-        elif token in self.end_of_generation and not request.ignore_end:
-            reason = FinishReason.STOP
-        elif position >= sequence.last:
-            reason = FinishReason.LENGTH
-        self._events.append(TokenEvent(request.id, token, position, reason, *listed))
-        if reason is None:
-            sequence.tokens[position] = token
-            sequence.known = position + 1
-        else:
-            self._end(sequence, reason)
-
-    def _after_tokens(self, part: Computed) -> None:
-        """Let a sequence that goes on be planned from the tokens it has."""
-        placement, table = part.placement, self._residents.table
-        if placement.sequence.placement is not placement:
-            return
-        if self._drafted(part):
-            assert self._speculating is not None
-            self._speculating.settle(placement, part.start, part.stop)
-            self._pipeline.changed()
-        elif table.lockstep[placement.slot]:
-            table.known[placement.slot] = placement.sequence.known
-            self._pipeline.changed()
-        if self._speculating is not None and self._speculating.consider(placement):
-            self._pipeline.changed()
+        return self._delivery.events()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
         del self._live[request.id]
         self._stalled.pop(request.id, None)
         self.tenants.occupy(request.tenant, live=-1)
+        self.ledger.finished(request.tenant, reason)
         self._pipeline.changed()
         if self._speculating is not None and sequence.placement is not None:
             self._speculating.forget(sequence.placement)
@@ -369,9 +322,7 @@ class Engine:
         self._failed = []
         for sequence, reason in ending:
             if self._live.get(sequence.request.id) is sequence:
-                event = TokenEvent(sequence.request.id, -1, sequence.known, reason)
-                self._events.append(event)
-                self._end(sequence, reason)
+                self._delivery.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
         sequence.stalled, sequence.stalled_steps = stalled, 0
@@ -390,39 +341,6 @@ class Engine:
             if sequence.faults >= FAULTS:
                 self._failed.append(sequence)
 
-    def _check(self, request: Request, *, masked: bool) -> None:
-        limits, vocab = self.runner.limits, self.runner.model.config.vocab
-        request.sampling.validate()
-        tenant = self.tenants[request.tenant]
-        if request.id in self._live:
-            raise RequestError("id", f"is {request.id}, that of a request still under way")
-        if not request.prompt:
-            raise RequestError("prompt", "is empty; give at least one token")
-        if any(not 0 <= token < vocab for token in request.prompt):
-            raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
-        most = min(limits.context, tenant.max_context)
-        if len(request.prompt) > most:
-            raise RequestError(
-                "prompt",
-                f"is {len(request.prompt)} tokens, the context is {most}; "
-                "shorten it or raise --context",
-            )
-        if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
-            raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
-        check_constraints(request, limits, vocab, masked=masked)
-        self._check_pages(request)
-
-    def _check_pages(self, request: Request) -> None:
-        """A request alone must be able to finish in the pages its tenant may have."""
-        tenant = self.tenants[request.tenant]
-        others = sum(other.reserved_pages for other in self.tenants if other.id != tenant.id)
-        most = min(tenant.max_kv_pages, self.memory.total - others)
-        needed = pages_for(self._reach(request))
-        if needed > most:
-            raise RequestError(
-                "max_tokens", f"with the prompt needs {needed} KV pages, there are {most}"
-            )
-
-    def _reach(self, request: Request) -> int:
-        most = min(self.runner.limits.context, self.tenants[request.tenant].max_context)
-        return min(len(request.prompt) + request.max_tokens, most)
+    def _reserved(self, tenant: Tenant) -> int:
+        """Pages that are kept for other tenants."""
+        return sum(other.reserved_pages for other in self.tenants if other.id != tenant.id)

@@ -78,7 +78,7 @@ class Models:
         allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
-        self.engine(name).submit(request, on_logits, allowed)
+        self.engine(name).submit(request, on_logits, allowed=allowed)
         self._model_of[request.id] = name
 
     def cancel(self, request_id: int) -> None:

@@ -59,6 +59,12 @@ class Computed:
     first_row: int
     end_row: int
 
+    @property
+    def drafted(self) -> bool:
+        """Whether all tokens but the first were guesses."""
+        many = self.end_row - self.first_row > 1
+        return many and self.placement.sequence.on_logits is None
+
 
 class Pipeline:
     """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from contract.types import Clock, FinishReason
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence
+from reference.ledger import Ledger
 from reference.limits import pages_for
 from reference.observer import Observer
 from reference.sched.admission import Running, Waiting, WaitQueue, victim
@@ -40,6 +41,7 @@ class Placing:
         queue: WaitQueue,
         clock: Clock,
         observer: Observer,
+        ledger: Ledger,
     ) -> None:
         self.residents = residents
         self.waiting: dict[int, Sequence] = {}
@@ -48,6 +50,7 @@ class Placing:
         self._queue = queue
         self._clock = clock
         self._observer = observer
+        self._ledger = ledger
         self._changed = False
         self._retry_at = 0.0
 
@@ -93,6 +96,7 @@ class Placing:
             if self._beyond_quota(placement, count) or not residents.grow(placement, count):
                 self._make_room(placement, count)
                 return False
+            self._note_pages(placement.sequence.request.tenant)
         return True
 
     def preempt(self, placement: Placement) -> None:
@@ -100,6 +104,7 @@ class Placing:
         sequence = placement.sequence
         self.residents.remove(placement)
         self.counts.preempted += 1
+        self._ledger.preempted(sequence.request.tenant)
         self._observer.preempted(self._clock(), sequence.request.id, placement.slot, sequence.known)
         self.enqueue(sequence)
 
@@ -128,10 +133,17 @@ class Placing:
         if self._queue.aged(waiting.tenant):
             placement.quantum = computed + QUANTUM
         self.counts.admitted += 1
+        tenant = sequence.request.tenant
+        self._ledger.admitted(tenant)
+        self._ledger.looked_up(tenant, sequence.known, computed)
+        self._note_pages(tenant)
         self._observer.admitted(
             self._clock(), sequence.request.id, placement.slot, sequence.known, computed
         )
         return True
+
+    def _note_pages(self, tenant: int) -> None:
+        self._ledger.holds(tenant, self._tenants.usage(tenant).pages)
 
     def _victims_for(self, sequence: Sequence) -> list[Placement]:
         """Whom to preempt so that ``sequence`` comes in: nobody, or enough."""

@@ -36,7 +36,8 @@ class Sequence:
     was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
     tokens may come next. Logits of the first
     ``scored`` positions were handed over. ``faults`` counts the steps that failed under it,
-    ``stalled_steps`` those since its consumer stopped taking tokens.
+    ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
+    ``arrived``, and its last tokens were handed over at ``given``.
     """
 
     request: Request
@@ -52,6 +53,8 @@ class Sequence:
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
+    arrived: float = 0.0
+    given: float | None = None
     placement: Placement | None = None
 
     @property
