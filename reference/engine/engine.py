@@ -20,7 +20,7 @@ from reference.engine.delivery import Delivery
 from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, scope_of
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.ledger import Ledger
@@ -98,6 +98,8 @@ class Engine:
         limits = runner.limits
         if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
             raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        if 0 < limits.masks < limits.slots:
+            raise ValueError("a step must hold a mask for every slot, or none")
         if steps_ahead is None:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
         self.runner = runner
@@ -202,17 +204,23 @@ class Engine:
         self.memory.reserve(tenant.id, tenant.reserved_pages)
 
     def submit(
-        self, request: Request, on_logits: LogitsSink | None = None, logits_from: int = 0
+        self,
+        request: Request,
+        on_logits: LogitsSink | None = None,
+        logits_from: int = 0,
+        allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk.
+        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
         try:
-            check_request(request, tenant, self.runner, self.memory.total - self._reserved(tenant))
+            pages = self.memory.total - self._reserved(tenant)
+            check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             if len(self._placing.waiting) >= self._queue_depth:
@@ -232,6 +240,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            allowed=allowed,
             scored=logits_from,
             arrived=self._clock(),
         )

@@ -13,6 +13,7 @@ from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.runner import ModelRunner
+from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
@@ -155,6 +156,9 @@ class Residents:
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
             samples=sequence.samples,
+            lockstep=placement.masked,
+            bias=bias_records(sequence.request),
+            listed=sequence.request.log_probabilities is not None,
         )
         self.table.add_pages(placement.slot, placement.pages)
         self.table.stalled[placement.slot] = sequence.stalled
