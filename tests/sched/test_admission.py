@@ -218,6 +218,19 @@ def test_nobody_waits_for_an_unknown_tenant() -> None:
     assert len(queue) == 0
 
 
+def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
+    clock = ManualClock(1000.0)
+    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    assert queue.retry_after() == 1.0
+    for order in range(200):
+        queue.push(Waiting(order, 0, clock.now, 1))
+        queue.next(always)
+        clock.now += 4.0
+    assert queue.retry_after() == 4.0
+    clock.now += 64 * 6.0
+    assert queue.retry_after() == 10.0
+
+
 class Looked:
     """Counts the requests that a choice asks room for."""
 

@@ -63,7 +63,8 @@ def fill(
         order += 1
 
     def fits(waiting: Waiting) -> bool:
-        return waiting.pages <= PAGES - sum(tenants.usage(tenant.id).pages for tenant in tenants)
+        used = sum(user.pages * count for user, count in zip(users, got, strict=True))
+        return waiting.pages <= PAGES - used
 
     for id in range(len(users)):
         push(id)
