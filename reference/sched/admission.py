@@ -79,6 +79,11 @@ class WaitQueue:
             counts[self._tenants[tenant].qos] += line.live
         return counts
 
+    def waiting(self, tenant: int) -> int:
+        """How many of a tenant's requests wait."""
+        line = self._lines.get(tenant)
+        return line.live if line else 0
+
     def push(self, waiting: Waiting) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
