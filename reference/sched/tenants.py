@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -76,7 +77,7 @@ class _Account:
     slots: int = 0
     pages: int = 0
     live: int = 0
-    slotless_since: float = 0.0
+    slotless_since: float = -math.inf
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
 
@@ -118,7 +119,7 @@ class Tenants:
         tenant.validate()
         account = self._accounts.get(tenant.id)
         if account is None:
-            self._accounts[tenant.id] = _Account(tenant, slotless_since=self._clock())
+            self._accounts[tenant.id] = _Account(tenant)
         else:
             account.tenant = tenant
 
@@ -155,7 +156,8 @@ class Tenants:
         return Usage(account.slots, account.pages, account.live, decoded, prefilled)
 
     def slotless_since(self, id: int) -> float | None:
-        """When the tenant last gave back its only slot, or became known; None while it has one."""
+        """When the tenant last gave back its only slot, -inf if it never had one; None while it
+        has one."""
         account = self._account(id)
         return None if account.slots else account.slotless_since
 
