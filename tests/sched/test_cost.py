@@ -164,13 +164,25 @@ def test_a_duration_that_is_none_teaches_nothing(seconds: float) -> None:
     assert cost.coefficients() is None
 
 
-def test_memory_is_bounded_and_keeps_the_latest() -> None:
+def test_memory_is_bounded_and_what_is_not_seen_goes_first() -> None:
     cost = StepCost()
     for step in range(1000):
         tokens = 1 << step % 12
         cost.observe(tokens, tokens << step % 31, 1e-3 * tokens)
+        cost.observe(5000, 7, 5.0)
         assert len(cost._cells) <= CELLS_MAX
-    assert (tokens.bit_length(), (tokens << step % 31).bit_length()) in cost._cells
+        assert cost._cells[(5000).bit_length(), (7).bit_length()].seen == min(step + 1, 32)
+
+
+def test_a_new_kind_of_step_counts_at_once() -> None:
+    cost = StepCost()
+    cost.observe(1, 10, 1e-3)
+    cost.observe(2, 20, 1e-3)
+    assert cost.predict(1000, 20) == pytest.approx(1e-3, rel=0.01)
+    cost.observe(1000, 20, 1.0)
+    predicted = cost.predict(1000, 20)
+    assert predicted is not None
+    assert predicted > 0.5
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-6, 10)), min_size=2, max_size=60))
