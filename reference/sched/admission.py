@@ -79,11 +79,6 @@ class WaitQueue:
             counts[self._tenants[tenant].qos] += line.live
         return counts
 
-    def waiting(self, tenant: int) -> int:
-        """How many of a tenant's requests wait."""
-        line = self._lines.get(tenant)
-        return line.live if line else 0
-
     def push(self, waiting: Waiting) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
@@ -111,7 +106,9 @@ class WaitQueue:
         """Take the request to admit now out of the queue; None when nobody is to be admitted.
 
         ``fits`` says whether there is room for a request; tenants' quotas are seen to here, so what
-        is admitted must be known to ``Tenants.occupy`` before the next call.
+        is admitted must be known to ``Tenants.occupy`` before the next call. It may place the
+        request itself and push back those it preempts for it: their turn is in the next call. A
+        request that holds its slot already does not count as aged any more.
         """
         for waiting, aged in self._in_turn():
             if fits(waiting):
@@ -121,10 +118,6 @@ class WaitQueue:
             if aged:
                 return None
         return None
-
-    def first(self) -> Waiting | None:
-        """Whose turn it is, room or not: the one to make room for by preemption."""
-        return next((waiting for waiting, _ in self._in_turn()), None)
 
     def retry_after(self) -> float:
         """Seconds until about one more request will have been admitted, as the latest were; at

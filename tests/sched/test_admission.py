@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -137,7 +138,6 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
     assert queue.aged(0)
     assert not queue.aged(1)
     assert queue.next(small) is None
-    assert queue.first() == Waiting(0, 0, 0.0, 50)
     assert queue.next(always) == Waiting(0, 0, 0.0, 50)
     assert queue.next(small) == Waiting(2, 1, 0.0, 1)
 
@@ -170,7 +170,6 @@ def test_the_aged_beyond_their_own_quota_hold_up_nobody() -> None:
     clock.now = 2 * AGING
     assert queue.next(always) == Waiting(1, 1, 0.0, 1)
     assert queue.next(always) is None
-    assert queue.first() is None
 
 
 def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None:
@@ -184,6 +183,26 @@ def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None
         queue.push(Waiting(order, tenant, clock.now, 1))
     assert not queue.aged(1)
     assert [queue.next(always).order for _ in range(3)] == [9, 3, 8]  # type: ignore[union-attr]
+
+
+def test_room_may_be_made_while_choosing() -> None:
+    """What is preempted for a candidate is pushed back at once, and comes after it."""
+    clock = ManualClock()
+    tenants = Tenants([of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH)], clock=clock)
+    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    tenants.occupy(1, slots=1)
+    queue.push(Waiting(5, 0, 0.0, 1))
+    queue.push(Waiting(6, 1, 0.0, 1))
+
+    def make_room(waiting: Waiting) -> bool:
+        tenants.occupy(1, slots=-1)
+        queue.push(Waiting(2, 1, clock.now, 1))
+        tenants.occupy(waiting.tenant, slots=1)
+        return True
+
+    assert queue.next(make_room) == Waiting(5, 0, 0.0, 1)
+    assert len(queue) == 2
+    assert [queue.next(always).order for _ in range(2)] == [2, 6]  # type: ignore[union-attr]
 
 
 def test_a_request_can_be_removed_wherever_it_waits() -> None:
@@ -355,6 +374,7 @@ def longest_without_slot(mix: Mix, aging: float, room: int = 20, step: float = 0
     queue = WaitQueue(tenants, clock=clock, aging_seconds=aging)
     running: list[tuple[float, Waiting]] = []
     began: dict[int, float] = {}
+    waiting: Counter[int] = Counter()
     order, longest = 0, 0.0
 
     def fits(waiting: Waiting) -> bool:
@@ -369,14 +389,16 @@ def longest_without_slot(mix: Mix, aging: float, room: int = 20, step: float = 0
         for tenant in mix.declared:
             if random_.random() < mix.arrivals * step:
                 queue.push(Waiting(order, tenant.id, clock.now, random_.randint(1, room)))
+                waiting[tenant.id] += 1
                 order += 1
         while (taken := queue.next(fits)) is not None:
             tenants.occupy(taken.tenant, slots=1, pages=taken.pages)
+            waiting[taken.tenant] -= 1
             seconds = step * random_.randint(1, round(mix.hold / step))
             running.append((clock.now + seconds, taken))
         for tenant in mix.declared:
             holds = any(entry.tenant == tenant.id for _, entry in running)
-            if holds or not queue.waiting(tenant.id):
+            if holds or not waiting[tenant.id]:
                 began[tenant.id] = clock.now
             longest = max(longest, clock.now - began.setdefault(tenant.id, clock.now))
     return longest

@@ -199,8 +199,14 @@ class NobodyPasses(WaitQueue):
     """What has no room holds up everybody."""
 
     def next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
-        first = self.first()
-        return None if first is None or not fits(first) else super().next(fits)
+        refused: list[Waiting] = []
+
+        def fits_first(waiting: Waiting) -> bool:
+            if refused or not fits(waiting):
+                refused.append(waiting)
+            return not refused
+
+        return super().next(fits_first)
 
 
 def test_rules_that_are_not_dominant_resource_fairness_fail() -> None:
