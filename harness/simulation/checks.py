@@ -156,9 +156,7 @@ def _turn(candidate: Candidate) -> tuple[int, float, int]:
     return list(QosClass).index(candidate.qos), candidate.share, candidate.order
 
 
-def check_preemption(
-    leaver: Resident, state: State, tenants: Mapping[int, Tenant]
-) -> None:
+def check_preemption(leaver: Resident, state: State, tenants: Mapping[int, Tenant]) -> None:
     """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
     where all that run are, or for its own tenant's page quota."""
     tenant = tenants[leaver.tenant]

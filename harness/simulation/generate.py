@@ -63,9 +63,7 @@ class Profile:
 
 
 SCHEDULER = Profile("sched")
-MEMORY = Profile(
-    "mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4
-)
+MEMORY = Profile("mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4)
 
 
 def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
@@ -217,7 +215,10 @@ class _Actions:
         if not self._features.shared_prefixes or random.random() < 0.2:
             return self._tokens(length)
         shared = random.choice([*self._documents, *self._earlier[-3:]])[: length - 1]
-        return shared + self._tokens(random.choice([1, min(7, length), length]))[: length - len(shared)]
+        return (
+            shared
+            + self._tokens(random.choice([1, min(7, length), length]))[: length - len(shared)]
+        )
 
     def _with_request(self, step: int, id: int) -> list[Action]:
         """What its client does later."""

@@ -169,9 +169,7 @@ class Watch(NullObserver):
         most = self._engine.chunk_tokens
         counts = np.bincount(slots)
         prefill = int(counts[counts > 1].sum())
-        require(
-            prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed"
-        )
+        require(prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
         written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
         meta = self._engine.memory.meta
         shared = (meta["ref_count"][written] != 1) | (meta["token_count"][written] != 0)

@@ -98,9 +98,7 @@ class KvMemory:
         if not pages:
             del self._reserved[tenant]
 
-    def available(
-        self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()
-    ) -> int:
+    def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages the tenant could take now, or once ``leaving``, (tenant, pages) each, are released.
 
         Shared pages come free with their last holder only, and what others have reserved is theirs
@@ -290,9 +288,7 @@ class KvMemory:
         if self._places is not None:
             self._places.check(stateful)
 
-    def _effect_of(
-        self, leaving: Sequence[tuple[int, Sequence[int]]]
-    ) -> tuple[int, Counter[int]]:
+    def _effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
         """How many pages nobody would hold, and how many more each tenant would be charged for."""
         leavers: dict[int, list[int]] = {}
         for tenant, pages in leaving:

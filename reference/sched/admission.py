@@ -186,8 +186,8 @@ def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -
     Only requests of a class below the claimant's that are not protected, so never an interactive
     one: of the lowest class the tenant with the highest dominant share, of it the youngest request.
 
-    Without a claimant memory must be freed at any price, and everybody may be preempted: protected
-    requests after all others, else in the same order of class, share and age.
+    Without a claimant memory must be freed at any price, and everybody may be preempted: in order
+    of class, in it the protected after the others, then by share and age.
     """
     ranks = {entry.tenant: tenants[entry.tenant].qos.rank for entry in running}
     shares = {tenant: tenants.dominant_share(tenant) for tenant in ranks}
@@ -196,6 +196,6 @@ def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -
         running = [e for e in running if not e.protected and ranks[e.tenant] > above]
     return max(
         running,
-        key=lambda e: (not e.protected, ranks[e.tenant], shares[e.tenant], e.order),
+        key=lambda e: (ranks[e.tenant], not e.protected, shares[e.tenant], e.order),
         default=None,
     )

@@ -163,10 +163,15 @@ class Tenants:
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
-        within the hard caps, and both rates are below theirs."""
+        within the hard caps, and both rates are below theirs.
+
+        The only request of a tenant may have the pages it needs: it was checked when it came, and
+        a quota lowered since then shall not keep it for ever.
+        """
         account = self._account(id)
         tenant = account.tenant
-        if account.slots >= tenant.max_slots or account.pages + pages > tenant.max_kv_pages:
+        beyond = account.slots and account.pages + pages > tenant.max_kv_pages
+        if account.slots >= tenant.max_slots or beyond:
             return False
         now = self._clock()
         return (

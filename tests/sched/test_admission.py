@@ -107,7 +107,7 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
             tenants.occupy(taken.tenant, slots=1, pages=taken.pages)
             usage = tenants.usage(taken.tenant)
             assert usage.slots <= tenants[taken.tenant].max_slots
-            assert usage.pages <= tenants[taken.tenant].max_kv_pages
+            assert usage.pages <= tenants[taken.tenant].max_kv_pages or usage.slots == 1
         assert len(queue) == len(waiting)
 
 
@@ -473,23 +473,22 @@ def test_a_claimant_displaces_only_what_is_below_it(
 
 @given(populations())
 def test_memory_can_always_be_had(population: tuple[Tenants, list[Running]]) -> None:
-    """Without a claimant somebody is chosen while anything runs: a protected request only when all
-    are, and an interactive one only when nothing below it is left unprotected."""
+    """Without a claimant somebody is chosen while anything runs, of the lowest class: a protected
+    request only when all of the class are."""
     tenants, running = population
     chosen = victim(running, tenants, None)
     if not running:
         assert chosen is None
         return
     assert chosen is not None
-    free = [entry for entry in running if not entry.protected] or running
-    assert chosen in free
-    ranks = [tenants[entry.tenant].qos.rank for entry in free]
-    assert tenants[chosen.tenant].qos.rank == max(ranks)
+    lowest = max(tenants[entry.tenant].qos.rank for entry in running)
+    of_it = [entry for entry in running if tenants[entry.tenant].qos.rank == lowest]
+    assert chosen in ([entry for entry in of_it if not entry.protected] or of_it)
 
 
 def test_preemption_ends() -> None:
-    """Taking victims one after the other, the whole order: batch, standard, then interactive, and
-    the protected after all."""
+    """Taking victims one after the other, the whole order: batch, standard, then interactive, the
+    protected after the others of their class."""
     classes = (QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH)
     tenants = Tenants([of_class(id, qos) for id, qos in enumerate(classes)], clock=ManualClock())
     running = [Running(order, order % 3, order, 1, order < 3) for order in range(9)]
@@ -500,4 +499,4 @@ def test_preemption_ends() -> None:
         running.remove(chosen)
         tenants.occupy(chosen.tenant, slots=-1, pages=-chosen.pages)
         taken.append(chosen.order)
-    assert taken == [8, 5, 7, 4, 6, 3, 2, 1, 0]
+    assert taken == [8, 5, 2, 7, 4, 1, 6, 3, 0]

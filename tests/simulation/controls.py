@@ -172,9 +172,7 @@ def a_waiting_request_is_lost(patch: Patch) -> None:
 
 def nothing_is_refused(patch: Patch) -> None:
     patch.setattr(Engine, "_check_pages", lambda self, request: None)
-    patch.setattr(
-        Engine, "_reach", lambda self, request: len(request.prompt) + request.max_tokens
-    )
+    patch.setattr(Engine, "_reach", lambda self, request: len(request.prompt) + request.max_tokens)
 
 
 CONTROLS: dict[Invariant, tuple[Break, ...]] = {
