@@ -134,7 +134,7 @@ def test_copies_saves_and_loads_take_their_turn() -> None:
     (token,) = run(runner, step_of([SOLO.events[0].token], 20, slot=1, pages=(5, 4)))
     assert runner.memory.pages[5].after == list(SOLO.histories[1:17])
     assert runner.memory.pages[4].after == list(SOLO.histories[17:22])
-    assert 0 <= token
+    assert token >= 0
 
 
 @pytest.mark.parametrize("where", ["submit", "collect"])
