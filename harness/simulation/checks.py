@@ -159,9 +159,7 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
     return qos, candidate.share, candidate.rate, candidate.order
 
 
-def check_preemption(
-    leaver: Resident, state: State, tenants: Mapping[int, Tenant]
-) -> None:
+def check_preemption(leaver: Resident, state: State, tenants: Mapping[int, Tenant]) -> None:
     """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
     where all that run are, or for its own tenant's page quota."""
     tenant = tenants[leaver.tenant]

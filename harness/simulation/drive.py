@@ -272,7 +272,7 @@ class Simulation:
         """Whether an engine may accept the request, apart from the depth of its queue."""
         limits, tenants = self.schedule.shape.limits, self._engine.tenants
         client = self.clients.by_id.get(request.id)
-        if client is not None and client.ended is None or request.tenant not in tenants:
+        if (client is not None and client.ended is None) or request.tenant not in tenants:
             return False
         tenant = tenants[request.tenant]
         context = min(limits.context, tenant.max_context)

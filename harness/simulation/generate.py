@@ -63,9 +63,7 @@ class Profile:
 
 
 SCHEDULER = Profile("sched")
-MEMORY = Profile(
-    "mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4
-)
+MEMORY = Profile("mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4)
 
 
 def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
@@ -222,7 +220,10 @@ class _Actions:
         if self._prompts and random.random() < 0.3:
             return random.choice(self._prompts[-4:])
         shared = random.choice([*self._documents, *self._earlier[-3:]])[: length - 1]
-        return shared + self._tokens(random.choice([1, min(7, length), length]))[: length - len(shared)]
+        return (
+            shared
+            + self._tokens(random.choice([1, min(7, length), length]))[: length - len(shared)]
+        )
 
     def _with_request(self, step: int, id: int) -> list[Action]:
         """What its client does later."""

@@ -186,9 +186,7 @@ class Watch(NullObserver):
         drafted = self._engine._residents.table.draft
         counts = np.bincount(slots, minlength=len(drafted))
         prefill = int(counts[(counts > 1) & (drafted == 0)].sum())
-        require(
-            prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed"
-        )
+        require(prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
         written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
         meta = self._engine.memory.meta
         shared = (meta["ref_count"][written] != 1) | (meta["token_count"][written] != 0)

@@ -13,6 +13,7 @@ from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.runner import ModelRunner
+from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
@@ -66,15 +67,11 @@ class Residents:
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
-        if self.pages_needed(sequence) - pages_for(most) > memory.available(tenant):
+        if not memory.fits(sequence.scope, tokens, most, self.pages_needed(sequence), tenant):
             return None
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
-        wanted = self.pages_needed(sequence) - len(hit.pages)
-        own = pages_for(sequence.known) - len(hit.pages)
-        pages = memory.take(own, tenant, slot) if wanted <= memory.available(tenant) else None
-        if pages is None:
-            memory.release(hit.pages, tenant)
-            return None
+        pages = memory.take(pages_for(sequence.known) - len(hit.pages), tenant, slot)
+        assert pages is not None, "it fits"
         self.free_slots.popleft()
         placement = Placement(sequence, slot, [*hit.pages, *pages])
         sequence.placement = placement
@@ -159,6 +156,9 @@ class Residents:
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
             samples=sequence.samples,
+            lockstep=placement.masked,
+            bias=bias_records(sequence.request),
+            listed=sequence.request.log_probabilities is not None,
         )
         self.table.add_pages(placement.slot, placement.pages)
         self.table.stalled[placement.slot] = sequence.stalled

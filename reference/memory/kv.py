@@ -98,9 +98,7 @@ class KvMemory:
         if not pages:
             del self._reserved[tenant]
 
-    def available(
-        self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()
-    ) -> int:
+    def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages the tenant could take now, or once ``leaving``, (tenant, pages) each, are released.
 
         Shared pages come free with their last holder only, and what others have reserved is theirs
@@ -128,6 +126,15 @@ class KvMemory:
         path = self._usable(self._trees.find(scope, tokens, most))
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
+
+    def fits(
+        self, scope: Hashable, tokens: NDArray[np.int32], most: int, pages: int, tenant: int
+    ) -> bool:
+        """Whether a sequence of ``tokens`` could have ``pages`` pages now: adopt those known of its
+        first ``most`` tokens, and take the rest. Changes nothing."""
+        path = self._usable(self._trees.find(scope, tokens, most))
+        shared = sum(node.page is not None and node not in self._kept for node in path)
+        return pages - shared <= self.available(tenant)
 
     def adopt(
         self, scope: Hashable, tokens: NDArray[np.int32], most: int, tenant: int, slot: int
@@ -281,9 +288,7 @@ class KvMemory:
         if self._places is not None:
             self._places.check(stateful)
 
-    def _effect_of(
-        self, leaving: Sequence[tuple[int, Sequence[int]]]
-    ) -> tuple[int, Counter[int]]:
+    def _effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
         """How many pages nobody would hold, and how many more each tenant would be charged for."""
         leavers: dict[int, list[int]] = {}
         for tenant, pages in leaving:

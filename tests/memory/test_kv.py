@@ -158,9 +158,13 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(sorted(TENANTS)), tokens=SEQUENCES, stays=st.booleans())
     def serve(self, tenant: int, tokens: NDArray[np.int32], stays: bool) -> None:
-        """All of a sequence's life, or as much as there is room for."""
+        """All of a sequence's life, where it fits; else as much as there is room for."""
+        most, pages = max(0, len(tokens) - 1), pages_for(len(tokens))
+        fits = self.memory.fits(scope_of(TENANTS[tenant]), tokens, most, pages, tenant)
         run = self._admit(tenant, tokens, 1)
-        if self._compute(run, len(tokens)):
+        computed = self._compute(run, len(tokens))
+        assert computed == fits
+        if computed:
             self._publish(run, incremental=True)
             if self.states:
                 self._save_state(run)

@@ -134,7 +134,7 @@ def test_copies_saves_and_loads_take_their_turn() -> None:
     (token,) = run(runner, step_of([SOLO.events[0].token], 20, slot=1, pages=(5, 4)))
     assert runner.memory.pages[5].after == list(SOLO.histories[1:17])
     assert runner.memory.pages[4].after == list(SOLO.histories[17:22])
-    assert 0 <= token
+    assert token >= 0
 
 
 @pytest.mark.parametrize("where", ["submit", "collect"])
@@ -170,9 +170,7 @@ def test_time_passes_as_steps_cost() -> None:
     runner.slot_scopes = [0]
     table = np.arange(4, dtype=np.int32)[None]
     steps = [step_of(PROMPT[:2], 0), step_of(PROMPT[2:4], 2)]
-    late = [
-        runner.submit(StepInput(s.query, s.output_rows, s.sampling, table)) for s in steps
-    ]
+    late = [runner.submit(StepInput(s.query, s.output_rows, s.sampling, table)) for s in steps]
     assert clock() == 0.5
     runner.collect(late[0])
     assert clock() == 2.25

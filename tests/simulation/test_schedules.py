@@ -127,9 +127,7 @@ def test_the_first_failure_is_reported(
         (["--schedules", "1", "--keep", "99999"], "there is no action 99999"),
     ],
 )
-def test_bad_flags(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SCHEDULER, "", arguments) == 2
     assert problem in capsys.readouterr().err
 
