@@ -53,29 +53,51 @@ class _Lowered:
     watched: frozenset[str]
 
 
+class RecordedFence:
+    """A fence that shows what was wanted, and keeps for the recorder what it compares."""
+
+    def __init__(self, fence: Fence, wanted: Sequence[str]) -> None:
+        self.inner = fence
+        self._wanted = tuple(wanted)
+
+    @property
+    def done(self) -> bool:
+        """The tier's."""
+        return self.inner.done
+
+    @property
+    def outputs(self) -> Mapping[str, Bytes]:
+        """What was wanted of the tier's."""
+        outputs = self.inner.outputs
+        return {name: outputs[name] for name in self._wanted if name in outputs}
+
+
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
     """A submission that nobody has waited for."""
 
     number: int
-    fence: Fence
+    fence: RecordedFence
     outputs: list[BufferDecl]
 
 
-def record_on(tier: Tier, path: Path, model: Model, limits: Limits) -> RecordedTier:
+def record_on(
+    tier: Tier, path: Path, model: Model, limits: Limits, *, all_outputs: bool = False
+) -> RecordedTier:
     """``tier`` with a recorder to the new file ``path``, for a runner of ``model`` with ``limits``.
 
     Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
     """
-    return RecordedTier(tier, TraceWriter(path, trace_header(model, tier, limits)))
+    writer = TraceWriter(path, trace_header(model, tier, limits))
+    return RecordedTier(tier, writer, all_outputs=all_outputs)
 
 
 class RecordedTier:
     """``tier`` behind a recorder; a ``contract.tier.Tier`` that owns both.
 
-    Everything goes through unchanged, but for small outputs, which fences hold beside those that
-    were wanted. ``all_outputs`` has every output compared: logits too, which costs a copy of them
-    for each step. What is written through ``map`` cannot be seen: nothing of a runner does that.
+    Everything goes through unchanged. Small outputs are kept for comparison beside those that were
+    wanted; ``all_outputs`` has every output compared: logits too, which costs a copy of them for
+    each step. What is written through ``map`` cannot be seen: nothing of a runner does that.
     """
 
     def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
@@ -175,7 +197,9 @@ class RecordedTier:
         self._batches[id(batch)] = lowered
         return batch
 
-    def submit(self, batch: PacketBatch, inputs: Bytes, wanted: Sequence[str] = ()) -> Fence:
+    def submit(
+        self, batch: PacketBatch, inputs: Bytes, wanted: Sequence[str] = ()
+    ) -> RecordedFence:
         """Recorded with what changed of the inputs."""
         lowered = self._batches[id(batch)]
         bits = sum(
@@ -184,24 +208,26 @@ class RecordedTier:
             if decl.name in wanted or decl.name in lowered.watched
         )
         kept = outputs_of(lowered.outputs, bits)
-        fence: Fence = self._tier.submit(batch, inputs, [decl.name for decl in kept])
+        inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
+        fence = RecordedFence(inner, wanted)
         places, lines = self._history.changes(lowered.graph, inputs)
         self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
         self._under_way.append(_UnderWay(self._submissions, fence, kept))
         self._submissions += 1
         return fence
 
-    def wait(self, fence: Fence, timeout: float | None = None) -> None:
+    def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
         """Recorded with the digests of what the submission and those before it left."""
-        self._tier.wait(fence, timeout)
+        self._tier.wait(fence.inner, timeout)
         if not any(entry.fence is fence for entry in self._under_way):
             return
         last = None
         while last is not fence:
             entry = self._under_way.popleft()
             last = entry.fence
-            self._tier.wait(last)
-            digests = tuple(digest(last.outputs[d.name], d.dtype) for d in entry.outputs)
+            self._tier.wait(last.inner)
+            outputs = last.inner.outputs
+            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
             self._writer.write(Kind.RESULT, *Result(entry.number, digests).pack())
         self._writer.flush()
 

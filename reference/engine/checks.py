@@ -6,10 +6,14 @@ from contract.errors import RequestError
 from contract.types import Request, Tenant
 from reference.limits import Limits, pages_for
 from reference.runner import ModelRunner
+from reference.sched.constraints import check_constraints
 
 
-def check_request(request: Request, tenant: Tenant, runner: ModelRunner, pages: int) -> None:
-    """Raise RequestError naming the field that is wrong. ``pages`` are all the tenant could get."""
+def check_request(
+    request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
+) -> None:
+    """Raise RequestError naming the field that is wrong. ``pages`` are all the tenant could get,
+    ``masked`` says that its tokens will have masks."""
     limits, vocab = runner.limits, runner.model.config.vocab
     request.sampling.validate()
     if not request.prompt:
@@ -25,6 +29,7 @@ def check_request(request: Request, tenant: Tenant, runner: ModelRunner, pages: 
         )
     if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
+    check_constraints(request, limits, vocab, masked=masked)
     most = min(tenant.max_kv_pages, pages)
     needed = pages_for(reach_of(request, tenant, limits))
     if needed > most:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from contract.types import FinishReason, TokenEvent
+from reference.engine.constraining import NOT_LISTED, Listed, listed_of
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence
@@ -77,7 +78,8 @@ class Delivery:
             token = tokens[row] if row >= part.first_row else -1
             guess = int(sequence.tokens[position]) if position < stop else token
             given += token >= 0
-            self._receive(part.placement, position, token)
+            listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
+            self._receive(part.placement, position, token, listed)
             if token != guess or sequence.placement is None:
                 break
         counts = self._computed[request.tenant]
@@ -97,20 +99,20 @@ class Delivery:
             self._ledger.interval(tenant, now - sequence.given)
         sequence.given = now
 
-    def _receive(self, placement: Placement, position: int, token: int) -> None:
+    def _receive(self, placement: Placement, position: int, token: int, listed: Listed) -> None:
         """What ``token``, sampled for ``position``, means: the next one, or the end."""
         sequence = placement.sequence
         request = sequence.request
         reason = None
         if not sequence.samples:
-            token, reason = -1, FinishReason.LENGTH
+            token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
         elif token < 0:
             reason = FinishReason.ERROR
         elif token in self._end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
         elif position >= sequence.last:
             reason = FinishReason.LENGTH
-        self._events.append(TokenEvent(request.id, token, position, reason))
+        self._events.append(TokenEvent(request.id, token, position, reason, *listed))
         if reason is None:
             sequence.tokens[position] = token
             sequence.known = position + 1

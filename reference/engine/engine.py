@@ -20,7 +20,7 @@ from reference.engine.delivery import Delivery
 from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, scope_of
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.ledger import Ledger
@@ -36,12 +36,9 @@ FAULTS = 2
 """Steps that may fail under a request before it ends with an error."""
 
 
-RETRY_SECONDS = 1.0
-"""When to come again where too many wait: soon, since whoever comes again waits outside."""
-
-
 def no_clock() -> float:
-    """The clock of an engine that measures nothing: rates and ages stay zero."""
+    """The clock of an engine that measures nothing. Only for tenants without rates: a window over
+    which a rate is averaged never ends."""
     return 0.0
 
 
@@ -98,6 +95,8 @@ class Engine:
         limits = runner.limits
         if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
             raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        if 0 < limits.masks < limits.slots:
+            raise ValueError("a step must hold a mask for every slot, or none")
         if steps_ahead is None:
             steps_ahead = 1 if runner.tier.info.asynchronous else 0
         self.runner = runner
@@ -119,8 +118,10 @@ class Engine:
         self._queue_depth = queue_depth
         self._stall_steps = stall_steps
         self._residents = Residents(runner, self.memory, self.tenants)
-        queue = WaitQueue(self.tenants, clock=clock)
-        self._placing = Placing(self._residents, self.tenants, queue, clock, observer, self.ledger)
+        self._queue = WaitQueue(self.tenants, clock=clock)
+        self._placing = Placing(
+            self._residents, self.tenants, self._queue, clock, observer, self.ledger
+        )
         cost = StepCost()
         self._speculating = None
         if drafter is not None:
@@ -202,21 +203,27 @@ class Engine:
         self.memory.reserve(tenant.id, tenant.reserved_pages)
 
     def submit(
-        self, request: Request, on_logits: LogitsSink | None = None, logits_from: int = 0
+        self,
+        request: Request,
+        on_logits: LogitsSink | None = None,
+        logits_from: int = 0,
+        allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk.
+        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
         try:
-            check_request(request, tenant, self.runner, self.memory.total - self._reserved(tenant))
+            pages = self.memory.total - self._reserved(tenant)
+            check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             if len(self._placing.waiting) >= self._queue_depth:
-                raise QueueFull(self._queue_depth, RETRY_SECONDS)
+                raise QueueFull(self._queue_depth, self._queue.retry_after())
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
@@ -232,6 +239,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            allowed=allowed,
             scored=logits_from,
             arrived=self._clock(),
         )

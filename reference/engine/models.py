@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from contract.errors import DoesNotFit, OutOfMemory
 from contract.types import Clock, Request, TokenEvent
 from reference.engine.engine import Engine
-from reference.engine.sequence import LogitsSink
+from reference.engine.sequence import LogitsSink, MaskProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,15 @@ class Models:
         self._touch(place)
         return place.loaded.engine
 
-    def submit(self, name: str, request: Request, on_logits: LogitsSink | None = None) -> None:
+    def submit(
+        self,
+        name: str,
+        request: Request,
+        on_logits: LogitsSink | None = None,
+        allowed: MaskProvider | None = None,
+    ) -> None:
         """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
-        self.engine(name).submit(request, on_logits)
+        self.engine(name).submit(request, on_logits, allowed=allowed)
         self._model_of[request.id] = name
 
     def cancel(self, request_id: int) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.types import Clock, QosClass
+from reference.engine.constraining import with_masks
 from reference.engine.placing import Placing
 from reference.engine.sequence import Placement
 from reference.engine.speculating import Speculating
-from reference.limits import RING_STEPS
+from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
 from reference.sched.cost import StepCost
@@ -97,6 +98,7 @@ class Pipeline:
         self._observer = observer
         self._cost = cost
         self._speculating = speculating
+        self._mask_words = mask_words(runner.model.config.vocab)
         self._under_way: deque[Step] = deque()
         self._latest: Step
         self._steady: SteadyDecode | None = None
@@ -165,6 +167,7 @@ class Pipeline:
         placements = [residents.running[slot] for slot in chunks["slot"].tolist()]
         tokens = [placement.sequence.tokens for placement in placements]
         inputs = table.step_input(chunks, rows, tokens)
+        inputs = with_masks(inputs, placements, chunks, rows, self._mask_words)
         if self._speculating is not None:
             self._speculating.before_step(placements)
         submission = self._runner.submit(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.runner import ModelRunner
+from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
@@ -47,6 +49,12 @@ class Residents:
         """Pages that what is known of a sequence takes, and one more for every running one, so
         that nobody comes in only to push somebody out at the next page."""
         return pages_for(sequence.known) + len(self.running)
+
+    def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
+        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        left = [(p.sequence.request.tenant, p.pages) for p in leaving]
+        available = self.memory.available(sequence.request.tenant, left)
+        return self.pages_needed(sequence) - len(left) <= available
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.
@@ -148,6 +156,9 @@ class Residents:
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
             samples=sequence.samples,
+            lockstep=placement.masked,
+            bias=bias_records(sequence.request),
+            listed=sequence.request.log_probabilities is not None,
         )
         self.table.add_pages(placement.slot, placement.pages)
         self.table.stalled[placement.slot] = sequence.stalled

@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 
 from contract.types import Request, Tenant
 from reference.memory.prefix import PathEnd
+from reference.sched.constraints import Mask
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
 """Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
+
+MaskProvider = Callable[[list[int]], Mask | None]
+"""The tokens generated so far -> the mask (``reference.sched.constraints``) of those that may come
+next, None for all. It is asked again, with the same tokens, about a step that was lost."""
 
 
 def scope_of(tenant: Tenant) -> Hashable:
@@ -28,7 +33,8 @@ class Sequence:
 
     ``order`` numbers requests by arrival, ``since`` is when it began to wait. ``tokens`` int32 has
     room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
-    was sampled and read. ``last`` is the position its last token may have. Logits of the first
+    was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
+    tokens may come next. Logits of the first
     ``scored`` positions were handed over. ``faults`` counts the steps that failed under it,
     ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
     ``arrived``, and its last tokens were handed over at ``given``.
@@ -42,6 +48,7 @@ class Sequence:
     known: int
     last: int
     on_logits: LogitsSink | None = None
+    allowed: MaskProvider | None = None
     scored: int = 0
     faults: int = 0
     stalled: bool = False
@@ -72,9 +79,8 @@ class Placement:
     preempted and came back is another placement, and what older steps computed is nobody's.
 
     ``published`` is how far the prefix cache knows its pages. ``place`` keeps the recurrent
-    state after ``place_tokens`` tokens, ``undo`` the one before guesses. Whether the tokens that
-    may come next depend on the last one is ``masked``. Nobody takes its slot before ``quantum``
-    positions are computed.
+    state after ``place_tokens`` tokens, ``undo`` the one before guesses. Nobody takes its slot
+    before ``quantum`` positions are computed.
     """
 
     sequence: Sequence
@@ -84,5 +90,9 @@ class Placement:
     place: int | None = None
     place_tokens: int = 0
     undo: int | None = None
-    masked: bool = False
     quantum: int = 0
+
+    @property
+    def masked(self) -> bool:
+        """Whether the tokens that may come next depend on the last one."""
+        return self.sequence.allowed is not None

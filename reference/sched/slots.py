@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.records import LAST_TOKEN, QUERY_TOKEN, SAMPLING
+from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import LOGITS, StepInput
+from reference.runner import LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import PENDING
 
 Int32 = NDArray[np.int32]
@@ -30,7 +30,8 @@ class SlotTable:
     logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
     step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
     No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
-    behind the known ones are guesses, computed in one step with the last known one.
+    behind the known ones are guesses, computed in one step with the last known one. Of the
+    ``listed`` ones the log-probabilities are wanted.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -39,10 +40,11 @@ class SlotTable:
         self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
             np.zeros(slots, np.int32) for _ in range(6)
         )
-        self.every_row, self.samples, self.lockstep, self.stalled = (
-            np.zeros(slots, bool) for _ in range(4)
+        self.every_row, self.samples, self.lockstep, self.stalled, self.listed = (
+            np.zeros(slots, bool) for _ in range(5)
         )
         self._sampling = np.zeros(slots, SAMPLING)
+        self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
 
     def occupy(
         self,
@@ -54,14 +56,23 @@ class SlotTable:
         sampling: SamplingParams,
         every_row: bool,
         samples: bool,
-        lockstep: bool = False,
+        lockstep: bool,
+        bias: NDArray[np.void],
+        listed: bool,
     ) -> None:
-        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages."""
+        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
+
+        ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
+        """
         self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
+        self.listed[slot] = listed
         self._sampling[slot] = sampling_record(sampling, slot)
+        self._bias[slot, : len(bias)] = bias
+        self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
+        self._sampling["bias_count"][slot] = len(bias)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
         """The next pages of the slot's sequence."""
@@ -134,8 +145,13 @@ class SlotTable:
             output_rows=output_rows.astype(np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            wanted=(LOGITS,) if self.every_row[chunks["slot"]].any() else (),
+            wanted=self._wanted(chunks["slot"]),
+            bias=self._bias.reshape(-1) if sampling["bias_count"].any() else None,
         )
+
+    def _wanted(self, slots: Int32) -> tuple[str, ...]:
+        logits = (LOGITS,) if self.every_row[slots].any() else ()
+        return (*logits, *LOG_PROBABILITIES) if self.listed[slots].any() else logits
 
 
 @dataclass(slots=True)
@@ -157,7 +173,7 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
         slots = chunks["slot"]
-        if inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+        if LOGITS in inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
             return None
         if table.lockstep[slots].any():
             return None

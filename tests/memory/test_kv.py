@@ -249,8 +249,14 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """One goes."""
-        self._leave(data.draw(st.sampled_from(self.running)))
+        """Some go, and what that makes available was known before."""
+        some = st.lists(st.sampled_from(self.running), min_size=1, max_size=3, unique_by=id)
+        leaving = data.draw(some)
+        left = [(run.tenant, run.pages) for run in leaving]
+        expected = [self.memory.available(tenant, left) for tenant in TENANTS]
+        for run in leaving:
+            self._leave(run)
+        assert [self.memory.available(tenant) for tenant in TENANTS] == expected
 
     def _leave(self, run: Running) -> None:
         self.running.remove(run)
