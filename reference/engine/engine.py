@@ -36,12 +36,9 @@ FAULTS = 2
 """Steps that may fail under a request before it ends with an error."""
 
 
-RETRY_SECONDS = 1.0
-"""When to come again where too many wait: soon, since whoever comes again waits outside."""
-
-
 def no_clock() -> float:
-    """The clock of an engine that measures nothing: rates and ages stay zero."""
+    """The clock of an engine that measures nothing. Only for tenants without rates: a window over
+    which a rate is averaged never ends."""
     return 0.0
 
 
@@ -121,8 +118,10 @@ class Engine:
         self._queue_depth = queue_depth
         self._stall_steps = stall_steps
         self._residents = Residents(runner, self.memory, self.tenants)
-        queue = WaitQueue(self.tenants, clock=clock)
-        self._placing = Placing(self._residents, self.tenants, queue, clock, observer, self.ledger)
+        self._queue = WaitQueue(self.tenants, clock=clock)
+        self._placing = Placing(
+            self._residents, self.tenants, self._queue, clock, observer, self.ledger
+        )
         cost = StepCost()
         self._speculating = None
         if drafter is not None:
@@ -224,7 +223,7 @@ class Engine:
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             if len(self._placing.waiting) >= self._queue_depth:
-                raise QueueFull(self._queue_depth, RETRY_SECONDS)
+                raise QueueFull(self._queue_depth, self._queue.retry_after())
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise

@@ -121,16 +121,19 @@ class Placing:
     def _try(self, waiting: Waiting) -> bool:
         """Place one that waits, if there is room or it can be made."""
         sequence = self.waiting[waiting.order]
+        # Who has a slot is not aged any more.
+        aged = self._queue.aged(waiting.tenant)
         placement = self.residents.place(sequence)
         if placement is None:
             victims = self._victims_for(sequence)
+            if not victims:
+                return False
             for running in victims:
                 self.preempt(running)
-            placement = self.residents.place(sequence) if victims else None
-        if placement is None:
-            return False
+            placement = self.residents.place(sequence)
+            assert placement is not None, "there is no room where room was made"
         computed = int(self.residents.table.computed[placement.slot])
-        if self._queue.aged(waiting.tenant):
+        if aged:
             placement.quantum = computed + QUANTUM
         self.counts.admitted += 1
         tenant = sequence.request.tenant
@@ -150,15 +153,13 @@ class Placing:
         residents, tenant = self.residents, sequence.request.tenant
         candidates = self._candidates()
         slots = len(residents.free_slots)
-        pages = residents.memory.available(tenant)
         victims: list[Placement] = []
-        while slots < 1 or pages < residents.pages_needed(sequence) - len(victims):
+        while slots + len(victims) < 1 or not residents.fits(sequence, victims):
             chosen = victim(candidates, self._tenants, tenant)
             if chosen is None:
                 return []
             candidates.remove(chosen)
             victims.append(residents.running[chosen.slot])
-            slots, pages = slots + 1, pages + chosen.pages
         return victims
 
     def _make_room(self, placement: Placement, count: int) -> None:
@@ -171,9 +172,11 @@ class Placing:
         self.preempt(placement if chosen is None else self.residents.running[chosen.slot])
 
     def _beyond_quota(self, placement: Placement, count: int) -> bool:
+        """Whether so many more pages are above the tenant's quota; the only request of a tenant
+        may have what it needs, as at its admission."""
         tenant = placement.sequence.request.tenant
-        most = self._tenants[tenant].max_kv_pages
-        return self._tenants.usage(tenant).pages + count > most
+        usage, most = self._tenants.usage(tenant), self._tenants[tenant].max_kv_pages
+        return usage.slots > 1 and usage.pages + count > most
 
     def _candidates(self) -> list[Running]:
         computed = self.residents.table.computed

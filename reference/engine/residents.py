@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,12 @@ class Residents:
         that nobody comes in only to push somebody out at the next page."""
         return pages_for(sequence.known) + len(self.running)
 
+    def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
+        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        left = [(p.sequence.request.tenant, p.pages) for p in leaving]
+        available = self.memory.available(sequence.request.tenant, left)
+        return self.pages_needed(sequence) - len(left) <= available
+
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.
 
@@ -60,15 +67,11 @@ class Residents:
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
-        if self.pages_needed(sequence) - pages_for(most) > memory.available(tenant):
+        if not memory.fits(sequence.scope, tokens, most, self.pages_needed(sequence), tenant):
             return None
         hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
-        wanted = self.pages_needed(sequence) - len(hit.pages)
-        own = pages_for(sequence.known) - len(hit.pages)
-        pages = memory.take(own, tenant, slot) if wanted <= memory.available(tenant) else None
-        if pages is None:
-            memory.release(hit.pages, tenant)
-            return None
+        pages = memory.take(pages_for(sequence.known) - len(hit.pages), tenant, slot)
+        assert pages is not None, "it fits"
         self.free_slots.popleft()
         placement = Placement(sequence, slot, [*hit.pages, *pages])
         sequence.placement = placement

@@ -8,7 +8,7 @@ page may be given away while steps that read it are still under way.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
@@ -98,14 +98,19 @@ class KvMemory:
         if not pages:
             del self._reserved[tenant]
 
-    def available(self, tenant: int) -> int:
-        """Pages the tenant could take now."""
+    def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
+        """Pages the tenant could take now, or once ``leaving``, (tenant, pages) each, are released.
+
+        Shared pages come free with their last holder only, and what others have reserved is theirs
+        again as soon as they hold less.
+        """
+        freed, changes = self._effect_of(leaving)
         unused = sum(
-            max(0, pages - self.held(other))
+            max(0, pages - self.held(other) - changes[other])
             for other, pages in self._reserved.items()
             if other != tenant
         )
-        return max(0, self.free + self.cached - unused)
+        return max(0, self.free + self.cached + freed - unused)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
         """``count`` pages for ``slot``, charged to ``tenant``; None when there are not so many."""
@@ -121,6 +126,15 @@ class KvMemory:
         path = self._usable(self._trees.find(scope, tokens, most))
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
+
+    def fits(
+        self, scope: Hashable, tokens: NDArray[np.int32], most: int, pages: int, tenant: int
+    ) -> bool:
+        """Whether a sequence of ``tokens`` could have ``pages`` pages now: adopt those known of its
+        first ``most`` tokens, and take the rest. Changes nothing."""
+        path = self._usable(self._trees.find(scope, tokens, most))
+        shared = sum(node.page is not None and node not in self._kept for node in path)
+        return pages - shared <= self.available(tenant)
 
     def adopt(
         self, scope: Hashable, tokens: NDArray[np.int32], most: int, tenant: int, slot: int
@@ -273,6 +287,24 @@ class KvMemory:
         assert len(kept) <= self._most_kept
         if self._places is not None:
             self._places.check(stateful)
+
+    def _effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
+        """How many pages nobody would hold, and how many more each tenant would be charged for."""
+        leavers: dict[int, list[int]] = {}
+        for tenant, pages in leaving:
+            for page in pages:
+                leavers.setdefault(page, []).append(tenant)
+        freed, changes = 0, Counter[int]()
+        for page, tenants in leavers.items():
+            holders = self._pool.holders(page)
+            charged = holders[0]
+            for tenant in tenants:
+                holders.remove(tenant)
+            freed += not holders
+            if charged not in holders:
+                changes[charged] -= 1
+                changes.update(holders[:1])
+        return freed, changes
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be adopted: within ``room`` pages, up to a state where the

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
+
+RECENT_ADMISSIONS = 64
+"""Over how many admissions their rate is taken."""
+RETRY_SECONDS_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class WaitQueue:
         self._aging = aging_seconds
         self._lines: dict[int, _Line] = {}
         self._waiting: dict[int, Waiting] = {}
+        self._admitted: deque[float] = deque(maxlen=RECENT_ADMISSIONS)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -101,19 +106,26 @@ class WaitQueue:
         """Take the request to admit now out of the queue; None when nobody is to be admitted.
 
         ``fits`` says whether there is room for a request; tenants' quotas are seen to here, so what
-        is admitted must be known to ``Tenants.occupy`` before the next call.
+        is admitted must be known to ``Tenants.occupy`` before the next call. It may place the
+        request itself and push back those it preempts for it: their turn is in the next call. A
+        request that holds its slot already does not count as aged any more.
         """
         for waiting, aged in self._in_turn():
             if fits(waiting):
                 self.remove(waiting.order)
+                self._admitted.append(self._clock())
                 return waiting
             if aged:
                 return None
         return None
 
-    def first(self) -> Waiting | None:
-        """Whose turn it is, room or not: the one to make room for by preemption."""
-        return next((waiting for waiting, _ in self._in_turn()), None)
+    def retry_after(self) -> float:
+        """Seconds until about one more request will have been admitted, as the latest were; at
+        least RETRY_SECONDS_MIN. For whom there is no place in a queue of limited length."""
+        if not self._admitted:
+            return RETRY_SECONDS_MIN
+        elapsed = self._clock() - self._admitted[0]
+        return max(RETRY_SECONDS_MIN, elapsed / len(self._admitted))
 
     def aged(self, tenant: int) -> bool:
         """Whether the tenant's requests have waited too long without a slot."""
@@ -174,8 +186,8 @@ def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -
     Only requests of a class below the claimant's that are not protected, so never an interactive
     one: of the lowest class the tenant with the highest dominant share, of it the youngest request.
 
-    Without a claimant memory must be freed at any price, and everybody may be preempted: protected
-    requests after all others, else in the same order of class, share and age.
+    Without a claimant memory must be freed at any price, and everybody may be preempted: in order
+    of class, in it the protected after the others, then by share and age.
     """
     ranks = {entry.tenant: tenants[entry.tenant].qos.rank for entry in running}
     shares = {tenant: tenants.dominant_share(tenant) for tenant in ranks}
@@ -184,6 +196,6 @@ def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -
         running = [e for e in running if not e.protected and ranks[e.tenant] > above]
     return max(
         running,
-        key=lambda e: (not e.protected, ranks[e.tenant], shares[e.tenant], e.order),
+        key=lambda e: (ranks[e.tenant], not e.protected, shares[e.tenant], e.order),
         default=None,
     )

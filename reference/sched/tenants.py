@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -42,14 +43,20 @@ class RateWindow:
         self._advance(now)
         return self._total
 
+    def per_second(self, now: float) -> float:
+        """The total by the length of the window."""
+        return self.total(now) / WINDOW_SECONDS
+
     def _advance(self, now: float) -> None:
         """Forget the buckets that left the window. A clock that goes back stands still here."""
         bucket = int(now * BUCKETS_PER_SECOND)
+        if bucket <= self._latest:
+            return
         size = len(self._counts)
         for passed in range(max(self._latest, bucket - size) + 1, bucket + 1):
             self._total -= self._counts[passed % size]
             self._counts[passed % size] = 0
-        self._latest = max(self._latest, bucket)
+        self._latest = bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class _Account:
     slots: int = 0
     pages: int = 0
     live: int = 0
-    slotless_since: float = 0.0
+    slotless_since: float = -math.inf
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
 
@@ -112,7 +119,7 @@ class Tenants:
         tenant.validate()
         account = self._accounts.get(tenant.id)
         if account is None:
-            self._accounts[tenant.id] = _Account(tenant, slotless_since=self._clock())
+            self._accounts[tenant.id] = _Account(tenant)
         else:
             account.tenant = tenant
 
@@ -143,42 +150,46 @@ class Tenants:
 
     def usage(self, id: int) -> Usage:
         """What the tenant uses now."""
-        account = self._account(id)
-        decoded, prefilled = self._rates(account)
+        account, now = self._account(id), self._clock()
+        decoded = account.decoded.per_second(now)
+        prefilled = account.prefilled.per_second(now)
         return Usage(account.slots, account.pages, account.live, decoded, prefilled)
 
     def slotless_since(self, id: int) -> float | None:
-        """When the tenant last gave back its only slot, or became known; None while it has one."""
+        """When the tenant last gave back its only slot, -inf if it never had one; None while it
+        has one."""
         account = self._account(id)
         return None if account.slots else account.slotless_since
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
-        within the hard caps, and both rates are below theirs."""
+        within the hard caps, and both rates are below theirs.
+
+        The only request of a tenant may have the pages it needs: it was checked when it came, and
+        a quota lowered since then shall not keep it for ever.
+        """
         account = self._account(id)
         tenant = account.tenant
-        if account.slots >= tenant.max_slots or account.pages + pages > tenant.max_kv_pages:
+        beyond = account.slots and account.pages + pages > tenant.max_kv_pages
+        if account.slots >= tenant.max_slots or beyond:
             return False
-        decoded, prefilled = self._rates(account)
-        return decoded < tenant.decode_tokens_per_s and prefilled < tenant.prefill_tokens_per_s
+        now = self._clock()
+        return (
+            account.decoded.per_second(now) < tenant.decode_tokens_per_s
+            and account.prefilled.per_second(now) < tenant.prefill_tokens_per_s
+        )
 
     def dominant_share(self, id: int) -> float:
         """The largest part of a quota that the tenant uses, of slots, pages and decode rate,
         divided by its weight (dominant resource fairness, Ghodsi et al. 2011, weighted)."""
         account = self._account(id)
         tenant = account.tenant
-        decoded, _ = self._rates(account)
         part = max(
             account.slots / tenant.max_slots,
             account.pages / tenant.max_kv_pages,
-            decoded / tenant.decode_tokens_per_s,
+            account.decoded.per_second(self._clock()) / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight
-
-    def _rates(self, account: _Account) -> tuple[float, float]:
-        now = self._clock()
-        decoded, prefilled = account.decoded.total(now), account.prefilled.total(now)
-        return decoded / WINDOW_SECONDS, prefilled / WINDOW_SECONDS
 
     def _account(self, id: int) -> _Account:
         try:

@@ -158,9 +158,13 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(sorted(TENANTS)), tokens=SEQUENCES, stays=st.booleans())
     def serve(self, tenant: int, tokens: NDArray[np.int32], stays: bool) -> None:
-        """All of a sequence's life, or as much as there is room for."""
+        """All of a sequence's life, where it fits; else as much as there is room for."""
+        most, pages = max(0, len(tokens) - 1), pages_for(len(tokens))
+        fits = self.memory.fits(scope_of(TENANTS[tenant]), tokens, most, pages, tenant)
         run = self._admit(tenant, tokens, 1)
-        if self._compute(run, len(tokens)):
+        computed = self._compute(run, len(tokens))
+        assert computed == fits
+        if computed:
             self._publish(run, incremental=True)
             if self.states:
                 self._save_state(run)
@@ -245,8 +249,14 @@ class MemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """One goes."""
-        self._leave(data.draw(st.sampled_from(self.running)))
+        """Some go, and what that makes available was known before."""
+        some = st.lists(st.sampled_from(self.running), min_size=1, max_size=3, unique_by=id)
+        leaving = data.draw(some)
+        left = [(run.tenant, run.pages) for run in leaving]
+        expected = [self.memory.available(tenant, left) for tenant in TENANTS]
+        for run in leaving:
+            self._leave(run)
+        assert [self.memory.available(tenant) for tenant in TENANTS] == expected
 
     def _leave(self, run: Running) -> None:
         self.running.remove(run)

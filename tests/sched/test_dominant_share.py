@@ -63,7 +63,8 @@ def fill(
         order += 1
 
     def fits(waiting: Waiting) -> bool:
-        return waiting.pages <= PAGES - sum(tenants.usage(tenant.id).pages for tenant in tenants)
+        used = sum(user.pages * count for user, count in zip(users, got, strict=True))
+        return waiting.pages <= PAGES - used
 
     for id in range(len(users)):
         push(id)
@@ -198,8 +199,14 @@ class NobodyPasses(WaitQueue):
     """What has no room holds up everybody."""
 
     def next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
-        first = self.first()
-        return None if first is None or not fits(first) else super().next(fits)
+        refused: list[Waiting] = []
+
+        def fits_first(waiting: Waiting) -> bool:
+            if refused or not fits(waiting):
+                refused.append(waiting)
+            return not refused
+
+        return super().next(fits_first)
 
 
 def test_rules_that_are_not_dominant_resource_fairness_fail() -> None:

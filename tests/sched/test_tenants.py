@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def test_no_admission_exceeds_a_quota(
             held.append(requests.pop(0))
             tenants.occupy(1, slots=1, pages=held[-1])
             assert len(held) <= TEAM.max_slots
-            assert sum(held) <= TEAM.max_kv_pages
+            assert sum(held) <= TEAM.max_kv_pages or len(held) == 1
             recent = sum(n for at, n in counted if at > clock.now - WINDOW_SECONDS)
             assert recent < TEAM.decode_tokens_per_s * WINDOW_SECONDS
 
@@ -80,7 +81,7 @@ def test_no_admission_exceeds_a_quota(
     ("uses", "pages", "within"),
     [
         ({}, 20, True),
-        ({}, 21, False),
+        ({}, 21, True),
         ({"slots": 2, "pages": 10}, 10, True),
         ({"slots": 3}, 1, False),
         ({"slots": 1, "pages": 20}, 1, False),
@@ -129,6 +130,21 @@ def test_the_dominant_share_is_the_largest_part_of_a_quota_by_weight() -> None:
         assert tenants.dominant_share(tenant) == 0.5 / weight
         tenants.count(tenant, prefilled=10_000, decoded=45)
         assert tenants.dominant_share(tenant) == 0.9 / weight
+
+
+def test_only_giving_back_the_last_slot_makes_a_tenant_slotless() -> None:
+    clock = ManualClock(1.0)
+    tenants = Tenants([TEAM], clock=clock)
+    assert tenants.slotless_since(1) == -math.inf
+    tenants.occupy(1, slots=2, pages=3, live=2)
+    assert tenants.slotless_since(1) is None
+    tenants.occupy(1, slots=-1)
+    assert tenants.slotless_since(1) is None
+    clock.now = 2.0
+    tenants.occupy(1, slots=-1)
+    clock.now = 3.0
+    tenants.occupy(1, pages=-3, live=1)
+    assert tenants.slotless_since(1) == 2.0
 
 
 def test_a_changed_quota_is_in_force_at_once_and_takes_nothing_away() -> None:

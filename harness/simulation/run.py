@@ -1,0 +1,147 @@
+"""Many schedules, on several processes: what happened in all, and the first that failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+from harness.progress import NullProgress, Progress
+from harness.simulation.drive import Outcome, play
+from harness.simulation.generate import Profile, generate
+from harness.simulation.invariants import Invariant, Violation
+from harness.simulation.schedule import Kept, Schedule, format_kept
+from harness.simulation.shrink import shrink
+
+BATCH = 20
+"""Seeds a process is given at once, the first of which is played twice."""
+AHEAD = 4
+"""Batches that wait for each process."""
+DIGEST_BITS = 128
+
+
+@dataclass(slots=True)
+class Report:
+    """What so many ``schedules`` came to.
+
+    ``counts`` says how often something happened. ``digest`` is of all logs of events: the same for
+    the same seeds and the same source. ``failure`` is the first failing seed and what it broke.
+    """
+
+    schedules: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+    failure: tuple[int, str] | None = None
+
+    def add(self, other: Report) -> None:
+        """Take in what came after."""
+        self.schedules += other.schedules
+        self.counts += other.counts
+        self.digest = (self.digest + other.digest) % (1 << DIGEST_BITS)
+        self.failure = self.failure or other.failure
+
+
+def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
+    """Play the schedule of a seed; ``twice``, its logs must be the same."""
+    outcome = play(generate(seed, profile))
+    if twice and outcome.violation is None:
+        again = play(generate(seed, profile))
+        if again.log_hash != outcome.log_hash:
+            outcome.violation = Violation(
+                Invariant.SAME_SEED_SAME_LOG, f"{outcome.log_hash} and then {again.log_hash}"
+            )
+    return outcome
+
+
+def run_batch(profile: Profile, first: int, count: int) -> Report:
+    """Play the seeds from ``first`` on, up to the first that fails."""
+    report = Report()
+    for seed in range(first, first + count):
+        outcome = play_seed(profile, seed, twice=seed == first)
+        failure = None if outcome.violation is None else (seed, str(outcome.violation))
+        report.add(Report(1, outcome.counts, int(outcome.log_hash, 16), failure))
+        if failure is not None:
+            break
+    return report
+
+
+def run_schedules(
+    profile: Profile, first: int, count: int, *, jobs: int = 1, progress: Progress | None = None
+) -> Report:
+    """Play ``count`` schedules from seed ``first`` on with ``jobs`` processes.
+
+    Ends with the first that fails, which does not depend on ``jobs``.
+    """
+    progress = progress or NullProgress()
+    progress.start("simulating", count, "schedule")
+    report = Report()
+    try:
+        for part in _parts(profile, first, count, jobs):
+            report.add(part)
+            progress.advance(part.schedules)
+            if report.failure is not None:
+                break
+    finally:
+        progress.close()
+    return report
+
+
+def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Report]:
+    """The reports of the batches, in order of their seeds."""
+    end = first + count
+    batches = ((start, min(BATCH, end - start)) for start in range(first, end, BATCH))
+    if jobs == 1:
+        for start, size in batches:
+            yield run_batch(profile, start, size)
+        return
+    # A forked child would inherit the locks of threads that it does not have.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        queue: list[Future[Report]] = []
+        try:
+            while True:
+                for start, size in islice(batches, max(0, jobs * AHEAD - len(queue))):
+                    queue.append(pool.submit(run_batch, profile, start, size))
+                if not queue:
+                    return
+                yield queue.pop(0).result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def smallest(schedule: Schedule, broken: Invariant) -> tuple[tuple[Kept, ...], Violation]:
+    """What of a failing schedule is enough to break the same invariant, and how it then does."""
+
+    def violation_of(smaller: Schedule) -> Violation | None:
+        found = play(smaller).violation
+        return found if found is not None and found.invariant is broken else None
+
+    return _shrunk(schedule, violation_of)
+
+
+def _shrunk(
+    schedule: Schedule, violation_of: Callable[[Schedule], Violation | None]
+) -> tuple[tuple[Kept, ...], Violation]:
+    found: list[Violation] = []
+
+    def fails(smaller: Schedule) -> bool:
+        violation = violation_of(smaller)
+        if violation is not None:
+            found.append(violation)
+        return violation is not None
+
+    kept = shrink(schedule, fails)
+    if not found:
+        violation = violation_of(schedule)
+        assert violation is not None, "the schedule does not fail"
+        found.append(violation)
+    return kept, found[-1]
+
+
+def reproducing_line(profile: Profile, seed: int, kept: tuple[Kept, ...] | None) -> str:
+    """The command that plays a schedule again, or what was kept of it."""
+    line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
+    return line if kept is None else f"{line} --keep {format_kept(kept)}"
