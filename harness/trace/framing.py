@@ -49,6 +49,7 @@ class Kind(IntEnum):
     WRITE = 8
     READ = 9
     END = 10
+    MODEL = 11
 
 
 KINDS = frozenset(Kind)

@@ -17,7 +17,7 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 from harness.trace.framing import Kind, Record, TraceError, TraceReader
-from harness.trace.header import check_header
+from harness.trace.header import check_header, check_model
 from harness.trace.records import (
     Access,
     Batch,
@@ -26,12 +26,15 @@ from harness.trace.records import (
     Reserve,
     Result,
     Submit,
+    TracedModel,
     digest,
     outputs_of,
 )
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
+ModelOpener = Callable[[int, TracedModel], Model]
+"""Opens a trace's n-th model."""
 PLACES_SHOWN = 6
 """Rows of a step that a message lists."""
 
@@ -77,14 +80,15 @@ class _UnderWay:
     step: str
 
 
-def play(reader: TraceReader, model: Model, tier: Tier) -> Replayed:
+def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
     """Do what the trace says, up to the first difference.
 
-    Raises TraceError for a trace that is damaged or of another model or arithmetic, and what the
-    tier raises. The tier stays open, and everything made on it is freed.
+    ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
+    TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
+    raises. The tier stays open, and everything made on it is freed.
     """
-    check_header(reader, model)
-    player = _Player(model, tier)
+    check_header(reader)
+    player = _Player(open_it, tier)
     try:
         for record in reader.records():
             player.play(record)
@@ -98,11 +102,12 @@ def play(reader: TraceReader, model: Model, tier: Tier) -> Replayed:
 class _Player:
     """The things of a trace by their numbers, as they are on this tier."""
 
-    def __init__(self, model: Model, tier: Tier) -> None:
+    def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
         self.compared = 0
         self.difference: Difference | None = None
-        self._model = model
+        self._open = open_it
+        self._models: list[Model] = []
         self._tier = tier
         self._graphs: list[Graph] = []
         self._buffers: list[tuple[Buffer, DType] | None] = []
@@ -111,6 +116,7 @@ class _Player:
         self._under_way: dict[int, _UnderWay] = {}
         self._last: Fence | None = None
         self._do: dict[Kind, Callable[[memoryview], None]] = {
+            Kind.MODEL: self._open_model,
             Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
             Kind.RESERVE: self._reserve,
             Kind.BUFFER: self._make,
@@ -137,6 +143,12 @@ class _Player:
                 self._tier.free(made[0])
         self._buffers = []
 
+    def _open_model(self, payload: memoryview) -> None:
+        traced = TracedModel.unpack(payload)
+        model = self._open(len(self._models), traced)
+        check_model(traced, model)
+        self._models.append(model)
+
     def _reserve(self, payload: memoryview) -> None:
         reserve = Reserve.unpack(payload)
         self._tier.reserve(self._graphs[reserve.graph], reserve.largest)
@@ -150,9 +162,10 @@ class _Player:
         self._buffers.append((buffer, made.decl.dtype))
 
     def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
+        model = self._models[made.model]
         if made.decl.kind is BufferKind.WEIGHT:
-            return weight_bytes(self._model.file, made.decl)
-        data = constant_bytes(self._model, made.decl)
+            return weight_bytes(model.file, made.decl)
+        data = constant_bytes(model, made.decl)
         if digest(data, made.decl.dtype).hex() != made.digest:
             self._differs(made.decl.name, "before the first step")
         return data

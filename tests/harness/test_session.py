@@ -16,6 +16,7 @@ from harness.generate import Session, SessionOptions
 from harness.synth import SynthSpec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
+from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
@@ -78,7 +79,7 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
     model = open_model(model_path)
     options = SessionOptions(context=64, chunk=8)
     session = Session(model, tier, ModelRunner(model, tier, options.limits(64)), chunk=8)
-    session.engine.steps_ahead = steps_ahead
+    session.engine = Engine(session.runner, chunk_tokens=8, steps_ahead=steps_ahead)
     return session
 
 

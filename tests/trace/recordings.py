@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,11 @@ from harness.tiers import open_tier
 from harness.trace.framing import TraceReader
 from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
+from harness.trace.records import TracedModel
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
-from reference.model.open import open_model
+from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.constrained import LIMITS as CONSTRAINED_LIMITS
 from tests.constrained import Constrained, run
@@ -94,7 +96,39 @@ def replay(path: Path, trace: Path, tier: str, *, of: Tier | None = None) -> Rep
     """A trace on a fresh tier, or on ``of``."""
     model = open_model(path)
     with model.file, of or TIERS[tier]() as opened, TraceReader(trace) as reader:
-        return play(reader, model, opened)
+        return play(reader, lambda number, traced: model, opened)
+
+
+def record_both(paths: Sequence[Path], trace: Path) -> None:
+    """Two models on one CPU tier."""
+    with ExitStack() as owned:
+        models = [open_model(path) for path in paths]
+        for model in models:
+            owned.callback(model.file.close)
+        first = owned.enter_context(record_on(CpuTier(), trace, models[0], LIMITS))
+        faces = [first, first.beside(models[1], LIMITS)]
+        runners = [
+            owned.enter_context(ModelRunner(model, face, LIMITS))
+            for model, face in zip(models, faces, strict=True)
+        ]
+        engines = [Engine(runner) for runner in runners]
+        for engine in engines:
+            engine.submit(REQUESTS[0])
+        while not all(engine.idle for engine in engines):
+            for engine in engines:
+                engine.step()
+
+
+def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
+    """A trace of several models."""
+    with ExitStack() as files, TIERS[tier]() as opened, TraceReader(trace) as reader:
+
+        def open_it(number: int, traced: TracedModel) -> Model:
+            model = open_model(paths[number])
+            files.callback(model.file.close)
+            return model
+
+        return play(reader, open_it, opened)
 
 
 class Wrong(CpuTier):

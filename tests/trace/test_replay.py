@@ -9,17 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contract.arithmetic import ARITHMETIC_VERSION
+from harness.digest import file_digest
 from harness.trace.framing import FRAME, PREFIX, Kind, TraceError, TraceReader, TraceWriter
-from harness.trace.records import Submit
+from harness.trace.records import Submit, TracedModel
 from tests.trace.recordings import (
     LIMITS,
     REQUESTS,
     TIERS,
     Wrong,
+    record_both,
     record_constrained,
     record_engine,
     record_recurrent,
     replay,
+    replay_both,
 )
 
 
@@ -44,6 +48,19 @@ def test_what_one_tier_did_every_tier_does(
     assert replayed.difference is None
     assert replayed.whole
     assert replayed.compared > replayed.submissions > 9
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_models_side_by_side(
+    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    """Two on one tier, their steps in turn; each weight comes from its own file."""
+    paths = (tiny_model_path, synthetic_model(architecture="qwen2", quant="q8_0"))
+    trace = tmp_path / "both.trace"
+    record_both(paths, trace)
+    assert replay_both(paths, trace, tier).difference is None
+    with pytest.raises(TraceError, match="recorded with another model"):
+        replay_both(paths[::-1], trace, tier)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -78,7 +95,13 @@ def test_recording_changes_nothing(tiny_model_path: Path, tmp_path: Path) -> Non
     assert np.median(submits) < 512
     with TraceReader(tmp_path / "one") as reader:
         assert reader.header["tier"] == "cpu"
-        assert reader.header["limits"]["pages"] == LIMITS.pages
+        assert reader.header["arithmetic"] == ARITHMETIC_VERSION
+        first = next(iter(reader.records()))
+    assert first.kind is Kind.MODEL
+    traced = TracedModel.unpack(first.payload)
+    assert traced.path == str(tiny_model_path)
+    assert traced.sha256 == (file_digest(tiny_model_path),)
+    assert traced.limits["pages"] == LIMITS.pages
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
