@@ -25,7 +25,7 @@ from reference.runner import LOGITS, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """What a step takes: seconds at all, a query token, a position attended to; and its planning."""
+    """Seconds of a step: at all, for a query token, a position attended to, and its planning."""
 
     fixed: float = 4e-3
     token: float = 1e-4
