@@ -62,8 +62,8 @@ class DraftModel:
             raise RequestError("draft model", "has recurrent layers; take one without")
         limits = runner.limits
         self._runner = runner
-        self._page_table = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
-        self._page_table = self._page_table.reshape(limits.slots, limits.slot_pages)
+        pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
+        self._page_table = pages.reshape(limits.slots, limits.slot_pages)
         self._free = list(range(limits.slots))
         self._followed: dict[int, _Followed] = {}
 
@@ -83,6 +83,12 @@ class DraftModel:
             place.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
             found.append(np.array(sound, np.int32))
         return found
+
+    def forget(self, key: int) -> None:
+        """Give the sequence's slot to another."""
+        place = self._followed.pop(key, None)
+        if place is not None:
+            self._free.append(place.slot)
 
     def _generate(self, sequences: Items[Open], followed: Items[_Followed]) -> list[list[int]]:
         """``most`` tokens for each sequence, one step a token."""
@@ -104,12 +110,6 @@ class DraftModel:
     def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
         for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
             guesses[index].append(token)
-
-    def forget(self, key: int) -> None:
-        """Give the sequence's slot to another."""
-        place = self._followed.pop(key, None)
-        if place is not None:
-            self._free.append(place.slot)
 
     def _follow(self, one: Open) -> _Followed:
         place = self._followed.get(one.key)
