@@ -39,13 +39,15 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """The request of a tenant whose turn it would be: its place in the order of arrival, whether
-    its tenant is aged, and the tenant's class and dominant share at that moment."""
+    its tenant is aged, and at that moment the tenant's class, dominant share and rate of tokens
+    by weight."""
 
     order: int
     tenant: int
     aged: bool
     qos: QosClass
     share: float
+    rate: float
 
 
 def check_slots(state: State) -> None:
@@ -152,8 +154,9 @@ def check_admission(
         require(False, Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
 
 
-def _turn(candidate: Candidate) -> tuple[int, float, int]:
-    return list(QosClass).index(candidate.qos), candidate.share, candidate.order
+def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
+    qos = list(QosClass).index(candidate.qos)
+    return qos, candidate.share, candidate.rate, candidate.order
 
 
 def check_preemption(leaver: Resident, state: State, tenants: Mapping[int, Tenant]) -> None:

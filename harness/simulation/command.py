@@ -12,7 +12,13 @@ from harness.progress import progress_on
 from harness.simulation.drive import Outcome, Simulation
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant
-from harness.simulation.run import play_seed, reproducing_line, run_schedules, smallest
+from harness.simulation.run import (
+    NOT_IN_A_SCHEDULE,
+    play_seed,
+    reproducing_line,
+    run_schedules,
+    smallest,
+)
 from harness.simulation.schedule import keep, parse_kept
 from harness.simulation.world import SimulatedWorld
 
@@ -122,7 +128,7 @@ def _play_all(profile: Profile, args: argparse.Namespace) -> int:
 def _explain(profile: Profile, seed: int) -> None:
     """The smallest form of a failing schedule, as a line that reproduces it."""
     violation = play_seed(profile, seed, twice=True).violation
-    if violation is None or violation.invariant is Invariant.SAME_SEED_SAME_LOG:
+    if violation is None or violation.invariant in NOT_IN_A_SCHEDULE:
         print(f"reproduce: {reproducing_line(profile, seed, None)}")
         return
     note("shrinking ...")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant
 from harness.simulation.clients import Client, Clients
+from harness.simulation.guesses import Guesses
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import (
     Action,
@@ -102,10 +104,24 @@ class Simulation:
             copy_pages=shape.copy_pages,
             host_pages=shape.host_pages,
             stall_steps=shape.stall_steps,
+            drafter=self._drafter(),
             observer=self._watch,
         )
         self._watch.attach(engine)
         return engine
+
+    def _drafter(self) -> Guesses | None:
+        if not self.schedule.shape.guesses:
+            return None
+        vocab = self.world.runner.model.config.vocab
+        return Guesses(self._answer, vocab, Random(self.schedule.seed))
+
+    def _answer(self, order: int) -> tuple[int, ...] | None:
+        request_id = self._watch.request_in_order(order)
+        client = None if request_id is None else self.clients.by_id.get(request_id)
+        if client is None:
+            return None
+        return client.request.prompt + tuple(max(0, event.token) for event in client.expected)
 
     def _play(self) -> None:
         actions = list(reversed(self.schedule.actions))
@@ -116,7 +132,7 @@ class Simulation:
                 self._act(actions.pop())
             self._step_engine()
         for tenant in self._generous():
-            self._engine.tenants.put(tenant)
+            self._engine.put_tenant(tenant)
         deadline = self._step + self._bound()
         while self.clients.live:
             require(
@@ -149,11 +165,21 @@ class Simulation:
 
     def _end(self) -> None:
         """Nobody is left, and neither is anything they had."""
-        engine = self._engine
-        require(engine.idle, Invariant.LIVENESS, "the engine has requests without clients")
+        require(self._engine.idle, Invariant.LIVENESS, "the engine has requests without clients")
         self._watch.between_steps(0)
+        self._leave()
         state = self._watch.state()
         require(not state.residents, Invariant.SLOT_OWNER, "a slot is taken without requests")
+
+    def _leave(self) -> None:
+        """Check what an engine must have right at its end, and note what it did."""
+        self._watch.at_end()
+        statistics = self._engine.statistics
+        for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
+            self.counts[f"prefix {what}"] += getattr(statistics.prefix, what)
+        self.counts["guesses right"] += statistics.speculation.accepted
+        drafted = statistics.speculation.drafted
+        self.counts["guesses wrong"] += drafted - statistics.speculation.accepted
 
     def _step_engine(self) -> None:
         runner, engine = self.world.runner, self._engine
@@ -184,6 +210,8 @@ class Simulation:
                 self.counts["tokens"] += 1
                 self._watch.delivered(self.clients.by_id[event.request_id].request.tenant)
             if reason is not None:
+                tenant = self.clients.by_id[event.request_id].request.tenant
+                self._watch.accounts.add(tenant, reason.value)
                 self.counts[f"ended {reason.value}"] += 1
         self._watch.between_steps(self._step)
 
@@ -192,13 +220,11 @@ class Simulation:
             case Arrive():
                 self._arrive(action.request, action.logits)
             case Cancel():
-                self.counts["cancels"] += 1
-                self.clients.cancelled(action.request_id)
-                self._engine.cancel(action.request_id)
+                self._cancel(action.request_id)
             case Stall():
                 self._stall(action)
             case Quota():
-                self._engine.tenants.put(action.tenant)
+                self._engine.put_tenant(action.tenant)
             case Fault():
                 self.world.runner.fail_next(action.where)
             case Restart():
@@ -211,12 +237,15 @@ class Simulation:
         try:
             self._engine.submit(request, self._sink(request) if logits else None)
         except QueueFull:
+            self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
             depth = self.schedule.shape.queue_depth
             require(waiting >= depth, Invariant.LIVENESS, f"{waiting} wait of {depth} that may")
             return
         except RequestError as error:
             self.counts["refused"] += 1
+            if request.tenant in self._engine.tenants:
+                self._watch.accounts.add(request.tenant, "requests_rejected")
             require(
                 not self._acceptable(request),
                 Invariant.ONLY_DOCUMENTED_ERRORS,
@@ -228,7 +257,16 @@ class Simulation:
             Invariant.ONLY_DOCUMENTED_ERRORS,
             f"request {request.id} was accepted",
         )
+        self._watch.accounts.add(request.tenant, "tokens_prompted", len(request.prompt))
         self.clients.accepted(request, logits)
+
+    def _cancel(self, request_id: int) -> None:
+        client = self.clients.by_id.get(request_id)
+        if client is not None and client.ended is None:
+            self.counts["cancels"] += 1
+            self._watch.accounts.add(client.request.tenant, FinishReason.CANCELLED.value)
+        self.clients.cancelled(request_id)
+        self._engine.cancel(request_id)
 
     def _acceptable(self, request: Request) -> bool:
         """Whether an engine may accept the request, apart from the depth of its queue."""
@@ -278,6 +316,7 @@ class Simulation:
 
     def _restart(self) -> None:
         self.counts["restarts"] += 1
+        self._leave()
         self.world.runner.restart()
         self._engine = self._start(tuple(self._engine.tenants))
         for client in self.clients.live:
@@ -292,3 +331,6 @@ class Simulation:
             self._engine.submit(rest, sink)
         except (QueueFull, RequestError):
             client.ended = FinishReason.CANCELLED
+            self._watch.accounts.add(rest.tenant, "requests_rejected")
+        else:
+            self._watch.accounts.add(rest.tenant, "tokens_prompted", len(rest.prompt))

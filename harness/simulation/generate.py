@@ -108,6 +108,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
         step_seconds=random.choice([0.005, 0.005, 0.1, 1.0]),
         host_pages=random.choice([0, 0, 2, pages]),
         copy_pages=random.random() < 0.5,
+        guesses=random.random() < 0.25,
         recurrent=recurrent,
         prefix_cache=random.random() < 0.85,
     )
@@ -162,6 +163,7 @@ class _Actions:
         context = shape.limits.context
         self._documents = [self._tokens(context) for _ in range(random.choice([1, 2]))]
         self._earlier: list[tuple[int, ...]] = []
+        self._prompts: list[tuple[int, ...]] = []
 
     def draw(self) -> list[Action]:
         """All actions."""
@@ -205,6 +207,7 @@ class _Actions:
         )
         if self._features.shared_prefixes:
             self._earlier.append(solo_run(request, context).tokens)
+            self._prompts.append(prompt)
         return request
 
     def _prompt(self, context: int) -> tuple[int, ...]:
@@ -214,6 +217,8 @@ class _Actions:
         length = max(1, min(length + random.choice([0, 0, 1]), context))
         if not self._features.shared_prefixes or random.random() < 0.2:
             return self._tokens(length)
+        if self._prompts and random.random() < 0.3:
+            return random.choice(self._prompts[-4:])
         shared = random.choice([*self._documents, *self._earlier[-3:]])[: length - 1]
         return (
             shared

@@ -11,6 +11,7 @@ from itertools import islice
 
 from harness.progress import NullProgress, Progress
 from harness.simulation.drive import Outcome, play
+from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.schedule import Kept, Schedule, format_kept
@@ -18,6 +19,10 @@ from harness.simulation.shrink import shrink
 
 BATCH = 20
 """Seeds a process is given at once, the first of which is played twice."""
+MIX_EVERY = 500
+"""One seed in so many is also that of a competition of tenants alike."""
+NOT_IN_A_SCHEDULE = frozenset({Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS})
+"""Invariants that shrinking a schedule cannot show broken."""
 AHEAD = 4
 """Batches that wait for each process."""
 DIGEST_BITS = 128
@@ -45,8 +50,14 @@ class Report:
 
 
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
-    """Play the schedule of a seed; ``twice``, its logs must be the same."""
+    """Play the schedule of a seed, and if it is one of a few, the competition of that seed too.
+
+    Played ``twice``, the logs must be the same.
+    """
     outcome = play(generate(seed, profile))
+    if outcome.violation is None and seed % MIX_EVERY == 0:
+        outcome.violation = play_mix(seed)
+        outcome.counts["competitions"] += 1
     if twice and outcome.violation is None:
         again = play(generate(seed, profile))
         if again.log_hash != outcome.log_hash:

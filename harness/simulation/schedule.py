@@ -13,7 +13,8 @@ from reference.limits import Limits
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The engine a schedule is for. ``page_order`` is the order pages are handed out in;
-    ``step_seconds`` is what a step takes at least."""
+    ``step_seconds`` is what a step takes at least. With ``guesses`` the engine decodes
+    speculatively."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -24,6 +25,7 @@ class Shape:
     step_seconds: float
     host_pages: int = 0
     copy_pages: bool = False
+    guesses: bool = False
     recurrent: bool = False
     prefix_cache: bool = True
 

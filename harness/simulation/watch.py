@@ -13,6 +13,7 @@ import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason, Request, Tenant
+from harness.simulation.accounts import Accounts
 from harness.simulation.checks import (
     Candidate,
     Resident,
@@ -41,7 +42,8 @@ DEEP_CHECK_STEPS = 8
 class Watch(NullObserver):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
 
-    ``running`` are the ids of the requests that have a slot.
+    ``running`` are the ids of the requests that have a slot, ``accounts`` what was seen of the
+    engine so far.
     ``violation`` is the first one found while the engine was working: the engine may have taken it
     for a fault of its own.
     """
@@ -51,6 +53,7 @@ class Watch(NullObserver):
         self.admissions = 0
         self.preemptions = 0
         self.running: set[int] = set()
+        self.accounts = Accounts()
         self._clock = clock
         self._log = log
         self._decisions = 0
@@ -63,6 +66,7 @@ class Watch(NullObserver):
     def attach(self, engine: Engine) -> None:
         """Look at ``engine`` from now on."""
         self._engine = engine
+        self.accounts = Accounts()
         self.running.clear()
         self._delivered.clear()
         placing = self._engine._placing
@@ -107,6 +111,16 @@ class Watch(NullObserver):
         if step % DEEP_CHECK_STEPS == 0:
             self.deeply()
 
+    def at_end(self) -> None:
+        """Check what an engine must have right when it is left. Raises Violation."""
+        self.deeply()
+        self.accounts.compare(self._engine.ledger)
+
+    def request_in_order(self, order: int) -> int | None:
+        """The id of the live request that was the engine's ``order``-th to arrive."""
+        live = self._engine._live.items()
+        return next((id for id, sequence in live if sequence.order == order), None)
+
     def deeply(self) -> None:
         """Check everything the memory keeps. Raises Violation."""
         try:
@@ -124,6 +138,7 @@ class Watch(NullObserver):
         self.running.add(request_id)
         self._log.append(("admitted", at, request_id, slot, known, reused))
         request = self._engine._live[request_id].request
+        self.accounts.add(request.tenant, "slots_admitted")
         self._engine.runner.slot_scopes[slot] = self._scope_of(self._engine.tenants[request.tenant])
         self._guarded(lambda: self._check_admitted(request))
 
@@ -140,6 +155,7 @@ class Watch(NullObserver):
 
     def delivered(self, tenant: int) -> None:
         """A token of the tenant reached its client."""
+        self.accounts.add(tenant, "tokens_generated")
         self._delivered.append((self._clock(), tenant))
 
     @staticmethod
@@ -167,8 +183,9 @@ class Watch(NullObserver):
         slots = step.query["slot"]
         check_decodes(state, set(slots.tolist()))
         most = self._engine.chunk_tokens
-        counts = np.bincount(slots)
-        prefill = int(counts[counts > 1].sum())
+        drafted = self._engine._residents.table.draft
+        counts = np.bincount(slots, minlength=len(drafted))
+        prefill = int(counts[(counts > 1) & (drafted == 0)].sum())
         require(prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
         written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
         meta = self._engine.memory.meta
@@ -210,6 +227,7 @@ class Watch(NullObserver):
         """The loss of a place, while the state before it can still be seen."""
         state = self.state()
         leaver = next(r for r in state.residents if r.slot == placement.slot)
+        self.accounts.add(leaver.tenant, "slots_preempted")
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         self._guarded(lambda: check_preemption(leaver, state, tenants))
         self._preempt(placement)
@@ -225,11 +243,11 @@ class Watch(NullObserver):
                 heads[waiting.tenant] = waiting
         for id, head in heads.items():
             if tenants.within_quota(id, head.pages):
-                share = self._dominant_share(id)
-                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share)
+                share, rate = self._shares(id)
+                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
 
-    def _dominant_share(self, id: int) -> float:
-        """The largest part of its quotas that the tenant uses, by its weight."""
+    def _shares(self, id: int) -> tuple[float, float]:
+        """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
         own = [
             placement
@@ -242,4 +260,4 @@ class Watch(NullObserver):
             sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
-        return float(part / tenant.weight)
+        return part / tenant.weight, rate / tenant.weight

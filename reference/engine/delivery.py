@@ -77,7 +77,7 @@ class Delivery:
             row = part.end_row - 1 - (stop - position)
             token = tokens[row] if row >= part.first_row else -1
             guess = int(sequence.tokens[position]) if position < stop else token
-            given += token >= 0
+            given += token >= 0 and sequence.samples
             listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
             self._receive(part.placement, position, token, listed)
             if token != guess or sequence.placement is None:

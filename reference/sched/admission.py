@@ -42,8 +42,10 @@ class WaitQueue:
 
     Within a tenant the order of arrival decides, so each tenant has one candidate: its first. A
     candidate beyond its tenant's own quotas stands aside, and holds up nobody. Of the others the
-    most urgent class comes first, in it the tenant with the lowest dominant share, and of equal
-    shares the one that arrived first. A candidate for which there is no room lets others pass.
+    most urgent class comes first, in it the tenant with the lowest dominant share; of equal shares
+    the tenant that was given the fewest tokens lately, by weight, so that slots which cannot be
+    divided evenly go round however many requests each has waiting; then the request that arrived
+    first. A candidate for which there is no room lets others pass.
 
     A tenant is *aged* when its requests have waited for ``aging_seconds`` while it had no slot at
     all. Its candidate then comes before all that are not aged, whatever the classes and shares;
@@ -156,11 +158,14 @@ class WaitQueue:
         for _, order in sorted(aged):
             yield self._waiting[order], True
         for orders in by_rank:
-            for _, order in sorted((self._share(order), order) for order in orders):
+            for *_, order in sorted((*self._shares(order), order) for order in orders):
                 yield self._waiting[order], False
 
-    def _share(self, order: int) -> float:
-        return self._tenants.dominant_share(self._waiting[order].tenant)
+    def _shares(self, order: int) -> tuple[float, float]:
+        """The tenant's dominant share, and what it was given lately, by weight."""
+        tenant = self._waiting[order].tenant
+        rate = self._tenants.usage(tenant).decode_tokens_per_s
+        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
 
     def _candidate(self, line: _Line) -> int:
         while line.orders[0] not in self._waiting:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from contract.types import Tenant
 from reference.sched.admission import Waiting, WaitQueue
-from reference.sched.tenants import WINDOW_SECONDS, Tenants
+from reference.sched.tenants import WINDOW_SECONDS, Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
 SLOTS = 16
@@ -148,6 +148,9 @@ class FirstCome(Tenants):
 
     def dominant_share(self, id: int) -> float:
         return 0.0
+
+    def usage(self, id: int) -> Usage:
+        return replace(super().usage(id), decode_tokens_per_s=0.0)
 
 
 def test_first_come_first_served_is_not_fair() -> None:

@@ -14,6 +14,7 @@ from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
+from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.pages import PagePool
 from reference.sched.admission import Running, WaitQueue, victim
@@ -106,6 +107,11 @@ def cancel_is_forgotten(patch: Patch) -> None:
     patch.setattr(Engine, "cancel", lambda self, request_id: None)
 
 
+def the_ledger_counts_twice(patch: Patch) -> None:
+    generated = Ledger.generated
+    patch.setattr(Ledger, "generated", lambda self, tenant, n=1: generated(self, tenant, 2 * n))
+
+
 def published_too_early(patch: Patch) -> None:
     """Pages are found before their last position is computed."""
     publish = KvMemory.publish
@@ -171,8 +177,7 @@ def a_waiting_request_is_lost(patch: Patch) -> None:
 
 
 def nothing_is_refused(patch: Patch) -> None:
-    patch.setattr(Engine, "_check_pages", lambda self, request: None)
-    patch.setattr(Engine, "_reach", lambda self, request: len(request.prompt) + request.max_tokens)
+    patch.setattr("reference.engine.engine.check_request", lambda *arguments: None)
 
 
 CONTROLS: dict[Invariant, tuple[Break, ...]] = {
@@ -193,6 +198,7 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
         states_are_not_loaded,
         the_cache_outlives_a_fault,
     ),
+    Invariant.LEDGER: (the_ledger_counts_twice,),
     Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
     Invariant.LIVENESS: (a_waiting_request_is_lost,),
     Invariant.ONLY_DOCUMENTED_ERRORS: (nothing_is_refused,),
