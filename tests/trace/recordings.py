@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.tiers import open_tier
@@ -40,10 +41,12 @@ REQUESTS = (
 )
 
 
-def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict[int, list[int]]:
+def record_engine(
+    path: Path, trace: Path, tier: str, *, depth: int = 0, of: Tier | None = None
+) -> dict[int, list[int]]:
     """Three requests on two slots, one of which has its logits taken; the tokens of each."""
     model = open_model(path)
-    opened = TIERS[tier]()
+    opened = of or TIERS[tier]()
     tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
     with model.file:
         recorder = record_on(opened, trace, model, LIMITS)
@@ -52,8 +55,10 @@ def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict
             for request in REQUESTS:
                 sink = (lambda first, rows: None) if request.id == 2 else None
                 engine.submit(request, sink)
-            for event in engine.run():
-                tokens[event.request_id].append(event.token)
+            while not engine.idle:
+                with suppress(DeviceLost):
+                    for event in engine.step():
+                        tokens[event.request_id].append(event.token)
     return tokens
 
 
@@ -129,6 +134,20 @@ def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
             return model
 
         return play(reader, open_it, opened)
+
+
+class Refusing(CpuTier):
+    """A CPU tier that loses its device once, before it does anything."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def submit(self, batch, inputs, wanted=()):  # type: ignore[no-untyped-def]
+        self.left -= 1
+        if self.left == 0:
+            raise DeviceLost("refused")
+        return super().submit(batch, inputs, wanted)
 
 
 class Wrong(CpuTier):

@@ -17,6 +17,7 @@ from tests.trace.recordings import (
     LIMITS,
     REQUESTS,
     TIERS,
+    Refusing,
     Wrong,
     record_both,
     record_constrained,
@@ -82,7 +83,7 @@ def test_recurrent_states_move_as_they_did(
     record_recurrent(model, path, "cpu")
     with TraceReader(path) as reader:
         kinds = {record.kind for record in reader.records()}
-    assert kinds == set(Kind)
+    assert kinds == set(Kind) - {Kind.FAILED}
     assert replay(model, path, tier).difference is None
 
 
@@ -188,6 +189,33 @@ def test_a_header_cannot_be_cut(trace: Path, tmp_path: Path, kept: int) -> None:
     cut.write_bytes(trace.read_bytes()[:kept])
     with pytest.raises(TraceError, match=r"not a trace|header is damaged"):
         TraceReader(cut)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_a_tier_refused_is_not_done_again(
+    tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    """A fault in the middle: the requests resume, and the replay leaves out what never ran."""
+    path = tmp_path / "refused.trace"
+    tokens = record_engine(tiny_model_path, path, "cpu", of=Refusing(5))
+    assert tokens == record_engine(tiny_model_path, tmp_path / "other.trace", "cpu")
+    with TraceReader(path) as reader:
+        assert [record.kind for record in reader.records()].count(Kind.FAILED) == 1
+    assert replay(tiny_model_path, path, tier).difference is None
+
+
+def test_a_submission_that_ends_the_process_is_in_the_trace(
+    tiny_model_path: Path, trace: Path, tmp_path: Path
+) -> None:
+    """It was written before it was done: the last one without a result."""
+    data = trace.read_bytes()
+    with TraceReader(trace) as reader:
+        last = [record.offset for record in reader.records() if record.kind is Kind.RESULT][-1]
+    died = tmp_path / "died.trace"
+    died.write_bytes(data[:last])
+    replayed = replay(tiny_model_path, died, "cpu")
+    assert not replayed.whole
+    assert replayed.submissions == replay(tiny_model_path, trace, "cpu").submissions
 
 
 def test_another_model_is_refused(
