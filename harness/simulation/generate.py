@@ -51,7 +51,8 @@ class Features:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """What schedules are drawn: at most so many slots, positions and requests, prompts of tokens
-    below ``vocab``, and ``features`` that none of them leaves out."""
+    below ``vocab``, and ``features`` that none of them leaves out. With ``model`` they are played
+    on a tiny real model."""
 
     name: str
     slots: int = 4
@@ -60,6 +61,7 @@ class Profile:
     vocab: int = VOCAB
     features: frozenset[str] = frozenset()
     recurrent: float = 0.25
+    model: bool = False
 
 
 SCHEDULER = Profile("sched")
@@ -206,7 +208,8 @@ class _Actions:
             ignore_end=random.random() < 0.7,
         )
         if self._features.shared_prefixes:
-            self._earlier.append(solo_run(request, context).tokens)
+            tokens = solo_run(request, context).tokens
+            self._earlier.append(tuple(token % self._profile.vocab for token in tokens))
             self._prompts.append(prompt)
         return request
 
