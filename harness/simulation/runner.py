@@ -25,12 +25,8 @@ from reference.runner import LOGITS, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-<<<<<<< HEAD
-    """Seconds of a step: at all, for a query token, a position attended to, and its planning."""
-=======
     """Seconds a step takes: in any case, for a query token, for a position attended to, and for the
     host to plan it."""
->>>>>>> simulator
 
     fixed: float = 4e-3
     token: float = 1e-4
