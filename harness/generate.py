@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
-from contract.types import Clock, FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.memory import budget_of, longest_context, plan_context
 from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
-from reference.engine.engine import no_clock
+from reference.engine.speculation import PromptLookup
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
@@ -55,7 +55,7 @@ class SessionOptions:
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
     longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
-    again for one that begins alike.
+    again for one that begins alike. At most ``draft`` tokens are guessed ahead.
     """
 
     tier: str = "auto"
@@ -68,6 +68,7 @@ class SessionOptions:
     memory_budget: int | None = None
     chat: bool = False
     prefix_cache: bool = True
+    draft: int = 0
     recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
@@ -78,8 +79,8 @@ class SessionOptions:
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + 1,
-            step_rows=chunk if self.all_logits else 1,
-            recent_tokens=max(1, min(self.repeat_last_n, context)),
+            step_rows=chunk if self.all_logits else 1 + min(self.draft, chunk - 1),
+            recent_tokens=max(1, min(self.repeat_last_n, context)) + self.draft,
         )
 
 
@@ -262,28 +263,16 @@ class Session:
         model: Model,
         tier: Tier,
         runner: ModelRunner,
-        chunk: int,
-        *,
-        prefix_cache: bool = True,
-        observer: Observer = NOBODY,
-        clock: Clock = no_clock,
+        engine: Engine,
     ) -> None:
         self.model = model
         self.tier = tier
         self.runner = runner
         self.load_seconds = 0.0
-        self._chunk = chunk
         self._owned = ExitStack()
         self._requests = 0
         self._latest: Generation | None = None
-        self.engine = Engine(
-            runner,
-            end_of_generation=model.tokenizer.eog_ids,
-            chunk_tokens=chunk,
-            prefix_cache=prefix_cache,
-            observer=observer,
-            clock=clock,
-        )
+        self.engine = engine
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -297,18 +286,19 @@ class Session:
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, _recorded(prepared, options.recording, owned)
-            observer, clock = _observed(options.recording, owned)
+            observer = _observed(options.recording, owned)
             runner = owned.enter_context(_load(model, tier, prepared.limits, progress))
-            chunk = min(options.chunk, prepared.plan.context)
-            session = cls(
-                model,
-                tier,
+            engine = Engine(
                 runner,
-                chunk,
+                end_of_generation=model.tokenizer.eog_ids,
+                chunk_tokens=min(options.chunk, prepared.plan.context),
                 prefix_cache=options.prefix_cache,
+                drafter=PromptLookup() if options.draft else None,
+                draft_tokens=options.draft,
                 observer=observer,
-                clock=clock,
+                clock=time.perf_counter,
             )
+            session = cls(model, tier, runner, engine)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -352,7 +342,7 @@ class Session:
         A generation that is not finished is cancelled.
         Raises RequestError; the session must have been opened with ``all_logits``.
         """
-        if self.runner.limits.step_rows < self._chunk:
+        if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
         def store(first: int, rows: NDArray[np.float32]) -> None:
@@ -409,13 +399,13 @@ def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tie
     )
 
 
-def _observed(recording: Recording, owned: ExitStack) -> tuple[Observer, Clock]:
-    """Who watches the engine, and its clock: one that goes where times are to be seen."""
+def _observed(recording: Recording, owned: ExitStack) -> Observer:
+    """Who watches the engine."""
     if recording.timeline is None:
-        return NOBODY, no_clock
+        return NOBODY
     from harness.trace.timeline import Timeline
 
-    return owned.enter_context(Timeline(recording.timeline)), time.perf_counter
+    return owned.enter_context(Timeline(recording.timeline))
 
 
 def _load(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from contract.errors import ZincError
@@ -14,7 +15,8 @@ from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.trace.framing import Kind, TraceReader
 from harness.trace.play import play
-from reference.model.open import open_model
+from harness.trace.records import TracedModel
+from reference.model.open import Model, open_model
 
 SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device", "cache_dir")
 DIFFERENT = 1
@@ -44,7 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that --trace wrote")
     parser.add_argument(
-        "--model", metavar="MODEL", help="a file or a name [default: the file it was recorded with]"
+        "--model",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="a file or a name [default: the file it was recorded with]; once for every model of "
+        "the trace, in their order",
     )
     parser.add_argument("--list", action="store_true", help="say what the trace holds, and stop")
     add_flags(parser, SETTINGS)
@@ -65,11 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _list(reader: TraceReader) -> int:
     counts = dict.fromkeys(Kind, 0)
     nbytes = dict.fromkeys(Kind, 0)
+    models = []
     for record in reader.records():
+        if record.kind is Kind.MODEL:
+            models.append(TracedModel.unpack(record.payload))
         counts[record.kind] += 1
         nbytes[record.kind] += len(record.payload)
     for name, value in reader.header.items():
         print(printable(f"{name}: {value}"))
+    for model in models:
+        print(printable(f"model: {model.path}, SHA-256 {' '.join(model.sha256)}"))
+        limits = (f"{name} {value}" for name, value in model.limits.items())
+        print(printable(f"limits: {', '.join(limits)}"))
     rows = [(k.name.lower(), f"{counts[k]:,}", f"{nbytes[k]:,}") for k in Kind if counts[k]]
     print(table([("RECORD", "COUNT", "BYTES"), *rows], right=(1, 2)))
     _say_cut(reader)
@@ -78,17 +92,21 @@ def _list(reader: TraceReader) -> int:
 
 def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
     settings = resolve(args, SETTINGS)
-    named = args.model or str(reader.header.get("model", ""))
-    path = resolve_model(named, settings["cache_dir"], pull_missing=False)
     options = TierOptions(
         threads=settings["threads"],
         opencl_mode=settings["opencl_mode"],
         opencl_device=settings["opencl_device"],
         note=note,
     )
-    model = open_model(path)
-    with model.file, open_tier(settings["tier"], options) as tier:
-        replayed = play(reader, model, tier)
+    with ExitStack() as files, open_tier(settings["tier"], options) as tier:
+
+        def open_it(number: int, traced: TracedModel) -> Model:
+            named = args.model[number] if number < len(args.model) else traced.path
+            model = open_model(resolve_model(named, settings["cache_dir"], pull_missing=False))
+            files.callback(model.file.close)
+            return model
+
+        replayed = play(reader, open_it, tier)
         where = f"{tier.info.name} ({tier.info.device})"
     recorded = f"{reader.header.get('tier')} ({reader.header.get('device')})"
     if replayed.difference is not None:

@@ -202,6 +202,13 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
+            "draft",
+            integer(0, 63),
+            11,
+            "most tokens guessed ahead where the text repeats itself; the answer is the same, a "
+            "step gives several tokens of it. 0 guesses nothing",
+        ),
+        Setting(
             "threads",
             integer(1, 4096),
             None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_SETTINGS = ("model", "cache_dir")
 TIER_SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "memory_budget")
+ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "draft", "memory_budget")
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -82,6 +82,7 @@ def session_options(
         context=settings["context"],
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
+        draft=settings.get("draft", 0),
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     WRITE = 8
     READ = 9
     END = 10
+    MODEL = 11
+    FAILED = 12
 
 
 KINDS = frozenset(Kind)

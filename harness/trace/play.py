@@ -17,7 +17,7 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 from harness.trace.framing import Kind, Record, TraceError, TraceReader
-from harness.trace.header import check_header
+from harness.trace.header import check_header, check_model
 from harness.trace.records import (
     Access,
     Batch,
@@ -26,12 +26,15 @@ from harness.trace.records import (
     Reserve,
     Result,
     Submit,
+    TracedModel,
     digest,
     outputs_of,
 )
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
+ModelOpener = Callable[[int, TracedModel], Model]
+"""Opens a trace's n-th model."""
 PLACES_SHOWN = 6
 """Rows of a step that a message lists."""
 
@@ -77,19 +80,21 @@ class _UnderWay:
     step: str
 
 
-def play(reader: TraceReader, model: Model, tier: Tier) -> Replayed:
+def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
     """Do what the trace says, up to the first difference.
 
-    Raises TraceError for a trace that is damaged or of another model or arithmetic, and what the
-    tier raises. The tier stays open, and everything made on it is freed.
+    ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
+    TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
+    raises. The tier stays open, and everything made on it is freed.
     """
-    check_header(reader, model)
-    player = _Player(model, tier)
+    check_header(reader)
+    player = _Player(open_it, tier)
     try:
         for record in reader.records():
             player.play(record)
             if player.difference is not None:
                 break
+        player.settle()
         return Replayed(player.submissions, player.compared, player.difference, reader.whole)
     finally:
         player.close()
@@ -98,11 +103,12 @@ def play(reader: TraceReader, model: Model, tier: Tier) -> Replayed:
 class _Player:
     """The things of a trace by their numbers, as they are on this tier."""
 
-    def __init__(self, model: Model, tier: Tier) -> None:
+    def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
         self.submissions = 0
         self.compared = 0
         self.difference: Difference | None = None
-        self._model = model
+        self._open = open_it
+        self._models: list[Model] = []
         self._tier = tier
         self._graphs: list[Graph] = []
         self._buffers: list[tuple[Buffer, DType] | None] = []
@@ -110,13 +116,17 @@ class _Player:
         self._history = InputHistory()
         self._under_way: dict[int, _UnderWay] = {}
         self._last: Fence | None = None
+        self._latest: Record | None = None
+        self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
         self._do: dict[Kind, Callable[[memoryview], None]] = {
+            Kind.MODEL: self._open_model,
             Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
             Kind.RESERVE: self._reserve,
             Kind.BUFFER: self._make,
             Kind.FREE: self._free,
             Kind.BATCH: self._lower,
-            Kind.SUBMIT: self._submit,
+            Kind.SUBMIT: self._hold,
+            Kind.FAILED: self._drop,
             Kind.RESULT: self._compare,
             Kind.WRITE: self._write,
             Kind.READ: self._read,
@@ -124,9 +134,22 @@ class _Player:
         }
 
     def play(self, record: Record) -> None:
-        """Do what one record says. Raises TraceError when it makes no sense."""
+        """Do what one record says, a submission when the next one shows that the tier took it.
+
+        Raises TraceError when it makes no sense.
+        """
+        if record.kind is not Kind.FAILED:
+            self.settle()
         with _sense(record):
             self._do[record.kind](record.payload)
+        self._latest = record
+
+    def settle(self) -> None:
+        """Do what is still to be done."""
+        held, self._held = self._held, None
+        if held is not None and self._latest is not None:
+            with _sense(self._latest):
+                self._submit(*held)
 
     def close(self) -> None:
         """Wait for what runs and free everything."""
@@ -136,6 +159,12 @@ class _Player:
             if made is not None:
                 self._tier.free(made[0])
         self._buffers = []
+
+    def _open_model(self, payload: memoryview) -> None:
+        traced = TracedModel.unpack(payload)
+        model = self._open(len(self._models), traced)
+        check_model(traced, model)
+        self._models.append(model)
 
     def _reserve(self, payload: memoryview) -> None:
         reserve = Reserve.unpack(payload)
@@ -150,9 +179,10 @@ class _Player:
         self._buffers.append((buffer, made.decl.dtype))
 
     def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
+        model = self._models[made.model]
         if made.decl.kind is BufferKind.WEIGHT:
-            return weight_bytes(self._model.file, made.decl)
-        data = constant_bytes(self._model, made.decl)
+            return weight_bytes(model.file, made.decl)
+        data = constant_bytes(model, made.decl)
         if digest(data, made.decl.dtype).hex() != made.digest:
             self._differs(made.decl.name, "before the first step")
         return data
@@ -166,12 +196,19 @@ class _Player:
         batch = Batch.unpack(payload)
         self._batches.append(_Lowered(batch, tuple(self._tier.forms(batch.form))))
 
-    def _submit(self, payload: memoryview) -> None:
+    def _hold(self, payload: memoryview) -> None:
         submit = Submit.unpack(payload)
         known = self._batches[submit.batch]
+        layout = known.batch.inputs
+        inputs = self._history.apply(known.batch.graph, layout.nbytes, submit)
+        self._held = known, inputs, submit.wanted
+
+    def _drop(self, payload: memoryview) -> None:
+        self._held = None
+
+    def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
-        inputs = self._history.apply(batch.graph, batch.inputs.nbytes, submit)
-        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), submit.wanted)
+        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in wanted])
         step = _describe(batch, inputs)

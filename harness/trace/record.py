@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
 from harness.trace.framing import Kind, TraceWriter
-from harness.trace.header import trace_header
+from harness.trace.header import trace_header, traced_model
 from harness.trace.records import (
     OUTPUTS_MAX,
     Access,
@@ -88,8 +90,8 @@ def record_on(
 
     Reads the whole model file. Raises ConfigError when the file cannot be written, or exists.
     """
-    writer = TraceWriter(path, trace_header(model, tier, limits))
-    return RecordedTier(tier, writer, all_outputs=all_outputs)
+    writer = TraceWriter(path, trace_header(tier))
+    return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
 
 
 class RecordedTier:
@@ -98,6 +100,7 @@ class RecordedTier:
     Everything goes through unchanged. Small outputs are kept for comparison beside those that were
     wanted; ``all_outputs`` has every output compared: logits too, which costs a copy of them for
     each step. What is written through ``map`` cannot be seen: nothing of a runner does that.
+    Every model has a face of its own on the same recorder: ``beside``.
     """
 
     def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
@@ -106,11 +109,20 @@ class RecordedTier:
         self._all_outputs = all_outputs
         self._graphs: list[Graph] = []
         self._buffers: dict[int, tuple[int, Buffer, DType]] = {}
-        self._made = 0
+        self._models = itertools.count()
+        self._model = -1
+        self._made = itertools.count()
         self._batches: dict[int, _Lowered] = {}
         self._history = InputHistory()
         self._under_way: deque[_UnderWay] = deque()
-        self._submissions = 0
+        self._submissions = itertools.count()
+
+    def beside(self, model: Model, limits: Limits) -> RecordedTier:
+        """The same tier and trace for a runner of another model. Reads the whole model file."""
+        face = copy.copy(self)
+        self._writer.write(Kind.MODEL, traced_model(model, limits).pack())
+        face._model = next(self._models)
+        return face
 
     @property
     def info(self) -> TierInfo:
@@ -150,14 +162,14 @@ class RecordedTier:
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> Buffer:
         """Recorded."""
-        return self._note(self._tier.alloc(decl, nbytes, heap), MadeBuffer(decl, nbytes, heap))
+        made = MadeBuffer(decl, nbytes, heap, self._model)
+        return self._note(self._tier.alloc(decl, nbytes, heap), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
         """Recorded without the data: the model has them."""
         constant = decl.kind is BufferKind.CONSTANT
-        made = MadeBuffer(
-            decl, data.nbytes, None, digest(data, decl.dtype).hex() if constant else ""
-        )
+        known = digest(data, decl.dtype).hex() if constant else ""
+        made = MadeBuffer(decl, data.nbytes, None, self._model, known)
         return self._note(self._tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:
@@ -200,7 +212,8 @@ class RecordedTier:
     def submit(
         self, batch: PacketBatch, inputs: Bytes, wanted: Sequence[str] = ()
     ) -> RecordedFence:
-        """Recorded with what changed of the inputs."""
+        """Recorded with what changed of the inputs, before it is done: should it end this process,
+        the trace still has it."""
         lowered = self._batches[id(batch)]
         bits = sum(
             1 << number
@@ -208,12 +221,16 @@ class RecordedTier:
             if decl.name in wanted or decl.name in lowered.watched
         )
         kept = outputs_of(lowered.outputs, bits)
-        inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
-        fence = RecordedFence(inner, wanted)
         places, lines = self._history.changes(lowered.graph, inputs)
         self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
-        self._under_way.append(_UnderWay(self._submissions, fence, kept))
-        self._submissions += 1
+        self._writer.flush()
+        try:
+            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
+        except BaseException:
+            self._writer.write(Kind.FAILED)
+            raise
+        fence = RecordedFence(inner, wanted)
+        self._under_way.append(_UnderWay(next(self._submissions), fence, kept))
         return fence
 
     def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
@@ -257,8 +274,7 @@ class RecordedTier:
         return len(self._graphs) - 1
 
     def _note(self, buffer: Buffer, made: MadeBuffer) -> Buffer:
-        self._buffers[id(buffer)] = (self._made, buffer, made.decl.dtype)
-        self._made += 1
+        self._buffers[id(buffer)] = (next(self._made), buffer, made.decl.dtype)
         self._writer.write(Kind.BUFFER, made.pack())
         return buffer
 

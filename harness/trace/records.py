@@ -1,5 +1,5 @@
 """What the records of a trace hold. Things are numbered in the order of their records, from 0:
-graphs, buffers, batches (a graph lowered with its buffers) and submissions.
+models, graphs, buffers, batches (a graph lowered with its buffers) and submissions.
 
 Inputs are stored as what changed since the batch's graph was last submitted: lines of 64 bytes.
 Of what came out there are digests.
@@ -43,6 +43,27 @@ def digest(data: Bytes, dtype: DType) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A model whose weights are uploaded: its file, SHA-256 of every part of it in hex, and the
+    limits of its runner."""
+
+    path: str
+    sha256: tuple[str, ...]
+    limits: Mapping[str, Any]
+
+    def pack(self) -> bytes:
+        """The payload."""
+        limits = dict(self.limits)
+        return _json({"path": self.path, "sha256": self.sha256, "limits": limits})
+
+    @classmethod
+    def unpack(cls, payload: memoryview) -> TracedModel:
+        """Of a payload."""
+        values = _object(payload)
+        return cls(str(values["path"]), tuple(values["sha256"]), dict(values["limits"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Reserve:
     """``Tier.reserve`` for a graph."""
 
@@ -64,12 +85,13 @@ class Reserve:
 class MadeBuffer:
     """``Tier.alloc``, or ``Tier.upload`` where ``heap`` is None.
 
-    ``digest`` is that of an uploaded constant; what a weight holds the model's digest says.
+    What is uploaded is of the trace's ``model``-th model; ``digest`` is that of a constant.
     """
 
     decl: BufferDecl
     nbytes: int
     heap: Heap | None
+    model: int
     digest: str = ""
 
     def pack(self) -> bytes:
@@ -84,6 +106,7 @@ class MadeBuffer:
                 "source": decl.source,
                 "nbytes": self.nbytes,
                 "heap": None if self.heap is None else self.heap.value,
+                "model": self.model,
                 "digest": self.digest,
             }
         )
@@ -95,7 +118,8 @@ class MadeBuffer:
         dtype, shape = BY_NAME[values["dtype"]], tuple(values["shape"])
         kind, heap = BufferKind(values["kind"]), values["heap"]
         decl = BufferDecl(values["name"], kind, dtype, shape, values["source"])
-        return cls(decl, values["nbytes"], None if heap is None else Heap(heap), values["digest"])
+        heap = None if heap is None else Heap(heap)
+        return cls(decl, values["nbytes"], heap, values["model"], values["digest"])
 
 
 @dataclass(frozen=True, slots=True)

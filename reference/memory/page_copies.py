@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from contract.dtypes import F32
 from contract.execution import ExecutableGraph
-from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.ir.inputs import pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
@@ -24,6 +24,8 @@ from contract.tier import Buffer, Fence, Heap, Tier
 from reference.memory.planner import state_buffers
 
 PAIRS = "request.pairs"
+SAVED = "saved"
+"""A page as the host has it: the pools' parts of it side by side."""
 ONE_PAGE = ShapeKey(0, 1)
 LOADS_UNDER_WAY = 8
 """Pages on their way to the device at once: a tier has a snapshot of each."""
@@ -35,14 +37,14 @@ class SavedPage:
     def __init__(self, tier: Tier, fence: Fence) -> None:
         self._tier = tier
         self._fence: Fence | None = fence
-        self._bytes: Mapping[str, NDArray[np.uint8]] = {}
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def bytes(self) -> Mapping[str, NDArray[np.uint8]]:
-        """The page's bytes in each pool, by the pool's name. Waits until they are there, for
+    def bytes(self) -> NDArray[np.uint8]:
+        """The page's bytes, pool after pool in the graph's order. Waits until they are there, for
         nothing submitted later."""
         if self._fence is not None:
             self._tier.wait(self._fence)
-            self._bytes, self._fence = dict(self._fence.outputs), None
+            self._bytes, self._fence = self._fence.outputs[SAVED], None
         return self._bytes
 
 
@@ -81,15 +83,13 @@ class PageCopies:
         }
         kept = {pool.name: buffers[pool.name] for pool in pools}
         saving = _saving(self._widths, self.pages)
-        self._staging = {
-            decl.name: tier.alloc(decl, buffer_bytes(decl, ONE_PAGE), Heap.BAR)
-            for decl in saving.of_kind(BufferKind.OUTPUT)
-        }
+        staging = saving.buffers[SAVED]
+        self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_PAGE), Heap.BAR)
         # A pool twice: the source and the target of a copy are different pages of it.
         sources = {_source(name): buffer for name, buffer in kept.items()}
         copying, loading = (make(self._widths, self.pages) for make in (_copying, _loading))
         self._copy = ExecutableGraph(tier, copying, {**kept, **sources}, ONE_PAGE)
-        self._save = ExecutableGraph(tier, saving, {**kept, **self._staging}, ONE_PAGE)
+        self._save = ExecutableGraph(tier, saving, {**kept, SAVED: self._staging}, ONE_PAGE)
         self._load = ExecutableGraph(tier, loading, kept, ONE_PAGE)
         for executable in (self._copy, self._save, self._load):
             for form in executable.forms:
@@ -109,7 +109,7 @@ class PageCopies:
 
     def save(self, page: int) -> SavedPage:
         """Queue: what is in ``page`` now into host memory. The page may be written at once."""
-        fence = self._last = self._run(self._save, page, 0, wanted=tuple(self._staging))
+        fence = self._last = self._run(self._save, page, 0, wanted=(SAVED,))
         return SavedPage(self._tier, fence)
 
     def load(self, saved: SavedPage, page: int) -> None:
@@ -125,31 +125,26 @@ class PageCopies:
             self._tier.wait(self._last)
             self._last = None
         self._loads.clear()
-        for buffer in self._staging.values():
-            self._tier.free(buffer)
-        self._staging = {}
+        self._tier.free(self._staging)
 
     def _run(
         self,
         graph: ExecutableGraph,
         source: int,
         target: int,
-        data: Mapping[str, NDArray[np.uint8]] | None = None,
+        data: NDArray[np.uint8] | None = None,
         wanted: tuple[str, ...] = (),
     ) -> Fence:
         for page in (source, target):
             assert 0 <= page < self.pages, f"page {page} is not one of {self.pages}"
-        pair = np.array([[source, target]], np.int32)
-        arrays: dict[str, NDArray[Any]] = {PAIRS: pair, **(data or {})}
+        arrays: dict[str, NDArray[Any]] = {PAIRS: np.array([[source, target]], np.int32)}
+        if data is not None:
+            arrays[SAVED] = data
         return graph.replay(pack_inputs(graph.inputs, ONE_PAGE, arrays), wanted)
 
 
 def _source(name: str) -> str:
     return f"source.{name}"
-
-
-def _saved(name: str) -> str:
-    return f"saved.{name}"
 
 
 def _copying(widths: Mapping[str, int], pages: int) -> Graph:
@@ -167,10 +162,10 @@ def _saving(widths: Mapping[str, int], pages: int) -> Graph:
     """One page of every pool to where the host reads."""
     builder = GraphBuilder("save pages")
     pairs = builder.request(PAIRS, "rows", 2)
+    parts = _parts(builder.output(SAVED, "rows", sum(widths.values())), widths)
     for name, width in widths.items():
         source = builder.buffer(name, BufferKind.STATE, F32, (pages, width))
-        target = builder.output(_saved(name), "rows", width)
-        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
+        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=parts[name])
     return builder.build()
 
 
@@ -178,8 +173,18 @@ def _loading(widths: Mapping[str, int], pages: int) -> Graph:
     """One page of every pool from the inputs of the submission."""
     builder = GraphBuilder("load pages")
     pairs = builder.request(PAIRS, "rows", 2)
+    saved = builder.buffer(SAVED, BufferKind.REQUEST, F32, ("rows", sum(widths.values())))
+    parts = _parts(saved, widths)
     for name, width in widths.items():
-        source = builder.buffer(_saved(name), BufferKind.REQUEST, F32, ("rows", width))
         target = builder.buffer(name, BufferKind.STATE, F32, (pages, width))
-        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
+        builder.emit(Opcode.COPY_ROWS, name, source=parts[name], pairs=pairs, target=target)
     return builder.build()
+
+
+def _parts(page: View, widths: Mapping[str, int]) -> dict[str, View]:
+    """Each pool's columns of a whole page."""
+    stops = np.cumsum(list(widths.values())).tolist()
+    return {
+        name: page[stop - width : stop]
+        for (name, width), stop in zip(widths.items(), stops, strict=True)
+    }

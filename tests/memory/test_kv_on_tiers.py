@@ -66,7 +66,7 @@ def bytes_of(pools: Pools, seed: int) -> bytes:
     """A page with what ``seed`` says."""
     pools.write(SHARED, seed)
     saved = pools.copies.save(SHARED)
-    return b"".join(part.tobytes() for part in saved.bytes().values())
+    return saved.bytes().tobytes()
 
 
 def wrong(tier: Tier, served: list[list[int]], host_pages: int, lost: int = 0) -> tuple[int, int]:
@@ -83,8 +83,7 @@ def wrong(tier: Tier, served: list[list[int]], host_pages: int, lost: int = 0) -
                 for page in range(SHARED):
                     pools.write(page, 0)
         pages = [
-            (b"".join(part.tobytes() for part in saved.bytes().values()), bytes_of(pools, seed))
-            for saved, seed in sequences.found
+            (saved.bytes().tobytes(), bytes_of(pools, seed)) for saved, seed in sequences.found
         ]
         return len(pages), sum(got != expected for got, expected in pages)
     finally:

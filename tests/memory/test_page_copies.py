@@ -139,9 +139,7 @@ def test_a_saved_page_comes_back_after_its_page_was_given_away(pools: Pools) -> 
     pools.copies.load(again, 2)
     pools.copies.load(saved, 3)
     assert pools.read()[:4] == [three, one, two, one]
-    assert (
-        sum(part.nbytes for part in saved.bytes().values()) == pools.copies.page_bytes == len(one)
-    )
+    assert saved.bytes().nbytes == pools.copies.page_bytes == len(one)
 
 
 def test_a_step_after_a_load_writes_into_what_was_loaded(pools: Pools) -> None:

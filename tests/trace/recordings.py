@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.tiers import open_tier
 from harness.trace.framing import TraceReader
 from harness.trace.play import Replayed, play
 from harness.trace.record import record_on
+from harness.trace.records import TracedModel
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
-from reference.model.open import open_model
+from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.constrained import LIMITS as CONSTRAINED_LIMITS
 from tests.constrained import Constrained, run
@@ -38,10 +41,12 @@ REQUESTS = (
 )
 
 
-def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict[int, list[int]]:
+def record_engine(
+    path: Path, trace: Path, tier: str, *, depth: int = 0, of: Tier | None = None
+) -> dict[int, list[int]]:
     """Three requests on two slots, one of which has its logits taken; the tokens of each."""
     model = open_model(path)
-    opened = TIERS[tier]()
+    opened = of or TIERS[tier]()
     tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
     with model.file:
         recorder = record_on(opened, trace, model, LIMITS)
@@ -50,8 +55,10 @@ def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict
             for request in REQUESTS:
                 sink = (lambda first, rows: None) if request.id == 2 else None
                 engine.submit(request, sink)
-            for event in engine.run():
-                tokens[event.request_id].append(event.token)
+            while not engine.idle:
+                with suppress(DeviceLost):
+                    for event in engine.step():
+                        tokens[event.request_id].append(event.token)
     return tokens
 
 
@@ -94,7 +101,53 @@ def replay(path: Path, trace: Path, tier: str, *, of: Tier | None = None) -> Rep
     """A trace on a fresh tier, or on ``of``."""
     model = open_model(path)
     with model.file, of or TIERS[tier]() as opened, TraceReader(trace) as reader:
-        return play(reader, model, opened)
+        return play(reader, lambda number, traced: model, opened)
+
+
+def record_both(paths: Sequence[Path], trace: Path) -> None:
+    """Two models on one CPU tier."""
+    with ExitStack() as owned:
+        models = [open_model(path) for path in paths]
+        for model in models:
+            owned.callback(model.file.close)
+        first = owned.enter_context(record_on(CpuTier(), trace, models[0], LIMITS))
+        faces = [first, first.beside(models[1], LIMITS)]
+        runners = [
+            owned.enter_context(ModelRunner(model, face, LIMITS))
+            for model, face in zip(models, faces, strict=True)
+        ]
+        engines = [Engine(runner) for runner in runners]
+        for engine in engines:
+            engine.submit(REQUESTS[0])
+        while not all(engine.idle for engine in engines):
+            for engine in engines:
+                engine.step()
+
+
+def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
+    """A trace of several models."""
+    with ExitStack() as files, TIERS[tier]() as opened, TraceReader(trace) as reader:
+
+        def open_it(number: int, traced: TracedModel) -> Model:
+            model = open_model(paths[number])
+            files.callback(model.file.close)
+            return model
+
+        return play(reader, open_it, opened)
+
+
+class Refusing(CpuTier):
+    """A CPU tier that loses its device once, before it does anything."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def submit(self, batch, inputs, wanted=()):  # type: ignore[no-untyped-def]
+        self.left -= 1
+        if self.left == 0:
+            raise DeviceLost("refused")
+        return super().submit(batch, inputs, wanted)
 
 
 class Wrong(CpuTier):

@@ -9,17 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contract.arithmetic import ARITHMETIC_VERSION
+from harness.digest import file_digest
 from harness.trace.framing import FRAME, PREFIX, Kind, TraceError, TraceReader, TraceWriter
-from harness.trace.records import Submit
+from harness.trace.records import Submit, TracedModel
 from tests.trace.recordings import (
     LIMITS,
     REQUESTS,
     TIERS,
+    Refusing,
     Wrong,
+    record_both,
     record_constrained,
     record_engine,
     record_recurrent,
     replay,
+    replay_both,
 )
 
 
@@ -47,6 +52,19 @@ def test_what_one_tier_did_every_tier_does(
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_models_side_by_side(
+    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    """Two on one tier, their steps in turn; each weight comes from its own file."""
+    paths = (tiny_model_path, synthetic_model(architecture="qwen2", quant="q8_0"))
+    trace = tmp_path / "both.trace"
+    record_both(paths, trace)
+    assert replay_both(paths, trace, tier).difference is None
+    with pytest.raises(TraceError, match="recorded with another model"):
+        replay_both(paths[::-1], trace, tier)
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_masks_biases_and_log_probabilities_are_in_it(
     tiny_model_path: Path, tmp_path: Path, tier: str
 ) -> None:
@@ -65,7 +83,7 @@ def test_recurrent_states_move_as_they_did(
     record_recurrent(model, path, "cpu")
     with TraceReader(path) as reader:
         kinds = {record.kind for record in reader.records()}
-    assert kinds == set(Kind)
+    assert kinds == set(Kind) - {Kind.FAILED}
     assert replay(model, path, tier).difference is None
 
 
@@ -78,7 +96,13 @@ def test_recording_changes_nothing(tiny_model_path: Path, tmp_path: Path) -> Non
     assert np.median(submits) < 512
     with TraceReader(tmp_path / "one") as reader:
         assert reader.header["tier"] == "cpu"
-        assert reader.header["limits"]["pages"] == LIMITS.pages
+        assert reader.header["arithmetic"] == ARITHMETIC_VERSION
+        first = next(iter(reader.records()))
+    assert first.kind is Kind.MODEL
+    traced = TracedModel.unpack(first.payload)
+    assert traced.path == str(tiny_model_path)
+    assert traced.sha256 == (file_digest(tiny_model_path),)
+    assert traced.limits["pages"] == LIMITS.pages
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
@@ -165,6 +189,33 @@ def test_a_header_cannot_be_cut(trace: Path, tmp_path: Path, kept: int) -> None:
     cut.write_bytes(trace.read_bytes()[:kept])
     with pytest.raises(TraceError, match=r"not a trace|header is damaged"):
         TraceReader(cut)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_a_tier_refused_is_not_done_again(
+    tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    """A fault in the middle: the requests resume, and the replay leaves out what never ran."""
+    path = tmp_path / "refused.trace"
+    tokens = record_engine(tiny_model_path, path, "cpu", of=Refusing(5))
+    assert tokens == record_engine(tiny_model_path, tmp_path / "other.trace", "cpu")
+    with TraceReader(path) as reader:
+        assert [record.kind for record in reader.records()].count(Kind.FAILED) == 1
+    assert replay(tiny_model_path, path, tier).difference is None
+
+
+def test_a_submission_that_ends_the_process_is_in_the_trace(
+    tiny_model_path: Path, trace: Path, tmp_path: Path
+) -> None:
+    """It was written before it was done: the last one without a result."""
+    data = trace.read_bytes()
+    with TraceReader(trace) as reader:
+        last = [record.offset for record in reader.records() if record.kind is Kind.RESULT][-1]
+    died = tmp_path / "died.trace"
+    died.write_bytes(data[:last])
+    replayed = replay(tiny_model_path, died, "cpu")
+    assert not replayed.whole
+    assert replayed.submissions == replay(tiny_model_path, trace, "cpu").submissions
 
 
 def test_another_model_is_refused(
