@@ -35,7 +35,7 @@ from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
-DEEP_CHECK_STEPS = 8
+DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of everything the memory keeps."""
 
 
