@@ -64,6 +64,7 @@ class Device:
     host_unified: bool
     max_buffer_bytes: int
     most_groups: int
+    group_memory_bytes: int
     extensions: frozenset[str]
     integer_dot: bool
     controls: tuple[str, ...]
@@ -179,6 +180,7 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
         host_unified=unified and kind is not Kind.DISCRETE,
         max_buffer_bytes=int(four.maxBufferSize) or DEFAULT_MAX_BUFFER_BYTES,
         most_groups=int(limits.maxComputeWorkGroupCount[0]),
+        group_memory_bytes=int(limits.maxComputeSharedMemorySize),
         extensions=extensions,
         integer_dot=integer_dot,
         controls=tuple(mode for mode in FLOAT_CONTROLS if getattr(twelve, f"shader{mode}Float32")),
@@ -250,6 +252,7 @@ def _too_old(vulkan: Vulkan, handle: Any, properties: Any, version: tuple[int, i
         host_unified=False,
         max_buffer_bytes=0,
         most_groups=0,
+        group_memory_bytes=0,
         extensions=frozenset(),
         integer_dot=False,
         controls=(),

@@ -19,9 +19,11 @@ from accel.vulkan.device import MEMORY_BUDGET
 from accel.vulkan.queue import Queue
 from contract.errors import OutOfMemory, TierError
 
-MIN_ARENA_BYTES = 16 << 20
+MIN_ARENA_BYTES = 64 << 10
 MAX_ARENA_BYTES = 1 << 30
 """Of an arena for more than one allocation."""
+GROWTH = 64
+"""An arena for what nobody expected is this part of all that is held."""
 HOST_ARENA_BYTES = 1 << 20
 STAGING_BYTES = 8 << 20
 WHOLE_SIZE = (1 << 64) - 1
@@ -102,7 +104,8 @@ class Allocation:
 class Memory:
     """All memory of one device. Sizes in bytes.
 
-    ``shared`` says that device and host use the same memory.
+    ``shared`` says that device and host use the same memory. ``exchanges`` changes whenever
+    ``mirrors`` does.
     """
 
     def __init__(self, queue: Queue, capacity: int, shared: bool) -> None:
@@ -112,6 +115,7 @@ class Memory:
         self.used = 0
         self._arenas: list[Arena] = []
         self._mapped: list[Allocation] = []
+        self.exchanges = 0
         self._expected = 0
         self._placed = 0
         self._staging: list[tuple[Allocation, int]] = []
@@ -140,7 +144,7 @@ class Memory:
         self, what: str, nbytes: int, *, zeroed: bool = True, on_host: bool = False
     ) -> Allocation:
         """The device's own memory, or ``on_host``. Raises OutOfMemory naming ``what``."""
-        own = self.shared or not on_host
+        own = not on_host
         size = aligned(nbytes)
         allocation = self._place(what, nbytes, size, own)
         self.used += nbytes if own else 0
@@ -162,6 +166,7 @@ class Memory:
         if allocation.mirror is None:
             allocation.mirror = self.allocate("host mirror", allocation.nbytes, on_host=True)
             self._mapped.append(allocation)
+            self.exchanges += 1
         elif allocation.fetched:
             return _seen(allocation.mirror)
         self.read_into(allocation, 0, _seen(allocation.mirror))
@@ -240,6 +245,7 @@ class Memory:
             return
         if allocation.mirror is not None:
             self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+            self.exchanges += 1
             self.free(allocation.mirror)
             allocation.mirror = None
         arena, size = allocation.arena, aligned(allocation.nbytes)
@@ -276,11 +282,10 @@ class Memory:
             raise OutOfMemory(what, size, self.held, min(left, most))
         wanted = self._expected - self._placed
         if wanted <= 0:
-            wanted = MIN_ARENA_BYTES
-        nbytes = max(min(wanted, MAX_ARENA_BYTES, most, left), size) if own else size
-        nbytes = nbytes if own else max(HOST_ARENA_BYTES, size)
+            wanted = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
+        wanted = min(wanted, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
         try:
-            arena = self._created(nbytes // ALIGNMENT * ALIGNMENT, own)
+            arena = self._created(max(min(wanted, most) // ALIGNMENT * ALIGNMENT, size), own)
         except VulkanError as error:
             if not is_out_of_memory(self.queue.vulkan, error):
                 raise TierError(f"{what}: {error}") from None
@@ -334,7 +339,7 @@ class Memory:
         prefix = "MEMORY_PROPERTY"
         seen = flags(prefix, "HOST_VISIBLE", "HOST_COHERENT")
         local, cached = flags(prefix, "DEVICE_LOCAL"), flags(prefix, "HOST_CACHED")
-        if self.shared:
+        if own and self.shared:
             needed, wished, shunned = local | seen, cached, 0
         elif own:
             needed, wished, shunned = local, 0, seen
@@ -372,7 +377,7 @@ class Memory:
             self._staging = [(buffer, 0) for buffer in buffers]
         place = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
         staging, number = self._staging[place]
-        self.queue.wait(number, 600.0)
+        self.queue.await_number(number)
         return staging, place
 
     def _budget(self) -> int | None:

@@ -20,6 +20,8 @@ from accel.vulkan.device import (
 from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
 
 NANOSECONDS = 1_000_000_000
+PATIENCE_SECONDS = 600.0
+"""Longest that memory waits for what was submitted before it."""
 OPTIONAL_FEATURES_12 = ("shaderFloat16",)
 
 Fill = Callable[[Any], None]
@@ -144,10 +146,14 @@ class Queue:
         result = self.vulkan.call("WaitSemaphores", self.handle, self._wait, nanoseconds)
         return result == self._success
 
-    def finish(self, seconds: float = 600.0) -> None:
+    def finish(self) -> None:
         """Wait for everything submitted. Raises DeviceLost when it does not end."""
-        if not self.wait(self.submitted, seconds):
-            raise DeviceLost(f"{self.device.name}: nothing ended within {seconds:g} s")
+        self.await_number(self.submitted)
+
+    def await_number(self, number: int) -> None:
+        """Wait for submission ``number``. Raises DeviceLost when it does not end."""
+        if not self.wait(number, PATIENCE_SECONDS):
+            raise DeviceLost(f"{self.device.name}: a copy did not end within {PATIENCE_SECONDS:g} s")
 
     def close(self, lost: bool) -> None:
         """Give the device back; of one that is ``lost`` only what can be given back safely."""

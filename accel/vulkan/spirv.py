@@ -57,6 +57,10 @@ FLOAT_CONTROLS = {
 }
 """Capability and execution mode, each of a width in bits."""
 BINARY32 = 32
+TYPE_ARRAY, TYPE_POINTER, CONSTANT, VARIABLE = 28, 32, 43, 59
+WORKGROUP = 4
+"""Storage class of group memory."""
+INTEGER_DOT_CAPABILITY = 6019
 
 Words = NDArray[np.uint32]
 
@@ -137,6 +141,30 @@ def decorated_results(found: Sequence[Instruction]) -> set[int]:
     return {
         int(i.words[1]) for i in found if i.name == "Decorate" and i.words[2] == NO_CONTRACTION
     }
+
+
+def group_memory_bytes(code: bytes) -> int:
+    """Bytes of the group memory a module declares: arrays of 32-bit words."""
+    arrays: dict[int, int] = {}
+    pointers: dict[int, int] = {}
+    constants: dict[int, int] = {}
+    total = 0
+    for i in instructions(words_of(code)):
+        if i.opcode == CONSTANT:
+            constants[int(i.words[2])] = int(i.words[3])
+        elif i.opcode == TYPE_ARRAY:
+            arrays[int(i.words[1])] = constants[int(i.words[3])]
+        elif i.opcode == TYPE_POINTER:
+            pointers[int(i.words[1])] = int(i.words[3])
+        elif i.opcode == VARIABLE and i.words[3] == WORKGROUP:
+            total += 4 * arrays.get(pointers[int(i.words[1])], 1)
+    return total
+
+
+def uses_integer_dot(code: bytes) -> bool:
+    """Whether a module needs packed dot products of the device."""
+    found = instructions(words_of(code))
+    return any(i.name == "Capability" and i.words[1] == INTEGER_DOT_CAPABILITY for i in found)
 
 
 def _check_extended(found: Sequence[Instruction]) -> None:
