@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct
-from accel.packets.ops import TABLE
+from accel.packets.ops import SERVICE_TABLE, TABLE
 from accel.packets.step import Op
-from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType
+from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
 """Items of a work-group."""
@@ -22,6 +22,7 @@ STORED = {
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
+    "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 
@@ -78,9 +79,18 @@ def module_of(op: Op) -> Module:
 
 
 def modules() -> tuple[Module, ...]:
-    """Every module there is, by op and storage type."""
+    """Every module of ops, by op and storage type."""
+    return _of(TABLE)
+
+
+def service_modules() -> tuple[Module, ...]:
+    """Every module of what is done outside of steps."""
+    return _of(SERVICE_TABLE)
+
+
+def _of(names: Iterable[str]) -> tuple[Module, ...]:
     return tuple(
-        Module(name, dtype) for name in TABLE for dtype in STORED.get(name, (None,))
+        Module(name, dtype) for name in names for dtype in STORED.get(name, (None,))
     )
 
 
@@ -94,7 +104,7 @@ def module_source(language: Language, module: Module, traits: Traits | None = No
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     made = {
         "packet_constants.h": packet_constants(),
-        "packet.h": packet_struct() + op_struct(TABLE[module.op]),
+        "packet.h": packet_struct() + op_struct((TABLE | SERVICE_TABLE)[module.op]),
     }
     included: set[str] = set()
     names = language.value, "exact.k", f"{module.op}.k"

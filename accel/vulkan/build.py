@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.kernels.source import GROUP_SIZE, Language, Module, Traits, module_source, modules
+from accel.kernels.source import (
+    GROUP_SIZE,
+    Language,
+    Module,
+    Traits,
+    module_source,
+    modules,
+    service_modules,
+)
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
@@ -65,7 +73,7 @@ def file_name(module: Module, dot: bool) -> str:
 
 def builds() -> Iterator[Build]:
     """Every module, and those whose text uses them with packed dot products of the device."""
-    for module in modules():
+    for module in (*modules(), *service_modules()):
         plain = Build(module, False)
         yield plain
         if DOT_PRODUCT.search(plain.text):

@@ -11,6 +11,7 @@ from typing import Any
 from accel.kernels.source import GROUP_SIZE, module_of
 from accel.packets.step import Op, Placement
 from accel.vulkan.build import PUSH_BYTES
+from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.queue import Queue
 from contract.arithmetic import PAGE_TOKENS
@@ -51,10 +52,14 @@ class Places:
             self.version += 1
 
 
+def most_groups(device: Device) -> int:
+    """Work-groups a launch has at most: each takes further units in turn."""
+    return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
+
+
 def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
     """How each op of a step is dispatched. Pipelines are made that were not."""
-    device = program.queue.device
-    most = MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
+    most = most_groups(program.queue.device)
     modules = [module_of(op) for op in ops]
     pipelines = program.pipelines(modules)
     return [

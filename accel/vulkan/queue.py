@@ -169,13 +169,14 @@ class Queue:
         vulkan.run("DestroyDevice", self.handle, null)
 
     @contextmanager
-    def guarded(self, what: str, used: int = 0, free: int = 0) -> Iterator[None]:
-        """Errors of the library become the contract's, memory that ran out that of ``what``."""
+    def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
+        """Errors of the library become the contract's, memory that ran out that of ``what``;
+        ``sizes`` says how much is used and free."""
         try:
             yield
         except VulkanError as error:
             if is_out_of_memory(self.vulkan, error):
-                raise OutOfMemory(f"{what} ({error})", 0, used, free) from None
+                raise OutOfMemory(f"{what} ({error})", 0, *sizes()) from None
             message = f"{self.device.name}: {what}: {error}"
             if error.result == self.vulkan.constant("ERROR_DEVICE_LOST"):
                 raise DeviceLost(message) from None
