@@ -82,7 +82,7 @@ def work_of(op: Op) -> int:
     return op.count.most * elements
 
 
-def cut(work: Sequence[int], most: int = BATCH_WORK) -> list[range]:
+def cut(work: Sequence[int], most: int) -> list[range]:
     """Runs of consecutive launches of at most ``most`` work, or of a single launch."""
     starts, total = [0], 0
     for index, amount in enumerate(work):
@@ -116,7 +116,7 @@ class Recording:
             if self._batches:
                 self._queue.finish()
                 self.close()
-            runs = cut([launch.work for launch in self._launches])
+            runs = cut([launch.work for launch in self._launches], BATCH_WORK)
             self._batches = [self._record(run, run.stop) for run in runs]
             self._version = self._places.version
         return self._batches

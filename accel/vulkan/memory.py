@@ -240,7 +240,7 @@ class Memory:
         vulkan.run("CmdCopyBuffer", commands, *buffers, 1, region)
 
     def free(self, allocation: Allocation) -> None:
-        """Give the memory back, which nothing submitted may still use."""
+        """Give the memory back, which no step under way may still use; copies may."""
         if allocation.arena not in self._arenas:
             return
         if allocation.mirror is not None:
@@ -254,6 +254,7 @@ class Memory:
             self.used -= allocation.nbytes
             self._placed -= size
         if arena.empty:
+            self.queue.finish()
             self._arenas.remove(arena)
             self._destroy(arena)
 

@@ -174,6 +174,8 @@ class VulkanTier:
     def free(self, buffer: VulkanBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
         self._buffers.remove(buffer)
+        if self._lost:
+            return
         matrix = buffer.matrix.allocation if buffer.matrix is not None else None
         for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
             self._memory.free(allocation)
