@@ -89,9 +89,7 @@ def service_modules() -> tuple[Module, ...]:
 
 
 def _of(names: Iterable[str]) -> tuple[Module, ...]:
-    return tuple(
-        Module(name, dtype) for name in names for dtype in STORED.get(name, (None,))
-    )
+    return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
 def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel.kernels.source import (
@@ -66,6 +66,14 @@ class Build:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The compiler that built the modules, and the digest of each one's text by its name."""
+
+    compiler: str
+    modules: dict[str, str]
+
+
 def file_name(module: Module, dot: bool) -> str:
     """The name under which a module is kept."""
     return f"{module}.dot" if dot else str(module)
@@ -117,7 +125,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     version = compiler_version()
     known = read_digests()
-    kept = known["modules"] if known["compiler"] == version else {}
+    kept = known.modules if known.compiler == version else {}
     wanted = {build.name: build for build in builds()}
     changed = [
         build
@@ -132,17 +140,14 @@ def main() -> None:
         if path.stem not in wanted:
             path.unlink()
     digests = {name: build.digest for name, build in sorted(wanted.items())}
-    document = {"compiler": version, "modules": digests}
+    document = asdict(Digests(version, digests))
     (FOLDER / DIGESTS).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def read_digests() -> dict[str, dict[str, str] | str]:
-    """The compiler and the digest of every module's text, as they were when it was built."""
+def read_digests() -> Digests:
+    """What is said of the modules that are there."""
     path = FOLDER / DIGESTS
-    if not path.is_file():
-        return {"compiler": "", "modules": {}}
-    document: dict[str, dict[str, str] | str] = json.loads(path.read_text())
-    return document
+    return Digests(**json.loads(path.read_text())) if path.is_file() else Digests("", {})
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ DRIVER_HINT = "install the graphics card's Vulkan driver, or apt install mesa-vu
 NEWER_HINT = "install a newer driver, or choose another device with --vulkan-device"
 FEATURES = ("shaderInt64", "shaderInt16")
 FEATURES_11 = ("storageBuffer16BitAccess",)
-FEATURES_12 = ("storageBuffer8BitAccess", "shaderInt8")
-FEATURES_12 += ("bufferDeviceAddress", "timelineSemaphore")
+FEATURES_12 = (
+    *("storageBuffer8BitAccess", "shaderInt8"),
+    *("bufferDeviceAddress", "timelineSemaphore"),
+)
 """What the tier cannot do without, by the structure that has it."""
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 INTEGER_DOT = "VK_KHR_shader_integer_dot_product"
@@ -276,5 +278,3 @@ def _version_word(major: int, minor: int) -> int:
 
 def _version_of(word: int) -> tuple[int, int]:
     return word >> 22 & 0x7F, word >> 12 & 0x3FF
-
-

@@ -154,7 +154,5 @@ class Recording:
         vulkan, places = self._queue.vulkan, self._places
         pushed = PUSH.pack(places.scratch, places.inputs, self._packets, index)
         data = vulkan.ffi.from_buffer(pushed)
-        vulkan.run(
-            "CmdPushConstants", commands, self._layout, self._stage, 0, len(pushed), data
-        )
+        vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(pushed), data)
         vulkan.run("CmdDispatch", commands, groups, 1, 1)

@@ -54,7 +54,7 @@ class Queue:
             raise TierUnavailable(TIER, reason, "free the device or choose another") from None
 
     def record(self, fill: Fill, once: bool = False) -> Any:
-        """A command buffer, to be submitted any number of times, even while it runs, or ``once``."""
+        """A command buffer, to be submitted again and again, even while it runs, or ``once``."""
         vulkan = self.vulkan
         information = vulkan.structure(
             "CommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1
@@ -78,9 +78,7 @@ class Queue:
         """Free command buffers, none of which may run."""
         if not self._closed and recorded:
             handles = self.vulkan.array("VkCommandBuffer", list(recorded))
-            self.vulkan.run(
-                "FreeCommandBuffers", self.handle, self._pool, len(recorded), handles
-            )
+            self.vulkan.run("FreeCommandBuffers", self.handle, self._pool, len(recorded), handles)
 
     def submit(self, batches: Sequence[Sequence[Any]]) -> int:
         """Start command buffers after all before them, in one call; the submission's number.
@@ -123,7 +121,7 @@ class Queue:
         self._once.append((number, commands))
 
     def barrier(self, commands: Any) -> None:
-        """Everything before is done and seen, by the device and by the host, before what follows."""
+        """All before is done and seen, by the device and by the host, before what follows."""
         stages = self._all_stages
         self.vulkan.run("CmdPipelineBarrier", commands, stages, stages, *self._full)
 
@@ -153,7 +151,9 @@ class Queue:
     def await_number(self, number: int) -> None:
         """Wait for submission ``number``. Raises DeviceLost when it does not end."""
         if not self.wait(number, PATIENCE_SECONDS):
-            raise DeviceLost(f"{self.device.name}: a copy did not end within {PATIENCE_SECONDS:g} s")
+            raise DeviceLost(
+                f"{self.device.name}: a copy did not end within {PATIENCE_SECONDS:g} s"
+            )
 
     def close(self, lost: bool) -> None:
         """Give the device back; of one that is ``lost`` only what can be given back safely."""

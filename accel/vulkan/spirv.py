@@ -37,8 +37,10 @@ OP_NAME = {
 FLOAT_ARITHMETIC = frozenset((127, 129, 131, 133, 136, 140, 141, *range(142, 149)))
 """FNegate, FAdd, FSub, FMul, FDiv, FRem, FMod, and the products of vectors and matrices."""
 DEBUGGING = frozenset(
-    ("SourceContinued", "Source", "SourceExtension", "Name", "MemberName", "String", "Line")
-    + ("NoLine", "ModuleProcessed")
+    (
+        *("SourceContinued", "Source", "SourceExtension", "Name", "MemberName", "String"),
+        *("Line", "NoLine", "ModuleProcessed"),
+    )
 )
 NO_CONTRACTION = 42
 ALLOWED_EXTENDED = frozenset(
@@ -138,9 +140,7 @@ def with_float_controls(code: bytes, modes: Sequence[str]) -> bytes:
 
 def decorated_results(found: Sequence[Instruction]) -> set[int]:
     """Ids that have NoContraction already."""
-    return {
-        int(i.words[1]) for i in found if i.name == "Decorate" and i.words[2] == NO_CONTRACTION
-    }
+    return {int(i.words[1]) for i in found if i.name == "Decorate" and i.words[2] == NO_CONTRACTION}
 
 
 def group_memory_bytes(code: bytes) -> int:

@@ -155,8 +155,10 @@ class Submissions:
         free = self._snapshots.setdefault(nbytes, [])
         snapshot = free.pop() if free else None
         if snapshot is None or snapshot.place is not place:
-            data = snapshot.data if snapshot else self._memory.allocate(
-                "inputs of a step", nbytes, on_host=True
+            data = (
+                snapshot.data
+                if snapshot
+                else self._memory.allocate("inputs of a step", nbytes, on_host=True)
             )
             if snapshot is not None:
                 self._queue.forget([snapshot.commands])
@@ -216,8 +218,10 @@ class Submissions:
     def _keeping(self, nbytes: int) -> Allocation:
         size = 1 << (nbytes - 1).bit_length()
         free = self._kept.setdefault(size, [])
-        return free.pop() if free else self._memory.allocate(
-            "outputs of a step", size, on_host=True, zeroed=False
+        return (
+            free.pop()
+            if free
+            else self._memory.allocate("outputs of a step", size, on_host=True, zeroed=False)
         )
 
     def _copies(self, batch: VulkanBatch, kept: list[tuple[str, Allocation, int]]) -> Any:

@@ -58,7 +58,9 @@ def open_vulkan(vulkan: Vulkan, kernel_cache: Path) -> Iterator[OpenTier]:
     """``open_vulkan(**choices)`` opens a tier that is closed after the test."""
     opened: list[VulkanTier] = []
 
-    def open_it(library: Vulkan = vulkan, base: Choices | None = None, **choices: Any) -> VulkanTier:
+    def open_it(
+        library: Vulkan = vulkan, base: Choices | None = None, **choices: Any
+    ) -> VulkanTier:
         chosen = replace(base or Choices(), **{"cache": kernel_cache, **choices})
         tier = VulkanTier(choices=chosen, vulkan=library)
         opened.append(tier)

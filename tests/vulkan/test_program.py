@@ -54,9 +54,7 @@ def test_a_damaged_entry_is_replaced(open_vulkan: OpenTier, tmp_path: Path, dama
     assert read_entry(entry, MAGIC) is not None
 
 
-def test_a_whole_entry_of_another_driver_is_not_used(
-    open_vulkan: OpenTier, tmp_path: Path
-) -> None:
+def test_a_whole_entry_of_another_driver_is_not_used(open_vulkan: OpenTier, tmp_path: Path) -> None:
     """Well-formed for us, but not what the driver wrote."""
     entry = entry_of(open_vulkan, tmp_path)
     write_entry(entry, MAGIC, HEADER + b"pipelines of another driver")
