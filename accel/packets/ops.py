@@ -415,24 +415,5 @@ OPS = (
 )
 """Every op; ``packet.op`` is an index of this list."""
 
-SERVICES = (
-    _op(
-        "arrange",
-        _any("uchar stored"),
-        _to_any("uchar arranged"),
-        sizes="groups rows columns first_group",
-        items=lambda groups, columns, **_: groups * columns // 2,
-    ),
-    _op(
-        "self_test",
-        _any("a", "b", "uchar halves"),
-        _to_any("results"),
-        sizes="count",
-        items=lambda count, **_: count,
-    ),
-)
-"""What devices are asked to do outside of steps, in packets like those of ops."""
-
 TABLE = MappingProxyType({op.name: op for op in OPS})
-SERVICE_TABLE = MappingProxyType({op.name: op for op in SERVICES})
 NUMBERS = MappingProxyType({op.name: number for number, op in enumerate(OPS)})

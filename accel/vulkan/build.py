@@ -22,7 +22,6 @@ from accel.kernels.source import (
     Traits,
     module_source,
     modules,
-    service_modules,
 )
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
@@ -81,7 +80,7 @@ def file_name(module: Module, dot: bool) -> str:
 
 def builds() -> Iterator[Build]:
     """Every module, and those whose text uses them with packed dot products of the device."""
-    for module in (*modules(), *service_modules()):
+    for module in modules():
         plain = Build(module, False)
         yield plain
         if DOT_PRODUCT.search(plain.text):

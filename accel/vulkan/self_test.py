@@ -19,9 +19,12 @@ from accel.vulkan.queue import Queue
 from contract.errors import TierUnavailable
 
 NEWER_HINT = "choose another device or a newer driver"
-RESULTS = ("divide", "root", "contraction", "regrouping", "half", "signed", "mixed")
-"""Rows of what ``kernels/self_test.k`` writes."""
-INTEGERS = ("signed", "mixed")
+RESULTS = (
+    *("divide", "root", "contraction", "difference", "regrouping"),
+    *("half", "narrowing", "signed", "mixed"),
+)
+"""Columns of what ``kernels/self_test.k`` writes."""
+INTEGERS = ("narrowing", "signed", "mixed")
 ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
 
 Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
@@ -30,34 +33,40 @@ Answer = Callable[[Traits], Found]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What the device computes with: pairs of floats and as many binary16 numbers."""
+    """What the device computes with: pairs of floats, and words whose low halves are binary16."""
 
     a: Float32
     b: Float32
-    halves: NDArray[np.float16]
+    words: NDArray[np.uint32]
 
     @property
     def expected(self) -> Found:
         """The results of numpy, each operation rounded once."""
         a, b = self.a, self.b
-        x, y = a.view(np.int8).astype(np.int32), b.view(np.int8).astype(np.int32)
-        unsigned = b.view(np.uint8).astype(np.int32)
-        with np.errstate(invalid="ignore"):
-            return {
-                "divide": a / b,
-                "root": np.sqrt(a),
-                "contraction": a * b + a,
-                "regrouping": b - ((a + b) - a),
-                "half": self.halves.astype(np.float32),
-                "signed": (x * y).reshape(-1, 4).sum(axis=1, dtype=np.int32),
-                "mixed": (x * unsigned).reshape(-1, 4).sum(axis=1, dtype=np.int32),
-            }
+        halves = self.words.astype(np.uint16).view(np.float16)
+        packed, other = self.words.view(np.int8).astype(np.int32), a.view(np.int8).astype(np.int32)
+        unsigned = a.view(np.uint8).astype(np.int32)
+        most = np.float32(np.finfo(np.float16).max)
+        return {
+            "divide": a / b,
+            "root": np.sqrt(a),
+            "contraction": a * b + a,
+            "difference": a - (b - np.float32(1)),
+            "regrouping": (a + b) - a,
+            "half": halves.astype(np.float32),
+            "narrowing": np.minimum(b, most).astype(np.float16).view(np.uint16).astype(np.int32),
+            "signed": (packed * other).reshape(-1, 4).sum(axis=1, dtype=np.int32),
+            "mixed": (packed * unsigned).reshape(-1, 4).sum(axis=1, dtype=np.int32),
+        }
 
 
 def samples() -> Samples:
-    """Pairs spread over many exponents; every fourth binary16 number of both signs."""
+    """Pairs spread over many exponents; every fourth binary16 number of both signs in words whose
+    upper bytes take the extremes."""
     a, b = sample_pairs()
-    return Samples(a, b, np.arange(0, 1 << 16, 4, dtype=np.uint16).view(np.float16))
+    low = np.arange(0, 1 << 16, 4, dtype=np.uint32)
+    upper = np.resize(np.array([0x8080, 0x7F7F, 0x80FF, 0x0001], np.uint32), len(low))
+    return Samples(a, b, low | upper << np.uint32(16))
 
 
 def traits_of(answer: Answer, device: str, has_dot: bool) -> Traits:
@@ -88,17 +97,17 @@ def ask(queue: Queue, memory: Memory, program: Program, traits: Traits) -> Found
     pipeline = program.pipeline(Module("self_test"), traits)
     given = samples()
     count = len(given.a)
-    data = [array.view(np.uint8) for array in (given.a, given.b, given.halves)]
+    data = [array.view(np.uint8) for array in (given.a, given.b, given.words)]
     places = [memory.adopt("self-test", array) for array in data]
     places.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
     addresses = [place.address for place in places]
     launch_alone(queue, memory, program, pipeline, addresses, (count,), -(-count // GROUP_SIZE))
-    words = memory.read(places[-1], 0, places[-1].nbytes).view(np.int32).reshape(-1, count)
+    words = memory.read(places[-1], 0, places[-1].nbytes).view(np.int32).reshape(count, -1)
     for place in places:
         memory.free(place)
     return {
-        name: row if name in INTEGERS else row.view(np.float32)
-        for name, row in zip(RESULTS, words, strict=True)
+        name: column if name in INTEGERS else column.view(np.float32)
+        for name, column in zip(RESULTS, np.ascontiguousarray(words.T), strict=True)
     }
 
 
