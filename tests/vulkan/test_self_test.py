@@ -30,7 +30,7 @@ def test_what_the_device_gets_wrong_integers_do(name: str) -> None:
     assert traits == replace(ALL_NATIVE, **{REMEDIES[name]: False})
 
 
-@pytest.mark.parametrize("name", ["contraction", "regrouping"])
+@pytest.mark.parametrize("name", ["contraction", "difference", "regrouping", "narrowing"])
 def test_what_has_no_remedy_refuses_the_device(name: str) -> None:
     with pytest.raises(TierUnavailable, match=f"does not compute exactly: {name}"):
         traits_of(lambda asked: spoiled(name, asked), "device", True)
