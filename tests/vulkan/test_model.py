@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.dtypes import F16, F32, Q8_0
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -21,9 +20,13 @@ from tests.vulkan.conftest import WAYS, OpenTier
 
 SyntheticModel = Callable[..., Path]
 
+QUANTS = {"qwen3next": "q4_0", "gemma4-shared-kv": "q5_0"}
+"""In place of floats, whose products take longest on a processor that plays a graphics card; cases
+of parity have them."""
+FAMILY_MODELS = {name: (QUANTS.get(name, quant), kv) for name, (quant, kv) in MODELS.items()}
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+
+@pytest.mark.parametrize(("way", "ahead"), [*((way, 3) for way in WAYS), ("shared", 1)])
 def test_steps_fed_on_the_device_sample_the_same_tokens(
     open_vulkan: OpenTier, tiny_model_path: Path, way: str, ahead: int
 ) -> None:
@@ -51,12 +54,12 @@ def test_every_way_of_running_gives_the_cpu_tiers_bits(
     compare(open_model(tiny_model_path), open_vulkan(base=WAYS[way]))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_logits_and_tokens_are_the_cpu_tiers(
     open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
 ) -> None:
     """Every architecture: mixed prefill and decode of four requests in three slots."""
-    quant, kv_dtype = MODELS[name]
+    quant, kv_dtype = FAMILY_MODELS[name]
     path = synthetic_model(quant=quant, **FAMILIES[name])
     compare(open_model(path), open_vulkan(), kv_dtype)
 
@@ -73,8 +76,3 @@ def test_every_result_is_the_definitions(
         report = validate(model, oracle, {"vulkan": open_vulkan()}, workload)
     assert report.agrees, report.verdict
     assert report.steps == len(workload.steps())
-
-
-@pytest.mark.parametrize("kv_dtype", [F32, F16, Q8_0], ids=str)
-def test_storage_of_keys_and_values(open_vulkan: OpenTier, tiny_model_path: Path, kv_dtype) -> None:
-    compare(open_model(tiny_model_path), open_vulkan(), kv_dtype)
