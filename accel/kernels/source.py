@@ -18,6 +18,7 @@ from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 GROUP_SIZE = 128
 """Items of a work-group."""
 
+
 def _beside_steps(
     name: str, operands: str, result: str, sizes: str, items: Callable[..., int]
 ) -> DeviceOp:
@@ -110,9 +111,7 @@ def module_of(op: Op) -> Module:
 
 def modules() -> tuple[Module, ...]:
     """Every module there is, by op and storage type."""
-    return tuple(
-        Module(name, dtype) for name in ALL_OPS for dtype in STORED.get(name, (None,))
-    )
+    return tuple(Module(name, dtype) for name in ALL_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:

@@ -43,3 +43,7 @@ def _line(device: Device) -> str:
             return f"{about}; {features}; kernels: {kernels_of(tier.traits)}"
     except TierUnavailable as error:
         return f"{about}; {features}; {error.reason}"
+
+
+if __name__ == "__main__":
+    print(*device_lines(), sep="\n")
