@@ -21,6 +21,7 @@ from tests.trace.recordings import (
     Wrong,
     record_both,
     record_constrained,
+    record_draft,
     record_engine,
     record_recurrent,
     replay,
@@ -62,6 +63,16 @@ def test_models_side_by_side(
     assert replay_both(paths, trace, tier).difference is None
     with pytest.raises(TraceError, match="recorded with another model"):
         replay_both(paths[::-1], trace, tier)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_draft_model_is_in_it(
+    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    paths = (tiny_model_path, synthetic_model(architecture="qwen3", quant="q8_0"))
+    trace = tmp_path / "draft.trace"
+    assert record_draft(paths, trace) > 0
+    assert replay_both(paths, trace, tier).difference is None
 
 
 @pytest.mark.parametrize("tier", TIERS)
