@@ -15,6 +15,8 @@ import pytest
 
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
+from accel.vulkan.runtime import Choices as VulkanChoices
+from accel.vulkan.tier import VulkanTier
 from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
@@ -40,13 +42,18 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
+    if way.startswith("vulkan"):
+        own = VulkanChoices(cache=cache, shared=False if way == "vulkan-own" else None)
+        with need_device(lambda: VulkanTier(choices=own)) as tier:
+            yield tier
+        return
     shared = {"opencl": None, "opencl-banked": False}[way]
     choices = Choices(shared_addresses=shared, cache=cache)
     with need_device(lambda: OpenClTier(choices=choices)) as tier:
         yield tier
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
+@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
@@ -172,7 +179,7 @@ def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> Non
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
     limits = whole_contexts(4, 2048, kv_dtype, 256 + 4, 4)
     traced, predicted = check(default_model, tier, limits)
-    if not isinstance(tier, OpenClTier) or tier.shares_memory:
+    if isinstance(tier, CpuTier) or (isinstance(tier, OpenClTier) and tier.shares_memory):
         kept = plan_on(default_model, tier, limits)[0].workspace
         assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
 
