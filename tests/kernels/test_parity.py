@@ -26,27 +26,27 @@ from tests.opencl.work_groups import work_group_tier
 MOST = os.environ.get("ZINC_RT_PARITY_CASES", "3")
 
 
-def chosen() -> list[Case]:
-    """A few of each opcode and storage type, from all over their list."""
+def chosen(most: str) -> list[Case]:
+    """So many of each opcode and storage type, from all over their list, or "all"."""
     groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
     for case in all_cases(1):
         groups[case.opcode, case.dtype].append(case)
-    if MOST == "all":
+    if most == "all":
         return [case for group in groups.values() for case in group]
-    most = int(MOST)
     return [
-        group[len(group) * i // most]
+        group[len(group) * i // int(most)]
         for group in groups.values()
-        for i in range(min(most, len(group)))
+        for i in range(min(int(most), len(group)))
     ]
 
 
-CASES = chosen()
+CASES = chosen(MOST)
 
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenClTier]:
-    with work_group_tier(cpu_device(), tmp_path_factory.mktemp("modules")) as opened:
+    folder = tmp_path_factory.mktemp("modules")
+    with work_group_tier(cpu_device(), folder, shared_addresses=True) as opened:
         yield opened
 
 
