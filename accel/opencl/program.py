@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from accel.kernels.source import Traits
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
+from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
 from contract.errors import TierError
 
@@ -46,7 +45,6 @@ ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
-DIGEST_BYTES = 32
 MAX_LOG_CHARACTERS = 4000
 
 Progress = Callable[[str], None]
@@ -170,7 +168,7 @@ def build_program(
     identity = (device.name, device.driver, device.platform, options, source)
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
     path = cache / f"{key}.bin" if cache is not None else None
-    if path is not None and (binary := _read(path)) is not None:
+    if path is not None and (binary := read_entry(path, MAGIC)) is not None:
         program = _from_binary(context, device, binary, options)
         if program is not None:
             return program
@@ -178,7 +176,7 @@ def build_program(
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source, files, options)
     if path is not None:
-        _write(path, _binary_of(program))
+        write_entry(path, MAGIC, _binary_of(program))
     return program
 
 
@@ -237,30 +235,3 @@ def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
         if number <= 0:
             return name
     return None
-
-
-def _read(path: Path) -> bytes | None:
-    """The binary in a cache entry; None when it is absent or damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, binary = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
-    if not data.startswith(MAGIC) or hashlib.sha256(binary).digest() != digest:
-        return None
-    return binary
-
-
-def _write(path: Path, binary: bytes) -> None:
-    """Atomically; another process may write the same entry. A full or read-only disk is no error:
-    the next start compiles again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(binary).digest() + binary)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise

@@ -24,6 +24,7 @@ from accel.opencl.program import (
     step_files,
 )
 from accel.packets.accessors import packet_accessors
+from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
 from tests.needs import machine_lacks, need_module
 
@@ -118,7 +119,7 @@ def test_an_entry_the_driver_refuses_is_replaced(build: Build, tmp_path: Path) -
 
     build()
     (entry,) = tmp_path.glob("*.bin")
-    program._write(entry, b"not a program of this driver")
+    write_entry(entry, program.MAGIC, b"not a program of this driver")
     assert len(build()) == 1
     assert build() == []
 
