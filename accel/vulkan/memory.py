@@ -119,6 +119,7 @@ class Memory:
         self._expected = 0
         self._placed = 0
         self._staging: list[tuple[Allocation, int]] = []
+        self._staging_bytes = min(STAGING_BYTES, queue.device.max_buffer_bytes)
         self._properties = queue.vulkan.structure("PhysicalDeviceMemoryProperties2")
         queue.vulkan.run(
             "GetPhysicalDeviceMemoryProperties2", queue.device.handle, self._properties
@@ -186,8 +187,8 @@ class Memory:
             self.queue.finish()
             data[:] = allocation.host[offset : offset + data.nbytes]
             return
-        for start in range(0, data.nbytes, STAGING_BYTES):
-            part = data[start : start + STAGING_BYTES]
+        for start in range(0, data.nbytes, self._staging_bytes):
+            part = data[start : start + self._staging_bytes]
             staging, _ = self._staged()
             self.copy(allocation, offset + start, staging, 0, part.nbytes)
             self.queue.finish()
@@ -202,8 +203,8 @@ class Memory:
         if allocation.host is not None:
             allocation.host[offset : offset + flat.nbytes] = flat
             return
-        for start in range(0, flat.nbytes, STAGING_BYTES):
-            part = flat[start : start + STAGING_BYTES]
+        for start in range(0, flat.nbytes, self._staging_bytes):
+            part = flat[start : start + self._staging_bytes]
             staging, place = self._staged()
             _seen(staging)[: part.nbytes] = part
             number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
@@ -374,7 +375,8 @@ class Memory:
     def _staged(self) -> tuple[Allocation, int]:
         """A staging buffer that no submission uses any more, and its number."""
         if not self._staging:
-            buffers = [self.allocate("staging", STAGING_BYTES, on_host=True) for _ in range(2)]
+            size = self._staging_bytes
+            buffers = [self.allocate("staging", size, on_host=True) for _ in range(2)]
             self._staging = [(buffer, 0) for buffer in buffers]
         place = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
         staging, number = self._staging[place]

@@ -25,6 +25,10 @@ RESULTS = (
 )
 """Columns of what ``kernels/self_test.k`` writes."""
 INTEGERS = ("narrowing", "signed", "mixed")
+TINY = 2048
+"""Samples at the end that are subnormal. Sums and products of them may be flushed (rule R0), but a
+tier divides in integers where a division would: what a token is can depend on it."""
+JUDGED_TINY = ("divide", "root")
 ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
 
 Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
@@ -61,11 +65,13 @@ class Samples:
 
 
 def samples() -> Samples:
-    """Pairs spread over many exponents; every fourth binary16 number of both signs in words whose
-    upper bytes take the extremes."""
+    """Pairs spread over many exponents, then subnormal ones; every fourth binary16 number of both
+    signs in words whose upper bytes take the extremes."""
     a, b = sample_pairs()
-    low = np.arange(0, 1 << 16, 4, dtype=np.uint32)
-    upper = np.resize(np.array([0x8080, 0x7F7F, 0x80FF, 0x0001], np.uint32), len(low))
+    tiny = np.random.default_rng(21).integers(1, 1 << 23, TINY, dtype=np.uint32).view(np.float32)
+    a, b = np.concatenate([a, tiny]), np.concatenate([b, np.abs(b[:TINY]) + np.float32(1)])
+    low = np.resize(np.arange(0, 1 << 16, 4, dtype=np.uint32), len(a))
+    upper = np.resize(np.array([0x8080, 0x7F7F, 0x80FF, 0x0001], np.uint32), len(a))
     return Samples(a, b, low | upper << np.uint32(16))
 
 
@@ -142,8 +148,15 @@ def launch_alone(
 
 
 def _right(found: Found, expected: Found) -> dict[str, bool]:
-    """Bit for bit; of NaN only that it is one."""
+    """Whether all judged values are ==; of NaN only that it is one."""
+    judged = {name: slice(None if name in JUDGED_TINY else -TINY) for name in expected}
     return {
-        name: bool(np.array_equal(found[name], wanted, equal_nan=name not in INTEGERS))
+        name: bool(
+            np.array_equal(
+                found[name][judged[name]],
+                wanted[judged[name]],
+                equal_nan=name not in INTEGERS,
+            )
+        )
         for name, wanted in expected.items()
     }

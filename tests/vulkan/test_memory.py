@@ -144,8 +144,9 @@ def test_memory_the_driver_refuses_names_the_buffer(
     tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
 
 
+@pytest.mark.parametrize("shared", [True, False])
 def test_a_tensor_larger_than_a_buffer_may_be_is_refused(
-    vulkan: Vulkan, open_vulkan: OpenTier
+    vulkan: Vulkan, open_vulkan: OpenTier, shared: bool
 ) -> None:
     """The device's limit, not what is free, is named as what there is."""
 
@@ -158,7 +159,7 @@ def test_a_tensor_larger_than_a_buffer_may_be_is_refused(
                 vulkan.ffi.cast(four, twelve.pNext).maxBufferSize = 1 << 20
 
     limited = Vulkan(vulkan.ffi, Library(vulkan.library, {"vkGetPhysicalDeviceProperties2": small}))
-    tier = open_vulkan(limited)
+    tier = open_vulkan(limited, shared=shared)
     with pytest.raises(OutOfMemory, match="state: need") as caught:
         tier.alloc(STATE, 2 << 20, Heap.DEVICE_LOCAL)
     assert caught.value.free == 1 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accel.kernels.source import Traits
-from accel.vulkan.self_test import ALL_NATIVE, Found, samples, traits_of
+from accel.vulkan.self_test import ALL_NATIVE, TINY, Found, ask, samples, traits_of
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import OpenTier
 
@@ -46,6 +46,19 @@ def test_remedies_that_fail_refuse_the_device() -> None:
         traits_of(wrong, "device", True)
 
 
+def test_a_division_that_flushes_is_done_in_integers() -> None:
+    """Subnormal results alone are enough; a flushed product is no reason to refuse the device."""
+
+    def flushing(asked: Traits) -> Found:
+        found = {name: value.copy() for name, value in samples().expected.items()}
+        found["contraction"][-TINY:] = 0
+        if asked.divide:
+            found["divide"][-TINY:] = 0
+        return found
+
+    assert traits_of(flushing, "device", True) == replace(ALL_NATIVE, divide=False)
+
+
 def test_a_right_device_does_everything_itself() -> None:
     for has_dot in (True, False):
         asked = traits_of(lambda traits: samples().expected, "device", has_dot)
@@ -57,8 +70,6 @@ def test_here_integers_and_the_device_agree(open_vulkan: OpenTier) -> None:
     tier = open_vulkan()
     assert tier.traits.dot == tier.device.integer_dot
     runtime = tier._runtime
-    from accel.vulkan.self_test import ask
-
     none = Traits(divide=False, root=False, half=False, dot=False)
     for traits in (none, tier.traits):
         found = ask(runtime.queue, runtime.memory, runtime.program, traits)

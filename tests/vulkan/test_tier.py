@@ -81,11 +81,13 @@ def test_replays_read_new_inputs(open_vulkan: OpenTier, way: str) -> None:
     run_doubling(open_vulkan(base=WAYS[way]), rounds=6)
 
 
-def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier) -> None:
-    """However many command buffers it is cut into, and nothing is recorded again for it."""
-    tier = open_vulkan(faulty)
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared: bool) -> None:
+    """However many command buffers it is cut into, and nothing is recorded again for it once what
+    the host maps is known."""
+    tier = open_vulkan(faulty, shared=shared)
     lowered = Doubling(tier)
-    lowered.run()
+    lowered.run(2)
     calls: list[str] = []
 
     def counted(name: str) -> Any:
@@ -227,13 +229,14 @@ def test_a_lost_device_stays_lost(faulty: Vulkan, open_vulkan: OpenTier, functio
     run_doubling(open_vulkan())
 
 
+@pytest.mark.parametrize("shared", [True, False])
 def test_a_step_that_does_not_end_in_time_loses_the_device(
-    faulty: Vulkan, open_vulkan: OpenTier
+    faulty: Vulkan, open_vulkan: OpenTier, shared: bool
 ) -> None:
     """The deadline is the caller's."""
-    tier = open_vulkan(faulty)
+    tier = open_vulkan(faulty, shared=shared)
     lowered = Doubling(tier)
-    lowered.run()
+    lowered.run(2)
     library = faulty.library
     assert isinstance(library, Library)
     library.instead["vkWaitSemaphores"] = lambda real, *a: faulty.constant("TIMEOUT")
