@@ -5,18 +5,18 @@ on, it replaces by which launches; the first rule of RULES that answers wins, an
 answers for runs as the plain kernel of its name. So every op also exists alone, and a rule may give
 up a case (a format, a width, a number of tokens, an architecture) by answering None.
 
-A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that the plain
-kernels of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
+A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
+of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
 primitives. Each of its kernels has the parameters of a plain one, and an address of its own::
 
     extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
                                      U64 workspace)
 
 Packet ``index`` is that of the first op replaced; those of the others follow it, in the order of
-the step. Counts are data: the first size of a packet is read with what the inputs begin with, and a
-grid, which is chosen for the most of the form, must be right for fewer. Every kernel begins with
-``PRECEDING_DONE;`` before it touches memory that a step writes: it may be launched before the kernel
-in front of it has ended.
+the step. Counts are data: the first size of a packet is read with what the inputs begin with, and
+a grid, which is chosen for the most of the form, must be right for fewer. Every kernel begins with
+``PRECEDING_DONE;`` before it touches memory that a step writes: it may be launched before the
+kernel in front of it has ended.
 
 A layout of its own for stored weights is a row of LAYOUTS; LAYOUT_RULES say which weights have it.
 A weight has one layout. So whoever gives a weight a layout must have a rule for every op that reads

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.memory import Allocation
-from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
+from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
 from accel.packets.accessors import packet_constants
+from accel.packets.build import Progress
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.packet import BANK_SHIFT
 from contract.dtypes import DType, StorageClass
