@@ -6,8 +6,9 @@ is called, and how it gets a weight layout of its own.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,12 +21,14 @@ from accel.packets.build import (
     Progress,
     cache_entry,
     read_binary,
-    source_of,
     write_binary,
 )
 from contract.errors import TierUnavailable
 
 MAGIC = b"zinc-rt cuda program 1\n"
+NOT_FOUND = "CUDA_ERROR_NOT_FOUND"
+REFUSED = ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_SOURCE")
+"""What a driver answers to machine code that is not for it."""
 OPTIONS = ("--std=c++17", "--fmad=false")
 """A product and a sum round separately; division and roots are correctly rounded by default."""
 
@@ -42,19 +45,16 @@ class Compiler:
             raise TierUnavailable(TIER, reason, EXTRA_HINT) from None
         self.version = f"{major}.{minor}"
 
-    def compile(
-        self, name: str, files: Mapping[str, str], architecture: str, options: tuple[str, ...]
-    ) -> bytes:
+    def compile(self, name: str, text: str, architecture: str, options: tuple[str, ...]) -> bytes:
         """The cubin of one translation unit. Raises BuildError with the compiler's log."""
         nvrtc = self._nvrtc
-        source = source_of(files).encode()
-        program = self._made(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 0, [], []))
+        program = self._made(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
         try:
             words = [word.encode() for word in (f"--gpu-architecture={architecture}", *options)]
             (status,) = nvrtc.nvrtcCompileProgram(program, len(words), words)
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
                 log = self._text(program, "ProgramLog")
-                raise BuildError(architecture, _blamed_file(log, files) or name, log)
+                raise BuildError(architecture, name, log)
             return self._bytes(program, "CUBIN")
         finally:
             nvrtc.nvrtcDestroyProgram(program)
@@ -93,68 +93,69 @@ class Builder:
     cache: Path | None = None
     progress: Progress | None = None
 
-    def cubin(
-        self, name: str, files: Mapping[str, str], macros: Mapping[str, int], fresh: bool = False
-    ) -> bytes:
-        """The machine code of ``files``; ``fresh`` ignores what the cache has. Raises BuildError.
+    def cubin(self, name: str, text: str, macros: Mapping[str, int], fresh: bool = False) -> bytes:
+        """The machine code of ``text``; ``fresh`` ignores what the cache has. Raises BuildError.
 
         Several threads may ask at once.
         """
         options = (*OPTIONS, *(f"-D{macro}={value}" for macro, value in sorted(macros.items())))
-        identity = (*options, self.compiler.version, self.architecture, source_of(files))
+        identity = (*options, self.compiler.version, self.architecture, text)
         entry = cache_entry(self.cache, identity)
         if not fresh and (binary := read_binary(entry, MAGIC)) is not None:
             return binary
         if self.progress is not None:
             self.progress(f"compiling CUDA kernels of {name} for {self.architecture}")
-        binary = self.compiler.compile(name, files, self.architecture, options)
+        binary = self.compiler.compile(name, text, self.architecture, options)
         write_binary(entry, MAGIC, binary)
         return binary
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it."""
+
+    name: str
+    text: str
+    macros: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(slots=True)
 class Modules:
-    """Modules loaded into one context, by file and macros."""
+    """Modules loaded into one context."""
 
     context: Context
     device: Device
     builder: Builder
-    _loaded: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = field(default_factory=dict)
+    _loaded: dict[Source, Any] = field(default_factory=dict)
 
-    def function(
-        self,
-        name: str,
-        files: Mapping[str, str],
-        entry: str,
-        macros: Mapping[str, int] | None = None,
-    ) -> Any:
-        """Kernel ``entry`` of module ``name``, built and loaded on first use.
+    def prepare(self, sources: Iterable[Source]) -> None:
+        """Build and load what is not loaded yet, several at a time. Raises BuildError."""
+        missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for source, cubin in zip(missing, threads.map(self._cubin, missing), strict=True):
+                self._loaded[source] = self._load(source, cubin)
 
-        Raises BuildError when it does not compile or has no such kernel.
-        """
-        macros = macros or {}
-        key = (name, tuple(sorted(macros.items())))
-        if key not in self._loaded:
-            self._loaded[key] = self._load(name, files, macros)
+    def function(self, source: Source, entry: str) -> Any:
+        """Kernel ``entry`` of a module. Raises BuildError when there is none of that name."""
+        if source not in self._loaded:
+            self.prepare((source,))
         try:
-            return self.context.call("cuModuleGetFunction", self._loaded[key], entry.encode())
-        except CudaError:
-            raise BuildError(self.device.name, name, f"it has no kernel {entry}") from None
+            return self.context.call("cuModuleGetFunction", self._loaded[source], entry.encode())
+        except CudaError as error:
+            if error.name != NOT_FOUND:
+                raise
+            problem = f"it has no kernel {entry}"
+            raise BuildError(self.device.name, source.name, problem) from None
 
-    def _load(self, name: str, files: Mapping[str, str], macros: Mapping[str, int]) -> Any:
-        cubin = self.builder.cubin(name, files, macros)
-        try:
-            return self.context.call("cuModuleLoadData", cubin)
-        except CudaError:
-            # An entry that a compiler made may still be one this driver does not take.
-            cubin = self.builder.cubin(name, files, macros, fresh=True)
+    def _cubin(self, source: Source, fresh: bool = False) -> bytes:
+        return self.builder.cubin(source.name, source.text, dict(source.macros), fresh)
+
+    def _load(self, source: Source, cubin: bytes) -> Any:
         try:
             return self.context.call("cuModuleLoadData", cubin)
         except CudaError as error:
-            raise BuildError(self.device.name, name, str(error)) from None
-
-
-def _blamed_file(log: str, files: Mapping[str, str]) -> str | None:
-    """The kernel file the first error of ``log`` is in."""
-    found = re.search(r"([\w.]+)\(\d+\): (?:catastrophic )?error", log)
-    return found.group(1) if found and found.group(1) in files else None
+            if error.name not in REFUSED:
+                raise
+        # An entry of the cache that is whole may still be none that this driver takes.
+        cubin = self._cubin(source, fresh=True)
+        return self.context.call("cuModuleLoadData", cubin)

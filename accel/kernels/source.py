@@ -79,9 +79,7 @@ def module_of(op: Op) -> Module:
 
 def modules() -> tuple[Module, ...]:
     """Every module there is, by op and storage type."""
-    return tuple(
-        Module(name, dtype) for name in TABLE for dtype in STORED.get(name, (None,))
-    )
+    return tuple(Module(name, dtype) for name in TABLE for dtype in STORED.get(name, (None,)))
 
 
 def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:

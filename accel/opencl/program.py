@@ -19,7 +19,6 @@ from accel.packets.build import (
     Progress,
     cache_entry,
     read_binary,
-    source_of,
     write_binary,
 )
 from accel.packets.ops import OPS, TABLE
@@ -91,6 +90,11 @@ def kernel_text(name: str) -> str:
     except FileNotFoundError:
         problem = "accel/packets/ops.py names an op whose kernel file does not exist"
         raise BuildError("accel/opencl/kernels", name, problem) from None
+
+
+def source_of(files: Mapping[str, str]) -> str:
+    """One translation unit; ``#line`` makes the compiler name the file an error is in."""
+    return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
 def step_files(ops: Sequence[str] = OP_NAMES) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Built kernels: where their source text is from, and binaries kept on disk."""
+"""Built kernels: why one could not be, and binaries kept on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from contract.errors import TierError
@@ -25,11 +25,6 @@ class BuildError(TierError):
         self.kernel = kernel
         self.log = log
         super().__init__(f"{device}: building {kernel} failed: {log[:MAX_LOG_CHARACTERS].strip()}")
-
-
-def source_of(files: Mapping[str, str]) -> str:
-    """One translation unit; ``#line`` makes the compiler name the file an error is in."""
-    return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
 def cache_entry(cache: Path | None, identity: tuple[str, ...]) -> Path | None:

@@ -19,10 +19,11 @@ from accel.opencl.program import (
     build_program,
     kernel_text,
     op_files,
+    source_of,
     step_files,
 )
 from accel.packets.accessors import packet_accessors
-from accel.packets.build import BuildError, source_of, write_binary
+from accel.packets.build import BuildError, write_binary
 from accel.packets.ops import TABLE
 from tests.needs import machine_lacks, need_module
 

@@ -1,0 +1,127 @@
+"""A step's launches, recorded once as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel.cuda.driver import Context
+from accel.cuda.tuned import Extent
+
+PROGRAMMATIC_CAPABILITY = (9, 0)
+"""From here on a kernel may be launched before the one in front of it has ended."""
+
+
+@dataclass(slots=True)
+class StepMemory:
+    """Addresses of the scratch memory and of the place of a step's inputs."""
+
+    scratch: int = 0
+    inputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """One launch. ``packets``, ``index`` and ``workspace`` are arguments of the kernel, and so are
+    the addresses of the memory of the step; see ``accel.cuda.tuned``."""
+
+    function: Any
+    grid: Extent
+    block: Extent
+    shared_bytes: int
+    cooperative: bool
+    packets: int
+    index: int
+    workspace: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """Launches in order. Enqueued, they run as one graph that is made when it is first wanted and
+    made anew when the memory of the step has moved."""
+
+    context: Context
+    launches: Sequence[BoundLaunch]
+    memory: StepMemory
+    programmatic: bool
+    graphs: bool = True
+    _executable: Any = None
+    _made_for: tuple[int, int] | None = None
+
+    def enqueue(self, stream: Any) -> None:
+        """Launch everything, in the order of ``stream``."""
+        if not self.graphs:
+            self._launch_all(stream)
+        elif self.launches:
+            now = self.memory.scratch, self.memory.inputs
+            if self._made_for != now:
+                self.close()
+                self._executable = self._capture(stream)
+                self._made_for = now
+            self.context.call("cuGraphLaunch", self._executable, stream)
+
+    def close(self) -> None:
+        """Give the graph back. What runs of it runs on."""
+        if self._executable is not None and not self.context.closed:
+            self.context.call("cuGraphExecDestroy", self._executable)
+        self._executable = self._made_for = None
+
+    def _capture(self, stream: Any) -> Any:
+        context = self.context
+        mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        context.call("cuStreamBeginCapture", stream, mode)
+        try:
+            self._launch_all(stream)
+        finally:
+            graph = context.call("cuStreamEndCapture", stream)
+        try:
+            return context.call("cuGraphInstantiate", graph, 0)
+        finally:
+            context.call("cuGraphDestroy", graph)
+
+    def _launch_all(self, stream: Any) -> None:
+        for number, launch in enumerate(self.launches):
+            self._launch(launch, stream, self.programmatic and number > 0)
+
+    def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
+        memory = self.memory
+        words = [memory.scratch, memory.inputs, launch.packets]
+        own = [] if launch.workspace is None else [np.uint64(launch.workspace)]
+        arguments = Arguments(*map(np.uint64, words), np.uint32(launch.index), *own)
+        binding = self.context.binding
+        config = binding.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_bytes
+        config.hStream = stream
+        attributes = []
+        if launch.cooperative:
+            attributes.append(_attribute(binding, "COOPERATIVE", "cooperative"))
+        elif programmatic:
+            name = "PROGRAMMATIC_STREAM_SERIALIZATION"
+            field_name = "programmaticStreamSerializationAllowed"
+            attributes.append(_attribute(binding, name, field_name))
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        self.context.call("cuLaunchKernelEx", config, launch.function, arguments.address, 0)
+
+
+class Arguments:
+    """Arguments of a kernel, each of the size it has. The driver reads them when it is launched:
+    ``address`` is that of the list of their addresses, valid as long as this object."""
+
+    def __init__(self, *values: np.generic) -> None:
+        self._values = [np.array([value]) for value in values]
+        places = [value.ctypes.data for value in self._values]
+        self._places = np.array(places, np.uint64)
+        self.address = int(self._places.ctypes.data)
+
+
+def _attribute(binding: Any, name: str, field_name: str) -> Any:
+    attribute = binding.CUlaunchAttribute()
+    attribute.id = getattr(binding.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    setattr(attribute.value, field_name, 1)
+    return attribute
