@@ -15,6 +15,11 @@ PROGRAMMATIC_CAPABILITY = (9, 0)
 """From here on a kernel may be launched before the one in front of it has ended."""
 
 
+COOPERATIVE = ("COOPERATIVE", "cooperative")
+PROGRAMMATIC = ("PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed")
+"""Attributes of a launch: what the driver calls them, and their values."""
+
+
 @dataclass(slots=True)
 class StepMemory:
     """Addresses of the scratch memory and of the place of a step's inputs."""
@@ -24,14 +29,22 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundLaunch:
-    """One launch. ``packets``, ``index`` and ``workspace`` are arguments of the kernel, and so are
-    the addresses of the memory of the step; see ``accel.cuda.tuned``."""
+class LaunchShape:
+    """A kernel and in how many blocks of how many threads it runs, with how much shared memory that
+    it does not declare itself."""
 
     function: Any
     grid: Extent
     block: Extent
-    shared_bytes: int
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """One launch. ``packets``, ``index`` and ``workspace`` are arguments of the kernel, and so are
+    the addresses of the memory of the step; see ``accel.cuda.tuned``."""
+
+    kernel: LaunchShape
     cooperative: bool
     packets: int
     index: int
@@ -91,22 +104,12 @@ class Recording:
         words = [memory.scratch, memory.inputs, launch.packets]
         own = [] if launch.workspace is None else [np.uint64(launch.workspace)]
         arguments = Arguments(*map(np.uint64, words), np.uint32(launch.index), *own)
-        binding = self.context.binding
-        config = binding.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-        config.sharedMemBytes = launch.shared_bytes
-        config.hStream = stream
-        attributes = []
+        attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:
-            attributes.append(_attribute(binding, "COOPERATIVE", "cooperative"))
+            attributes = (COOPERATIVE,)
         elif programmatic:
-            name = "PROGRAMMATIC_STREAM_SERIALIZATION"
-            field_name = "programmaticStreamSerializationAllowed"
-            attributes.append(_attribute(binding, name, field_name))
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
-        self.context.call("cuLaunchKernelEx", config, launch.function, arguments.address, 0)
+            attributes = (PROGRAMMATIC,)
+        start_kernel(self.context, stream, launch.kernel, arguments, attributes)
 
 
 class Arguments:
@@ -118,6 +121,25 @@ class Arguments:
         places = [value.ctypes.data for value in self._values]
         self._places = np.array(places, np.uint64)
         self.address = int(self._places.ctypes.data)
+
+
+def start_kernel(
+    context: Context,
+    stream: Any,
+    shape: LaunchShape,
+    arguments: Arguments,
+    attributes: tuple[tuple[str, str], ...] = (),
+) -> None:
+    """Enqueue one launch."""
+    binding = context.binding
+    config = binding.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+    config.sharedMemBytes = shape.shared_bytes
+    config.hStream = stream
+    config.attrs = [_attribute(binding, *names) for names in attributes]
+    config.numAttrs = len(attributes)
+    context.call("cuLaunchKernelEx", config, shape.function, arguments.address, 0)
 
 
 def _attribute(binding: Any, name: str, field_name: str) -> Any:

@@ -10,12 +10,21 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from accel.cuda.device import TIER, Device
 from accel.cuda.driver import EXTRA_HINT, Context, CudaError
+from accel.kernels.source import (
+    INCLUDE,
+    Language,
+    Module,
+    Traits,
+    headers,
+    module_source,
+)
 from accel.packets.build import (
     BuildError,
     Progress,
@@ -29,6 +38,7 @@ MAGIC = b"zinc-rt cuda program 1\n"
 NOT_FOUND = "CUDA_ERROR_NOT_FOUND"
 REFUSED = ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_SOURCE")
 """What a driver answers to machine code that is not for it."""
+TRAITS = Traits(dot=True)
 OPTIONS = ("--std=c++17", "--fmad=false")
 """A product and a sum round separately; division and roots are correctly rounded by default."""
 
@@ -84,6 +94,46 @@ def import_nvrtc() -> ModuleType:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it,
+    ``options`` are the compiler's own beside OPTIONS."""
+
+    name: str
+    text: str
+    macros: tuple[tuple[str, int], ...] = ()
+    options: tuple[str, ...] = ()
+
+
+def plain_source(module: Module) -> Source:
+    """A kernel of ``accel/kernels``. Raises BuildError when the op has none."""
+    try:
+        text = module_source(Language.CUDA, module, TRAITS)
+    except FileNotFoundError:
+        problem = "accel/packets/ops.py names an op whose kernel file does not exist"
+        raise BuildError(TIER, f"{module.op}.k", problem) from None
+    return Source(str(module), text)
+
+
+def tuned_source(file: str, macros: Mapping[str, int], op: str = "") -> Source:
+    """A kernel of ``accel/cuda/kernels`` with what it includes, see ``accel.cuda.tuned``."""
+    text = headers(Language.CUDA, op, TRAITS) + _included(file, set())
+    return Source(file, text, tuple(sorted(macros.items())))
+
+
+def _included(name: str, seen: set[str]) -> str:
+    """A file of ``accel/cuda/kernels`` with what it includes, each file once."""
+    seen.add(name)
+    lines = [f'#line 1 "{name}"']
+    own = resources.files("accel.cuda").joinpath("kernels", name).read_text(encoding="utf-8")
+    for number, line in enumerate(own.splitlines(), 1):
+        if (include := INCLUDE.fullmatch(line.strip())) is None:
+            lines.append(line)
+        elif include[1] not in seen:
+            lines += [_included(include[1], seen), f'#line {number + 1} "{name}"']
+    return "\n".join(lines) + "\n"
+
+
 @dataclass(slots=True)
 class Builder:
     """Cubins of one architecture, from the cache when it holds one for exactly the request."""
@@ -93,30 +143,22 @@ class Builder:
     cache: Path | None = None
     progress: Progress | None = None
 
-    def cubin(self, name: str, text: str, macros: Mapping[str, int], fresh: bool = False) -> bytes:
-        """The machine code of ``text``; ``fresh`` ignores what the cache has. Raises BuildError.
+    def cubin(self, source: Source, fresh: bool = False) -> bytes:
+        """The machine code of ``source``; ``fresh`` ignores what the cache has. Raises BuildError.
 
         Several threads may ask at once.
         """
-        options = (*OPTIONS, *(f"-D{macro}={value}" for macro, value in sorted(macros.items())))
-        identity = (*options, self.compiler.version, self.architecture, text)
+        macros = (f"-D{macro}={value}" for macro, value in source.macros)
+        options = (*OPTIONS, *source.options, *macros)
+        identity = (*options, self.compiler.version, self.architecture, source.text)
         entry = cache_entry(self.cache, identity)
         if not fresh and (binary := read_binary(entry, MAGIC)) is not None:
             return binary
         if self.progress is not None:
-            self.progress(f"compiling CUDA kernels of {name} for {self.architecture}")
-        binary = self.compiler.compile(name, text, self.architecture, options)
+            self.progress(f"compiling CUDA kernels for {self.architecture}: {source.name}")
+        binary = self.compiler.compile(source.name, source.text, self.architecture, options)
         write_binary(entry, MAGIC, binary)
         return binary
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it."""
-
-    name: str
-    text: str
-    macros: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -132,7 +174,9 @@ class Modules:
         """Build and load what is not loaded yet, several at a time. Raises BuildError."""
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for source, cubin in zip(missing, threads.map(self._cubin, missing), strict=True):
+            for source, cubin in zip(
+                missing, threads.map(self.builder.cubin, missing), strict=True
+            ):
                 self._loaded[source] = self._load(source, cubin)
 
     def function(self, source: Source, entry: str) -> Any:
@@ -147,9 +191,6 @@ class Modules:
             problem = f"it has no kernel {entry}"
             raise BuildError(self.device.name, source.name, problem) from None
 
-    def _cubin(self, source: Source, fresh: bool = False) -> bytes:
-        return self.builder.cubin(source.name, source.text, dict(source.macros), fresh)
-
     def _load(self, source: Source, cubin: bytes) -> Any:
         try:
             return self.context.call("cuModuleLoadData", cubin)
@@ -157,5 +198,5 @@ class Modules:
             if error.name not in REFUSED:
                 raise
         # An entry of the cache that is whole may still be none that this driver takes.
-        cubin = self._cubin(source, fresh=True)
+        cubin = self.builder.cubin(source, fresh=True)
         return self.context.call("cuModuleLoadData", cubin)

@@ -7,7 +7,8 @@ up a case (a format, a width, a number of tokens, an architecture) by answering 
 
 A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
 of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
-primitives. Each of its kernels has the parameters of a plain one, and an address of its own::
+primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include headers of
+its folder. Each of its kernels has the parameters of a plain one, and an address of its own::
 
     extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
                                      U64 workspace)
@@ -42,8 +43,8 @@ class KernelLaunch:
     """One launch of kernel ``entry`` of ``kernels/<file>``.
 
     ``shared_bytes`` is dynamic shared memory. ``macros`` are defined when the file is compiled, so
-    that one file serves several formats or widths; each set is a module of its own. All blocks of a
-    ``cooperative`` launch run at once.
+    that one file serves several formats or widths; each set is a module of its own. ``op`` is the
+    op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once.
     """
 
     file: str
@@ -53,6 +54,7 @@ class KernelLaunch:
     shared_bytes: int = 0
     macros: Mapping[str, int] = field(default_factory=dict)
     cooperative: bool = False
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)

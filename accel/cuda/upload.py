@@ -19,6 +19,7 @@ import numpy as np
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
 from accel.packets.mirrors import Bytes
+from accel.packets.stacks import Stack
 
 SLOTS = 4
 SLOT_BYTES = 32 << 20
@@ -47,26 +48,24 @@ class Uploader:
 
     def copy(self, data: Bytes, target: Allocation) -> None:
         """``data``, uint8[rows, row_bytes], as it is. Its bytes were read when this returns."""
-        offset = 0
-        for part in _parts(data, 1):
+        step = max(1, SLOT_BYTES // max(1, data.shape[1]))
+        for first in range(0, len(data), step):
+            part = data[first : first + step]
             with self._slot(part) as slot:
-                self._memory.transfer(target, slot.pinned[: part.size], True, offset)
-            offset += part.size
+                host = slot.pinned[: part.size]
+                self._memory.transfer(target, host, True, first * data.shape[1])
 
-    def arrange(
-        self, data: Bytes, rows_together: int, launch: Callable[[int, int, int], None]
-    ) -> None:
-        """``data`` in parts of whole ``rows_together`` rows: ``launch(address, first, rows)`` has
-        each arranged that lies at ``address`` on the device, from row ``first`` on."""
-        first = 0
-        for part in _parts(data, rows_together):
+    def arrange(self, stack: Stack, launch: Callable[[int, range], None]) -> None:
+        """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
+        lie at ``address`` on the device."""
+        for groups in stack.parts(SLOT_BYTES):
+            part = stack.stored(groups)
             with self._slot(part) as slot:
                 if slot.staging is None:
                     what = "staging of weights"
                     slot.staging = self._memory.allocate(what, slot.pinned.size, zeroed=False)
                 self._memory.transfer(slot.staging, slot.pinned[: part.size], True, 0)
-                launch(slot.staging.address, first, len(part))
-            first += len(part)
+                launch(slot.staging.address, groups)
 
     def close(self) -> None:
         """Wait for what was sent and give the slots back. Safe to call twice."""
@@ -118,13 +117,3 @@ class Uploader:
         bounds = np.linspace(0, len(part), pieces + 1).astype(int)
         ranges = [slice(a, b) for a, b in pairwise(bounds)]
         list(self._threads.map(lambda r: np.copyto(target[r], part[r]), ranges))
-
-
-def _parts(data: Bytes, rows_together: int) -> Iterator[Bytes]:
-    """Rows of about SLOT_BYTES, but for the last part a multiple of ``rows_together``."""
-    if not data.size:
-        return
-    fit = SLOT_BYTES // data.shape[1] // rows_together * rows_together
-    step = max(fit, rows_together)
-    for first in range(0, len(data), step):
-        yield data[first : first + step]
