@@ -17,8 +17,10 @@ def packet_constants() -> str:
     """``#define`` of what packets and kernels have to agree on, and of the GGML type ids."""
     formats = {dtype.name.upper(): dtype.ggml_id for dtype in (*WEIGHT_DTYPES, I32, I12)}
     own = {"OFFSET_MASK": (1 << BANK_SHIFT) - 1, "PACKET_BYTES": PACKET.itemsize}
-    numbers = {**CONSTANTS, **own, **formats}
-    return "".join(f"#define {name} {_literal(value)}\n" for name, value in numbers.items())
+    numbers = {name: _literal(value) for name, value in (CONSTANTS | own).items()}
+    # Without a suffix, so that GLSL's #if takes them.
+    numbers |= {name: str(value) for name, value in formats.items()}
+    return "".join(f"#define {name} {value}\n" for name, value in numbers.items())
 
 
 def packet_struct() -> str:

@@ -44,6 +44,7 @@
 #define I32_AT(p, i) (((__global int *)(p))[i])
 #define U32_AT(p, i) (((__global uint *)(p))[i])
 #define U32_SHARED_AT(p, i) (((volatile __global uint *)(p))[i])
+#define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((__global uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) vload_half(i, (const __global half *)(p))
 #define U16_AT(p, i) ((uint)((__global ushort *)(p))[i])

@@ -42,6 +42,7 @@ FN float widened_half(unsigned short bits) {
 #define I32_AT(p, i) (((int *)(p))[i])
 #define U32_AT(p, i) (((uint *)(p))[i])
 #define U32_SHARED_AT(p, i) (((volatile uint *)(p))[i])
+#define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) widened_half(((unsigned short *)(p))[i])
 #define U16_AT(p, i) ((uint)((unsigned short *)(p))[i])

@@ -119,7 +119,7 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
     }
     macros = {"GROUP_SIZE": f"{GROUP_SIZE}u"} | {name: str(int(on)) for name, on in flags.items()}
     if module.dtype is not None:
-        macros["DTYPE"] = f"{module.dtype.ggml_id}u"
+        macros["DTYPE"] = str(module.dtype.ggml_id)
     return macros
 
 

@@ -54,6 +54,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define I32_AT(p, i) I32_VIEW((p) + 4ul * uint64_t(i)).at[0]
 #define U32_AT(p, i) U32_VIEW((p) + 4ul * uint64_t(i)).at[0]
 #define U32_SHARED_AT(p, i) SHARED_VIEW((p) + 4ul * uint64_t(i)).at[0]
+#define U32_NEAR(p, i) U32_VIEW(p).at[i]
 #define U32X4_AT(p, i) U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define NATIVE_F16_AT(p, i) float(F16_VIEW((p) + 2ul * uint64_t(i)).at[0])
 #define U16_AT(p, i) uint(U16_VIEW((p) + 2ul * uint64_t(i)).at[0])
