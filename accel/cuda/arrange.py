@@ -34,6 +34,11 @@ class ArrangedMatrix:
     row_bytes: int
     layout: WeightLayout
 
+    @property
+    def operand(self) -> tuple[int, int, WeightLayout]:
+        """What a packet says of it: address, stride and layout."""
+        return self.allocation.address, self.row_bytes, self.layout
+
 
 def arranged_row_bytes(dtype: DType, layout: WeightLayout, columns: int) -> int:
     """The stride of a layout."""

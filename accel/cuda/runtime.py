@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,18 +59,16 @@ class Runtime:
 
     def give_up(self) -> None:
         """The device has failed: what it held is gone."""
-        self.context.close()
-        self._forget()
+        with suppress(CudaError):
+            self.context.close()
+        self.uploader.forget()
         self.memory.pinned.forget()
 
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
         self.context.abandon()
-        self._forget()
-        self.memory.pinned.abandon()
-
-    def _forget(self) -> None:
         self.uploader.forget()
+        self.memory.pinned.abandon()
 
 
 def open_runtime(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.arrange import ArrangedMatrix, arranged_row_bytes, group_rows
+from accel.cuda.buffers import CudaBuffer, Weights, is_matrix
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording, StepMemory
@@ -21,7 +21,6 @@ from accel.cuda.plan import (
     PLAIN_LAYOUTS,
     Plan,
     PlannedLaunch,
-    layout_of,
     plain_ops,
     plan_launches,
     sources_of,
@@ -40,7 +39,6 @@ from accel.packets.schedule import schedule_launches
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import StorageClass
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, input_layout
@@ -53,27 +51,6 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
 ROW_PARTS = 64
 """Pieces a row reduction is cut into."""
-
-
-@dataclass(slots=True, eq=False)
-class CudaBuffer:
-    """Device memory of one graph buffer.
-
-    A weight is kept as the products read it (``matrix``) or as stored (``allocation``), and as the
-    other too once an op wants that; ``source`` is the host's view of its stored bytes.
-    """
-
-    decl: BufferDecl
-    nbytes: int
-    heap: Heap
-    allocation: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
-
-    @property
-    def name(self) -> str:
-        """The logical name of the graph buffer it holds."""
-        return self.decl.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +92,7 @@ class CudaTier:
         driver = open_driver(binding)
         self._runtime = open_runtime(driver, device, choices or Choices(), progress, compiler)
         self._memory = self._runtime.memory
+        self._weights = Weights(self._runtime)
         self._buffers: set[CudaBuffer] = set()
         self._scratch: Allocation | None = None
         self._step_memory = StepMemory()
@@ -180,19 +158,19 @@ class CudaTier:
         """
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
-            if _is_matrix(decl) and (self._planned is None or decl.name in self._planned.factors):
-                self._matrix(buffer)
+            if is_matrix(decl) and (self._planned is None or decl.name in self._planned.factors):
+                self._weights.matrix(buffer)
             else:
-                self._stored(buffer)
+                self._weights.stored(buffer)
         return self._keep(buffer)
 
     def free(self, buffer: CudaBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
         self._buffers.remove(buffer)
-        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
-        with self._guarded(f"freeing {buffer.name}"):
-            for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
-                self._memory.free(allocation)
+        if not self._lost:
+            with self._guarded(f"freeing {buffer.name}"):
+                for allocation in buffer.allocations:
+                    self._memory.free(allocation)
 
     def map(self, buffer: CudaBuffer) -> NDArray[np.uint8]:
         """The bytes in host memory; a weight's are those it was uploaded from."""
@@ -246,13 +224,13 @@ class CudaTier:
                 step,
                 schedule,
                 inputs,
-                lambda name: self._stored(buffers[name]).address,
-                lambda name: _place(self._matrix(buffers[name])),
+                lambda name: self._weights.stored(buffers[name]).address,
+                lambda name: self._weights.matrix(buffers[name]).operand,
             )
             _check_layouts(step, packets, plan)
             self._runtime.uploader.close()
             outputs = {
-                decl.name: (decl, self._stored(buffers[decl.name]))
+                decl.name: (decl, self._weights.stored(buffers[decl.name]))
                 for decl in graph.of_kind(BufferKind.OUTPUT)
             }
             recording = self._recorded(graph.name, plan, packets)
@@ -315,30 +293,6 @@ class CudaTier:
         self._buffers.add(buffer)
         return buffer
 
-    def _stored(self, buffer: CudaBuffer) -> Allocation:
-        """The bytes of a buffer as the graph declares them."""
-        if buffer.allocation is None:
-            assert buffer.source is not None
-            place = self._memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
-            self._runtime.uploader.copy(_rows(buffer.source), place)
-            buffer.allocation = place
-        return buffer.allocation
-
-    def _matrix(self, buffer: CudaBuffer) -> ArrangedMatrix:
-        """A weight as the products read it."""
-        if buffer.matrix is None:
-            decl = buffer.decl
-            assert buffer.source is not None, f"{decl.name} is no upload"
-            assert _is_matrix(decl), f"{decl.name} is not a matrix"
-            matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-            layout = layout_of(decl, self._runtime.device)
-            source = _rows(buffer.source)
-            arranger = self._runtime.arranger
-            buffer.matrix = arranger.upload(decl.name, decl.dtype, source, matrices, layout)
-            if buffer.matrix.layout is WeightLayout.STORED and buffer.allocation is None:
-                buffer.allocation = buffer.matrix.allocation
-        return buffer.matrix
-
     def _recorded(self, name: str, plan: Plan, packets: NDArray[np.void]) -> Recording:
         memory, runtime = self._memory, self._runtime
         place = memory.adopt(f"packets of {name}", packets.view(np.uint8))
@@ -384,20 +338,12 @@ class CudaTier:
         workspaces = sum(aligned(plan_launches(s.ops, device).workspace_bytes) for s in lowered)
 
         def arranged(decl: BufferDecl) -> int:
-            return self._arranged_bytes(decl) if decl.name in factors else 0
+            return self._weights.arranged_bytes(decl) if decl.name in factors else 0
 
         footprint = device_footprint(
             graph, largest, steps, workers=0, shared=False, arranged=arranged, extra=workspaces
         )
         return _Planned(graph, largest, footprint, steps.shared, factors)
-
-    def _arranged_bytes(self, decl: BufferDecl) -> int:
-        if not _is_matrix(decl) or decl.dtype.storage is StorageClass.FLOAT:
-            return 0
-        *matrices, rows, columns = (int(dim) for dim in decl.shape)
-        layout = layout_of(decl, self._runtime.device)
-        groups = -(-rows // group_rows(layout)) * (matrices[0] if matrices else 1)
-        return groups * arranged_row_bytes(decl.dtype, layout, columns)
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
@@ -414,18 +360,6 @@ class CudaTier:
             self._memory.synchronize()
             self._memory.free(current)
         return self._memory.allocate(what, nbytes)
-
-
-def _is_matrix(decl: BufferDecl) -> bool:
-    return decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3)
-
-
-def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return data.reshape(-1, data.shape[-1])
-
-
-def _place(matrix: ArrangedMatrix) -> tuple[int, int, WeightLayout]:
-    return matrix.allocation.address, matrix.row_bytes, matrix.layout
 
 
 def _scheduled(graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
