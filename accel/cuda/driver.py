@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -99,3 +100,16 @@ class Context:
         What it holds is the driver's until the process ends.
         """
         self.closed = True
+
+
+class Handle:
+    """Something in a context that function ``destroy`` ends when nobody holds it any more."""
+
+    def __init__(self, context: Context, value: Any, destroy: str) -> None:
+        self.value = value
+        weakref.finalize(self, _destroy, context, value, destroy)
+
+
+def _destroy(context: Context, value: Any, destroy: str) -> None:
+    if not context.closed:
+        context.call(destroy, value)

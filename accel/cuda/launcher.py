@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.cuda.driver import Context
+from accel.cuda.driver import Context, Handle
 from accel.cuda.tuned import Extent
 
 PROGRAMMATIC_CAPABILITY = (9, 0)
@@ -51,7 +51,7 @@ class BoundLaunch:
     workspace: int | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
     """Launches in order. Enqueued, they run as one graph that is made when it is first wanted and
     made anew when the memory of the step has moved."""
@@ -61,7 +61,7 @@ class Recording:
     memory: StepMemory
     programmatic: bool
     graphs: bool = True
-    _executable: Any = None
+    _executable: Handle | None = None
     _made_for: tuple[int, int] | None = None
 
     def enqueue(self, stream: Any) -> None:
@@ -70,19 +70,12 @@ class Recording:
             self._launch_all(stream)
         elif self.launches:
             now = self.memory.scratch, self.memory.inputs
-            if self._made_for != now:
-                self.close()
-                self._executable = self._capture(stream)
+            if self._executable is None or self._made_for != now:
+                self._executable = self._captured(stream)
                 self._made_for = now
-            self.context.call("cuGraphLaunch", self._executable, stream)
+            self.context.call("cuGraphLaunch", self._executable.value, stream)
 
-    def close(self) -> None:
-        """Give the graph back. What runs of it runs on."""
-        if self._executable is not None and not self.context.closed:
-            self.context.call("cuGraphExecDestroy", self._executable)
-        self._executable = self._made_for = None
-
-    def _capture(self, stream: Any) -> Any:
+    def _captured(self, stream: Any) -> Handle:
         context = self.context
         mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         context.call("cuStreamBeginCapture", stream, mode)
@@ -91,7 +84,8 @@ class Recording:
         finally:
             graph = context.call("cuStreamEndCapture", stream)
         try:
-            return context.call("cuGraphInstantiate", graph, 0)
+            executable = context.call("cuGraphInstantiate", graph, 0)
+            return Handle(context, executable, "cuGraphExecDestroy")
         finally:
             context.call("cuGraphDestroy", graph)
 

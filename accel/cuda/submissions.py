@@ -9,7 +9,6 @@ host waits for nothing in between.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.driver import NOT_READY, Context, CudaError
+from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.packets.under_way import Pace, UnderWay
@@ -48,9 +47,9 @@ class Mark:
         self._context = context
         flags = context.binding.CUevent_flags
         disabled = flags.CU_EVENT_DISABLE_TIMING
-        self._event = context.call("cuEventCreate", disabled)
-        weakref.finalize(self, _destroy_event, context, self._event)
-        context.call("cuEventRecord", self._event, stream)
+        event = context.call("cuEventCreate", disabled)
+        self._event = Handle(context, event, "cuEventDestroy")
+        context.call("cuEventRecord", event, stream)
         self._passed = False
 
     @property
@@ -58,7 +57,7 @@ class Mark:
         """Whether all before it has ended. Raises CudaError when that failed."""
         if not self._passed:
             try:
-                self._context.call("cuEventQuery", self._event)
+                self._context.call("cuEventQuery", self._event.value)
             except CudaError as error:
                 if error.name != NOT_READY:
                     raise
@@ -68,7 +67,7 @@ class Mark:
 
     def wait(self) -> None:
         """Return when it is passed."""
-        self._context.call("cuEventSynchronize", self._event)
+        self._context.call("cuEventSynchronize", self._event.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +130,3 @@ class Submissions:
         if data.nbytes:
             self._memory.transfer(allocation, data, False, 0)
         return data
-
-
-def _destroy_event(context: Context, event: Any) -> None:
-    if not context.closed:
-        context.call("cuEventDestroy", event)

@@ -106,9 +106,19 @@ FN ADDRESS address_of(LAUNCH_CTX, U64 stored) {
 #define KERNEL(name)                                                                          \
     extern "C" __global__ void __launch_bounds__(GROUP_SIZE)                                  \
         launch_##name(U64 scratch, U64 inputs, U64 packets, uint index)
+
+// A kernel may be launched while the one in front of it still runs. What it reads before this line
+// was written before the step: its packet, and the inputs of the step.
+#if __CUDA_ARCH__ >= 900
+#define PRECEDING_DONE                                                                        \
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory")
+#else
+#define PRECEDING_DONE
+#endif
 #define OPEN                                                                                  \
     const LAUNCH launch = {scratch, inputs, packets, index};                                  \
-    const OP op = opened(launch)
+    const OP op = opened(launch);                                                             \
+    PRECEDING_DONE
 #define OPEN_GROUP OPEN
 
 #include "packet.h"
