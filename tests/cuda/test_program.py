@@ -70,7 +70,7 @@ def test_errors_name_the_file(compiler: Compiler, monkeypatch: pytest.MonkeyPatc
     broken = Source("broken.cu", "__global__ void f() { nonsense; }")
     with pytest.raises(BuildError, match=r"building broken\.cu failed.*nonsense"):
         Builder(compiler, "sm_80").cubin(broken)
-    monkeypatch.setattr("accel.kernels.source._file", lambda name: open(name).read())
+    monkeypatch.setattr("accel.kernels.source._file", lambda name: Path(name).read_text())
     with pytest.raises(BuildError, match=r"add\.k"):
         plain_source(Module("add"))
 
