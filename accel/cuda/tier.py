@@ -145,7 +145,6 @@ class CudaTier:
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(f"allocating {decl.name}"):
-            self._runtime.uploader.close()
             allocation = self._memory.allocate(decl.name, nbytes)
         allocation.sent = decl.kind is not BufferKind.OUTPUT
         allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES

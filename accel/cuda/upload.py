@@ -24,7 +24,7 @@ from accel.packets.stacks import Stack
 SLOTS = 4
 SLOT_BYTES = 32 << 20
 COPYING_THREADS = 8
-LEAST_PIECE = 1 << 20
+LEAST_PIECE = 1 << 18
 """Bytes below which a copy in host memory is not worth a thread of its own."""
 
 

@@ -106,6 +106,7 @@ class FakeDriver:
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
         self.refused_images: set[bytes] = set()
+        self.faulted = SUCCESS
 
     @staticmethod
     def CUlaunchAttribute() -> Any:
@@ -144,6 +145,8 @@ class FakeDriver:
         return SUCCESS, self.attributes[name]
 
     def cuCtxCreate(self, parameters: None, flags: int, device: int) -> tuple[Any, ...]:
+        if self.faulted:
+            return self.faulted, None
         self.current = FakeContext()
         return SUCCESS, self.current
 
@@ -152,6 +155,8 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuCtxDestroy(self, context: FakeContext) -> tuple[Any, ...]:
+        if self.faulted:
+            return (self.faulted,)
         assert not context.hangs, "destroying a context whose kernel hangs never returns"
         context.destroyed = True
         context.memory.clear()
@@ -327,7 +332,8 @@ def _elementwise(name: str, function: Callable[[Any, Any], Any]) -> Any:
 
 
 def _fault(driver: FakeDriver, *arguments: int) -> None:
-    driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    """From then on the driver refuses the whole process, as NVIDIA's does."""
+    driver.faulted = driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 
 
 def _hang(driver: FakeDriver, *arguments: int) -> None:
@@ -338,7 +344,7 @@ KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "arithmetic": ((8, 8, 8, 8, 8, 4), _arithmetic),
     "launch_add": _elementwise("add", np.add),
     "launch_mul": _elementwise("mul", np.multiply),
-    "copy": ((8,), lambda driver, place: None),
+    "arrange": ((8, 8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""
 FAULT = ((8, 8, 8, 4), _fault)

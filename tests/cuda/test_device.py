@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from tests.cuda.test_tier import Lowered, block_of, values_of
 from tests.needs import need_device
 from tests.opencl.lanes import arranged
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.device
 
@@ -58,17 +61,37 @@ def submit_with(tier: CudaTier, lowered: Lowered, text: str, name: str) -> objec
     return lowered.submit(block_of(values_of(3, 1)))
 
 
-def test_a_faulting_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) -> None:
-    """The error names the fault, all later calls do too, and the process opens the tier again."""
+FAULTING = """
+import sys
+from pathlib import Path
+import pytest
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from contract.errors import DeviceLost, TierUnavailable
+from tests.cuda.test_device import FAULT, submit_with
+from tests.cuda.test_tier import Lowered, block_of, values_of
+
+choices = Choices(cache=Path(sys.argv[1]))
+with CudaTier(choices=choices) as tier:
     lowered = Lowered(tier)
     lowered.run()
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
         tier.wait(submit_with(tier, lowered, FAULT, "fault"))
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
         lowered.submit(block_of(values_of(3, 1)))
-    tier.close()
-    with CudaTier(choices=Choices(cache=kernel_cache)) as again:
-        Lowered(again).run()
+with pytest.raises(TierUnavailable, match="start a new process"):
+    CudaTier(choices=choices)
+print("lost and said so")
+"""
+
+
+def test_a_faulting_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) -> None:
+    """The error names the fault, and all later calls do too. The driver refuses that process from
+    then on, which is said; others compute on."""
+    command = [sys.executable, "-c", FAULTING, str(kernel_cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout == "lost and said so\n", done.stderr
+    Lowered(tier).run()
 
 
 def test_a_hanging_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) -> None:
