@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.buffers import CudaBuffer, Weights, is_matrix
-from accel.cuda.device import TIER
+from accel.cuda.device import TIER, Device
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording, StepMemory
 from accel.cuda.memory import Allocation
@@ -71,6 +71,7 @@ class _Planned:
     scratch_bytes: int
     factors: frozenset[str]
     """Buffers some product reads: those that are arranged when they are uploaded."""
+    lowered: Mapping[ShapeKey, tuple[Step, Schedule, Plan]]
 
 
 class CudaTier:
@@ -153,7 +154,7 @@ class CudaTier:
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CudaBuffer:
         """A copy of ``data``, arranged for the products if it is one of their matrices.
 
-        Raises OutOfMemory before copying.
+        ``data`` is read until the first graph is lowered. Raises OutOfMemory before copying.
         """
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
@@ -168,6 +169,7 @@ class CudaTier:
         self._buffers.remove(buffer)
         if not self._lost:
             with self._guarded(f"freeing {buffer.name}"):
+                self._runtime.uploader.finish()
                 for allocation in buffer.allocations:
                     self._memory.free(allocation)
 
@@ -215,8 +217,7 @@ class CudaTier:
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
-            step, schedule = _scheduled(graph, form)
-            plan = plan_launches(step.ops, self._runtime.device)
+            step, schedule, plan = self._lowered(graph, form)
             self._runtime.modules.prepare(sources_of(plan))
             self._reserve(schedule.shared_bytes, inputs.nbytes)
             packets = bind_step(
@@ -298,16 +299,13 @@ class CudaTier:
         kept = [place]
         if plan.workspace_bytes:
             kept.append(memory.allocate(f"workspace of {name}", plan.workspace_bytes))
-        launches = [
-            BoundLaunch(
-                self._shape(launch),
-                launch.cooperative,
-                place.address,
-                launch.first,
-                None if launch.workspace is None else kept[-1].address + launch.workspace,
-            )
-            for launch in plan.launches
-        ]
+        launches = []
+        for launch in plan.launches:
+            own: tuple[np.generic, ...] = (packets[launch.first],)
+            if launch.workspace is not None:
+                workspace = kept[-1].address + launch.workspace
+                own = np.uint64(place.address), np.uint32(launch.first), np.uint64(workspace)
+            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
         recording = Recording(
             runtime.context, launches, self._step_memory, runtime.programmatic, runtime.graphs
         )
@@ -330,11 +328,11 @@ class CudaTier:
         return planned
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
-        steps = step_memory(lambda form: _scheduled(graph, form), largest)
         device = self._runtime.device
-        lowered = [_scheduled(graph, form)[0] for form in step_forms(largest)]
-        factors = frozenset().union(*map(product_factors, lowered))
-        workspaces = sum(aligned(plan_launches(s.ops, device).workspace_bytes) for s in lowered)
+        lowered = {form: _scheduled(graph, form, device) for form in step_forms(largest)}
+        steps = step_memory(lambda form: lowered[form][:2], largest)
+        factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
+        workspaces = sum(aligned(plan.workspace_bytes) for _, _, plan in lowered.values())
 
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0
@@ -342,7 +340,14 @@ class CudaTier:
         footprint = opencl_footprint(
             graph, largest, steps, workers=0, shared=False, arranged=arranged, extra=workspaces
         )
-        return _Planned(graph, largest, footprint, steps.shared, factors)
+        return _Planned(graph, largest, footprint, steps.shared, factors, lowered)
+
+    def _lowered(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule, Plan]:
+        """As planned, if it was."""
+        planned = self._planned
+        if planned is not None and planned.graph == graph and form in planned.lowered:
+            return planned.lowered[form]
+        return _scheduled(graph, form, self._runtime.device)
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
@@ -361,9 +366,10 @@ class CudaTier:
         return self._memory.allocate(what, nbytes)
 
 
-def _scheduled(graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    return step, schedule_launches(step)
+    plan = plan_launches(step.ops, device)
+    return step, schedule_launches(step, plan.levels), plan
 
 
 def _check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:

@@ -107,10 +107,10 @@ FN ADDRESS address_of(LAUNCH_CTX, U64 stored) {
 // memory.
 #define KERNEL(name)                                                                          \
     extern "C" __global__ void __launch_bounds__(GROUP_SIZE)                                  \
-        launch_##name(U64 scratch, U64 inputs, U64, uint, const __grid_constant__ PACKET packet)
+        launch_##name(U64 scratch, U64 inputs, const __grid_constant__ PACKET packet)
 
-// A kernel may be launched before the one in front of it has ended. What it reads before this line
-// was written before the step, and what it writes nobody reads any more.
+// A kernel may be launched before the one in front of it has ended, from where that one allows it:
+// what is read before this line was written before the step.
 #if __CUDA_ARCH__ >= 900
 #define PRECEDING_DONE asm volatile("griddepcontrol.wait;" ::: "memory")
 #define FOLLOWING_MAY_START asm volatile("griddepcontrol.launch_dependents;")

@@ -127,6 +127,7 @@ def test_weights_are_arranged(tier: CudaTier, dtype: DType, shape: tuple[int, in
     dims = (matrices, rows, units * dtype.block_elements)[matrices == 1 :]
     buffer = tier.upload(BufferDecl("w", BufferKind.WEIGHT, dtype, dims, "w"), blocks)
     assert buffer.matrix is not None
+    tier._runtime.uploader.finish()
     expected = arranged(dtype, blocks, matrices).bytes
     place = buffer.matrix.allocation
     got = tier._memory.mirrors.read(place, 0, place.nbytes).reshape(expected.shape)

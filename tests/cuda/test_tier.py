@@ -208,6 +208,7 @@ def test_upload_holds_the_bytes(
         decl = BufferDecl("table", BufferKind.CONSTANT, F32, (rows, data.shape[1] // 4))
         buffer = tier.upload(decl, data)
         expected = data.copy()
+        tier._runtime.uploader.finish()
         data[:] = 0
         got = tier._memory.mirrors.read(buffer.allocation, 0, expected.nbytes)
         assert np.array_equal(got.reshape(expected.shape), expected)
