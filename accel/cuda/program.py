@@ -97,13 +97,11 @@ def import_nvrtc() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it,
-    ``options`` are the compiler's own beside OPTIONS."""
+    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it."""
 
     name: str
     text: str
     macros: tuple[tuple[str, int], ...] = ()
-    options: tuple[str, ...] = ()
 
 
 @cache
@@ -151,7 +149,7 @@ class Builder:
         Several threads may ask at once.
         """
         macros = (f"-D{macro}={value}" for macro, value in source.macros)
-        options = (*OPTIONS, *source.options, *macros)
+        options = (*OPTIONS, *macros)
         identity = (*options, self.compiler.version, self.architecture, source.text)
         entry = cache_entry(self.cache, identity)
         if not fresh and (binary := read_binary(entry, MAGIC)) is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from accel.kernels.source import GROUP_SIZE
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
@@ -25,14 +26,20 @@ from accel.opencl.launcher import (
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
-from accel.opencl.program import BuildOptions, build_program, step_files
+from accel.opencl.modules import ModuleLauncher
+from accel.opencl.program import (
+    BuildOptions,
+    build_program,
+    copy_files,
+    module_options,
+    step_files,
+)
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
 from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
-ACCELERATOR_GROUP_SIZE = 128
 FUTEX_X86_64 = 202
 PROBE_SPIN_LIMIT = 1 << 27
 PROBE_ROUNDS = 64
@@ -99,16 +106,29 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     if device.is_cpu and choices.threads is not None:
         groups = max(1, min(groups, choices.threads))
 
-    def context_of(persistent: bool) -> LaunchContext:
-        built = replace(options, persistent=persistent)
-        program = build_program(
-            context, device, step_files(), built.text(device), choices.cache, progress
-        )
+    def context_of(program: Any) -> LaunchContext:
         return LaunchContext(cl, queue, program, memory, ScratchPlace())
 
-    mode, chosen, launcher = _launcher(context_of, choices, groups, options.group_size, device)
-    parts = launcher.workers if device.is_cpu else ROW_PARTS
-    return Runtime(device, context, memory, chosen, launcher, mode, parts)
+    def build(files: Mapping[str, str], flags: str) -> Any:
+        return build_program(context, device, files, flags, choices.cache, progress)
+
+    if not device.is_cpu:
+        copying = build(copy_files(), options.text(device)) if memory.shared else None
+        launch = context_of(copying)
+        modules = ModuleLauncher(
+            launch,
+            groups * LAUNCH_GROUPS_PER_UNIT,
+            options.traits(),
+            lambda name, text: build({name: text}, module_options(device)),
+        )
+        return Runtime(device, context, memory, launch, modules, Mode.LAUNCH, ROW_PARTS)
+
+    def context_for_mode(persistent: bool) -> LaunchContext:
+        built = replace(options, persistent=persistent)
+        return context_of(build(step_files(), built.text(device)))
+
+    mode, chosen, launcher = _launcher(context_for_mode, choices, groups, options.group_size)
+    return Runtime(device, context, memory, chosen, launcher, mode, launcher.workers)
 
 
 def _launcher(
@@ -116,18 +136,16 @@ def _launcher(
     choices: Choices,
     groups: int,
     group_size: int,
-    device: Device,
 ) -> tuple[Mode, LaunchContext, Launcher]:
     if choices.mode is not Mode.LAUNCH:
         persistent = context_of(True)
         wanted = choices.mode is Mode.PERSISTENT
         if wanted or _runs_together(persistent, groups, group_size):
-            choice = choices.crew(groups) if device.is_cpu else None
-            launcher = PersistentLauncher(persistent, groups, group_size, choice=choice)
+            launcher = PersistentLauncher(
+                persistent, groups, group_size, choice=choices.crew(groups)
+            )
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)
-    if not device.is_cpu:
-        groups *= LAUNCH_GROUPS_PER_UNIT
     return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
 
 
@@ -178,8 +196,9 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         shared_addresses=device.is_cpu if shared is None else shared,
         native_divide=choices.native_arithmetic is not False,
         native_sqrt=choices.native_arithmetic is not False,
-        group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
+        group_size=1 if device.is_cpu else GROUP_SIZE,
         futex_syscall=_futex_syscall(device),
+        packed_dot=not device.is_cpu and "nvidia" in device.platform.lower(),
         dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
     )
     test = SelfTest(context, queue, device, options, choices.cache)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from accel.cuda.arrange import _lanes_source
 from accel.cuda.device import find_device
 from accel.cuda.driver import Context, Driver
 from accel.cuda.program import (
@@ -23,7 +22,6 @@ from accel.cuda.program import (
 )
 from accel.kernels.source import Module, modules
 from accel.packets.build import BuildError, write_binary
-from contract.dtypes import WEIGHT_DTYPES, StorageClass
 from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
 from tests.needs import need_installed
 
@@ -48,18 +46,9 @@ def test_every_plain_kernel_compiles(compiler: Compiler, architecture: str) -> N
     assert all(cubin.startswith(b"\x7fELF") for cubin in cubins)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernels_beside_the_ops_compile(compiler: Compiler, architecture: str) -> None:
-    """The self-test, and what arranges weights of each quantized format."""
-    quantized = [d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT]
-    sources = [tuned_source("self_test.cu", {}), *map(_lanes_source, quantized)]
-    builder = Builder(compiler, architecture)
-    assert all(map(builder.cubin, sources))
-
-
 def test_products_are_not_fused_with_sums(compiler: Compiler) -> None:
     """The option is what keeps them apart: without it the code of the self-test is another."""
-    source = tuned_source("self_test.cu", {})
+    source = plain_source(Module("self_test"))
     exact = Builder(compiler, "sm_90a").cubin(source)
     options = ("--std=c++17",)
     assert compiler.compile(source.name, source.text, "sm_90a", options) != exact
@@ -101,14 +90,13 @@ def built(cache: Path, **changes: object) -> list[str]:
 
 
 def test_cubins_are_kept_for_exactly_the_request(tmp_path: Path) -> None:
-    """Another text, macro, option, architecture or compiler is another entry."""
+    """Another text, macro, architecture or compiler is another entry."""
     build = partial(built, tmp_path)
     assert build() == ["one.cu"]
     assert build() == []
     for change in (
         {"text": SOURCE.text + " "},
         {"macros": (("N", 2),)},
-        {"options": ("--extra-vectorization",)},
         {"architecture": "sm_80"},
         {"version": (13, 1)},
     ):

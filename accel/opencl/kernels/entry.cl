@@ -219,13 +219,3 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
 FOR_EACH_OP(LAUNCH)
 
 #endif
-
-#if SHARED_ADDRESSES
-
-// What a step left at `source`, before the next one overwrites it.
-__kernel void copy_output(ulong source, ulong target, ulong words) {
-    for (ulong i = get_global_id(0); i < words; i += get_global_size(0))
-        ((GLOBAL uint *)target)[i] = ((const GLOBAL uint *)source)[i];
-}
-
-#endif
