@@ -302,7 +302,7 @@ def test_what_is_missing_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("column", "match"),
-    [(0, "divides"), (2, "multiplies and adds"), (5, "widens"), (8, "bytes of both kinds")],
+    [(0, "divides"), (2, "multiplies and adds"), (5, "widens binary16"), (8, "bytes of both kinds")],
 )
 def test_a_device_that_rounds_otherwise_is_refused(column: int, match: str) -> None:
     """The negative control of the self-test: one result of many is another."""
