@@ -281,7 +281,7 @@ class CudaTier:
             raise DeviceLost(self._lost)
         try:
             yield
-        except CudaError as error:
+        except (CudaError, DeviceLost) as error:
             self._runtime.give_up()
             raise self._fail(f"{what} failed: {error}") from None
 

@@ -255,8 +255,12 @@ def test_a_faulting_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenT
     tier.wait(kept)
     before = output(kept).copy()
     driver.kernels["launch_mul"] = FAULT
+    failing = Lowered(tier).submit(block_of(values_of(3, 1)))
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
-        Lowered(tier).run()
+        while not failing.done:
+            pass
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        tier.wait(failing)
     for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64, Heap.BAR)):
         with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
             attempt()
@@ -302,7 +306,12 @@ def test_what_is_missing_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("column", "match"),
-    [(0, "divides"), (2, "multiplies and adds"), (5, "widens binary16"), (8, "bytes of both kinds")],
+    [
+        (0, "divides"),
+        (2, "multiplies and adds"),
+        (5, "widens binary16"),
+        (8, "bytes of both kinds"),
+    ],
 )
 def test_a_device_that_rounds_otherwise_is_refused(column: int, match: str) -> None:
     """The negative control of the self-test: one result of many is another."""
