@@ -142,6 +142,7 @@ class Builder:
     architecture: str
     cache: Path | None = None
     progress: Progress | None = None
+    _told: bool = False
 
     def cubin(self, source: Source, fresh: bool = False) -> bytes:
         """The machine code of ``source``; ``fresh`` ignores what the cache has. Raises BuildError.
@@ -154,8 +155,9 @@ class Builder:
         entry = cache_entry(self.cache, identity)
         if not fresh and (binary := read_binary(entry, MAGIC)) is not None:
             return binary
-        if self.progress is not None:
-            self.progress(f"compiling CUDA kernels for {self.architecture}: {source.name}")
+        if self.progress is not None and not self._told:
+            self._told = True
+            self.progress(f"compiling CUDA kernels for {self.architecture}")
         binary = self.compiler.compile(source.name, source.text, self.architecture, options)
         write_binary(entry, MAGIC, binary)
         return binary

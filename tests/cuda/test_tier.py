@@ -66,6 +66,11 @@ class Lowered:
         assert np.array_equal(output(fence), (values + values) * values)
 
 
+def until_done(fence: Fence) -> None:
+    while not fence.done:
+        pass
+
+
 def output(fence: Fence) -> np.ndarray:
     return fence.outputs["y"].view(np.float32).reshape(-1, WIDTH)
 
@@ -257,8 +262,7 @@ def test_a_faulting_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenT
     driver.kernels["launch_mul"] = FAULT
     failing = Lowered(tier).submit(block_of(values_of(3, 1)))
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
-        while not failing.done:
-            pass
+        until_done(failing)
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
         tier.wait(failing)
     for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64, Heap.BAR)):
