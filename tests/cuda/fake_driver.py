@@ -98,6 +98,7 @@ class FakeDriver:
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic",
     )
     CUlaunchConfig = SimpleNamespace
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
 
     def __init__(self, memory_bytes: int = 1 << 28, version: int = 13000, **attributes: int):
         self.memory_bytes = memory_bytes
@@ -272,6 +273,9 @@ class FakeDriver:
         if name.decode() not in self.kernels:
             return CUresult.CUDA_ERROR_NOT_FOUND, None
         return SUCCESS, name.decode()
+
+    def cuFuncSetAttribute(self, function: str, attribute: int, value: int) -> tuple[Any, ...]:
+        return (SUCCESS,)
 
     def cuLaunchKernelEx(
         self, config: Any, function: str, arguments: int, extra: int
