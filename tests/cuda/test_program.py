@@ -22,6 +22,7 @@ from accel.cuda.program import (
 )
 from accel.kernels.source import Module, modules
 from accel.packets.build import BuildError, write_binary
+from contract.dtypes import Q8_0
 from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
 from tests.needs import need_installed
 
@@ -61,7 +62,7 @@ def test_errors_name_the_file(compiler: Compiler, monkeypatch: pytest.MonkeyPatc
         Builder(compiler, "sm_80").cubin(broken)
     monkeypatch.setattr("accel.kernels.source._file", lambda name: Path(name).read_text())
     with pytest.raises(BuildError, match=r"add\.k"):
-        plain_source(Module("add"))
+        plain_source(Module("add", Q8_0))
 
 
 def test_headers_are_included_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
