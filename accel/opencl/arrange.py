@@ -109,7 +109,7 @@ class Arranger:
             runtime = self.runtime
             options = (
                 f"-cl-std=CL1.2 -DSHARED_ADDRESSES={runtime.memory.shared:d} "
-                f"-DGROUP_SIZE=1 -DDTYPE={dtype.ggml_id}"
+                f"-DDTYPE={dtype.ggml_id}"
             )
             texts = {name: kernel_text(name) for name in FILES}
             files = {CONSTANTS_FILE: packet_constants(), **texts}

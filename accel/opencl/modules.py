@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import GROUP_SIZE, Language, Module, Traits, module_of, module_source
-from accel.opencl.launcher import LaunchContext, Recording
+from accel.opencl.launcher import LaunchContext, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
 
@@ -37,7 +37,10 @@ class ModuleLauncher:
             (self.kernel(module_of(op)), op.launch_groups(GROUP_SIZE, self._groups) * GROUP_SIZE)
             for op in ops
         ]
-        return _ModuleRecording(self.launch, launches, address)
+        return LaunchRecording(self.launch, launches, GROUP_SIZE, self._leading, address)
+
+    def _leading(self) -> tuple[Any, ...]:
+        return *self.launch.memory.arguments(), np.uint64(self.launch.scratch.shared)
 
     def run_alone(self, module: Module, packet: NDArray[np.void], buffers: Sequence[Any]) -> None:
         """Run one ``packet`` that belongs to no step to its end, in as many groups as there are.
@@ -75,28 +78,3 @@ class ModuleLauncher:
             text = module_source(Language.OPENCL, module, self._traits)
             self._programs[module] = self._build(str(module), text)
         return self.launch.cl.Kernel(self._programs[module], module.entry)
-
-
-class _ModuleRecording:
-    def __init__(
-        self, launch: LaunchContext, launches: list[tuple[Any, int]], address: int
-    ) -> None:
-        self._launch = launch
-        self._launches = launches
-        self._address = np.uint64(address)
-        self._bound: tuple[tuple[int, int], int] | None = None
-
-    def enqueue(self, inputs: int, tokens: int) -> Any:
-        """See Recording."""
-        launch = self._launch
-        bound = launch.version(), inputs
-        if self._bound != bound:
-            places = np.uint64(launch.scratch.shared), np.uint64(inputs), self._address
-            arguments = (*launch.memory.arguments(), *places)
-            for index, (kernel, _) in enumerate(self._launches):
-                kernel.set_args(*arguments, np.uint32(index))
-            self._bound = bound
-        event = None
-        for kernel, items in self._launches:
-            event = launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), (GROUP_SIZE,))
-        return event if event is not None else launch.cl.enqueue_marker(launch.queue)

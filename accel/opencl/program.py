@@ -28,13 +28,11 @@ HEADERS = (
     "packet.h",
     "exact.h",
     "blocks.h",
-    "group.h",
     "norm.h",
     "elementwise.h",
     "argmax.h",
     "sample.h",
     "sample_item.h",
-    "sample_group.h",
     "lanes_layout.h",
     "matmul_operands.h",
     "matmul_experts.h",
@@ -42,12 +40,10 @@ HEADERS = (
     "attention_rows.h",
     "attention_tile.h",
     "attention.h",
-    "attention_group.h",
     "matmul_formats.h",
     "matmul_decode.h",
     "matmul_prefill.h",
     "matmul_float.h",
-    "matmul_group.h",
 )
 ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
@@ -63,7 +59,6 @@ class BuildOptions:
     shared_addresses: bool
     native_divide: bool
     native_sqrt: bool
-    group_size: int
     futex_syscall: int
     dot_vnni: bool
     packed_dot: bool = False
@@ -75,7 +70,6 @@ class BuildOptions:
             "SHARED_ADDRESSES": int(self.shared_addresses),
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
-            "GROUP_SIZE": self.group_size,
             "FUTEX_SYSCALL": self.futex_syscall,
             "DOT_VNNI": int(self.dot_vnni),
         }

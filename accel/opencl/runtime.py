@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from accel.kernels.source import GROUP_SIZE
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
@@ -102,9 +101,9 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         ) from None
     options = probe_options(context, queue, device, choices)
     memory = _memory(cl, context, queue, device, options, choices)
-    groups = device.compute_units
+    units = device.compute_units
     if device.is_cpu and choices.threads is not None:
-        groups = max(1, min(groups, choices.threads))
+        units = max(1, min(units, choices.threads))
 
     def context_of(program: Any) -> LaunchContext:
         return LaunchContext(cl, queue, program, memory, ScratchPlace())
@@ -117,7 +116,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         launch = context_of(copying)
         modules = ModuleLauncher(
             launch,
-            groups * LAUNCH_GROUPS_PER_UNIT,
+            units * LAUNCH_GROUPS_PER_UNIT,
             options.traits(),
             lambda name, text: build({name: text}, module_options(device)),
         )
@@ -127,35 +126,33 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         built = replace(options, persistent=persistent)
         return context_of(build(step_files(), built.text(device)))
 
-    mode, chosen, launcher = _launcher(context_for_mode, choices, groups, options.group_size)
+    mode, chosen, launcher = _launcher(context_for_mode, choices, units)
     return Runtime(device, context, memory, chosen, launcher, mode, launcher.workers)
 
 
 def _launcher(
     context_of: Callable[[bool], LaunchContext],
     choices: Choices,
-    groups: int,
-    group_size: int,
+    workers: int,
 ) -> tuple[Mode, LaunchContext, Launcher]:
+    """How a processor's cores execute packets."""
     if choices.mode is not Mode.LAUNCH:
         persistent = context_of(True)
         wanted = choices.mode is Mode.PERSISTENT
-        if wanted or _runs_together(persistent, groups, group_size):
-            launcher = PersistentLauncher(
-                persistent, groups, group_size, choice=choices.crew(groups)
-            )
+        if wanted or _runs_together(persistent, workers):
+            launcher = PersistentLauncher(persistent, workers, choice=choices.crew(workers))
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)
-    return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
+    return Mode.LAUNCH, single, PacketLauncher(single, workers)
 
 
-def _runs_together(launch: LaunchContext, groups: int, group_size: int) -> bool:
+def _runs_together(launch: LaunchContext, workers: int) -> bool:
     """Whether all workers are at work at once and see what the others wrote.
 
     Rows wander from worker to worker through two buffers that are overwritten again and again, so
     that a stale cache line shows; the workers wait for one another with little patience.
     """
-    launcher = PersistentLauncher(launch, groups, group_size, PROBE_SPIN_LIMIT)
+    launcher = PersistentLauncher(launch, workers, PROBE_SPIN_LIMIT)
     memory = launch.memory
     rows = launcher.workers
     start = np.arange(rows * PROBE_WIDTH, dtype=np.float32).reshape(rows, PROBE_WIDTH)
@@ -196,7 +193,6 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         shared_addresses=device.is_cpu if shared is None else shared,
         native_divide=choices.native_arithmetic is not False,
         native_sqrt=choices.native_arithmetic is not False,
-        group_size=1 if device.is_cpu else GROUP_SIZE,
         futex_syscall=_futex_syscall(device),
         packed_dot=not device.is_cpu and "nvidia" in device.platform.lower(),
         dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
