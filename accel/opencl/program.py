@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import re
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,8 +14,14 @@ from typing import Any
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
+from accel.packets.build import (
+    BuildError,
+    Progress,
+    cache_entry,
+    read_binary,
+    write_binary,
+)
 from accel.packets.ops import OPS, TABLE
-from contract.errors import TierError
 
 HEADERS = (
     "packet.h",
@@ -48,20 +51,6 @@ HEADERS = (
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
-DIGEST_BYTES = 32
-MAX_LOG_CHARACTERS = 4000
-
-Progress = Callable[[str], None]
-"""Called with one line before something that takes seconds."""
-
-
-class BuildError(TierError):
-    """The device's compiler rejected the program. ``log`` is what it said."""
-
-    def __init__(self, device: str, kernel: str, log: str) -> None:
-        self.kernel = kernel
-        self.log = log
-        super().__init__(f"{device}: building {kernel} failed: {log[:MAX_LOG_CHARACTERS].strip()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +141,8 @@ def build_program(
         # options: two virtual machines of one name may differ in what they can do.
         options = f"{options} -DPROCESSOR=x{processor_key()}"
     identity = (device.name, device.driver, device.platform, options, source)
-    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-    path = cache / f"{key}.bin" if cache is not None else None
-    if path is not None and (binary := _read(path)) is not None:
+    path = cache_entry(cache, identity)
+    if (binary := read_binary(path, MAGIC)) is not None:
         program = _from_binary(context, device, binary, options)
         if program is not None:
             return program
@@ -162,7 +150,7 @@ def build_program(
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source, files, options)
     if path is not None:
-        _write(path, _binary_of(program))
+        write_binary(path, MAGIC, _binary_of(program))
     return program
 
 
@@ -219,30 +207,3 @@ def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
         if number <= 0:
             return name
     return None
-
-
-def _read(path: Path) -> bytes | None:
-    """The binary in a cache entry; None when it is absent or damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, binary = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
-    if not data.startswith(MAGIC) or hashlib.sha256(binary).digest() != digest:
-        return None
-    return binary
-
-
-def _write(path: Path, binary: bytes) -> None:
-    """Atomically; another process may write the same entry. A full or read-only disk is no error:
-    the next start compiles again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(binary).digest() + binary)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise

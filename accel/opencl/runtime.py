@@ -25,8 +25,9 @@ from accel.opencl.launcher import (
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
-from accel.opencl.program import BuildOptions, Progress, build_program, step_files
+from accel.opencl.program import BuildOptions, build_program, step_files
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
+from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
