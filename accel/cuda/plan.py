@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
-from accel.cuda.tuned import LAYOUT_RULES, RULES, Extent, KernelLaunch, Replacement
+from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.tuned import Extent, KernelLaunch, Replacement
 from accel.kernels.source import GROUP_SIZE, module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
@@ -37,26 +38,34 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The launches of a step in order, and the bytes of all workspaces together."""
+    """The launches of a step in order, and the bytes of all workspaces together.
+
+    ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
+    replacement may touch their operands in any order.
+    """
 
     launches: tuple[PlannedLaunch, ...]
     workspace_bytes: int
+    levels: tuple[int, ...]
 
 
 def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
     """Every op is launched once, by itself or as part of a replacement."""
     launches: list[PlannedLaunch] = []
+    levels: list[int] = []
     index = workspace_bytes = 0
     while index < len(ops):
         replacement = _replacement(ops[index:], device)
         if replacement is None:
             launches.append(_plain(ops[index], index, device))
+            levels.append(levels[-1] + 1 if levels else 0)
             index += 1
             continue
         launches += [_tuned(launch, index, workspace_bytes) for launch in replacement.launches]
         workspace_bytes += aligned(replacement.workspace_bytes)
+        levels += [levels[-1] + 1 if levels else 0] * replacement.ops
         index += replacement.ops
-    return Plan(tuple(launches), workspace_bytes)
+    return Plan(tuple(launches), workspace_bytes, tuple(levels))
 
 
 def plain_ops(plan: Plan) -> list[int]:

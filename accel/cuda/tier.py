@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.buffers import CudaBuffer, Weights, is_matrix
-from accel.cuda.device import TIER
+from accel.cuda.device import TIER, Device
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording, StepMemory
 from accel.cuda.memory import Allocation
@@ -216,8 +216,7 @@ class CudaTier:
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
-            step, schedule = _scheduled(graph, form)
-            plan = plan_launches(step.ops, self._runtime.device)
+            step, schedule, plan = _scheduled(graph, form, self._runtime.device)
             self._runtime.modules.prepare(sources_of(plan))
             self._reserve(schedule.shared_bytes, inputs.nbytes)
             packets = bind_step(
@@ -331,11 +330,11 @@ class CudaTier:
         return planned
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
-        steps = step_memory(lambda form: _scheduled(graph, form), largest)
         device = self._runtime.device
-        lowered = [_scheduled(graph, form)[0] for form in step_forms(largest)]
-        factors = frozenset().union(*map(product_factors, lowered))
-        workspaces = sum(aligned(plan_launches(s.ops, device).workspace_bytes) for s in lowered)
+        lowered = {form: _scheduled(graph, form, device) for form in step_forms(largest)}
+        steps = step_memory(lambda form: lowered[form][:2], largest)
+        factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
+        workspaces = sum(aligned(plan.workspace_bytes) for _, _, plan in lowered.values())
 
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0
@@ -362,9 +361,10 @@ class CudaTier:
         return self._memory.allocate(what, nbytes)
 
 
-def _scheduled(graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    return step, schedule_launches(step)
+    plan = plan_launches(step.ops, device)
+    return step, schedule_launches(step, plan.levels), plan
 
 
 def _check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:

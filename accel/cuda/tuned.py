@@ -1,7 +1,7 @@
 """Tuned kernels: what stands in for one op of a step, or for a run of them, where it is faster.
 
 A rule looks at the ops that are still to be launched and says how many of them, from the first one
-on, it replaces by which launches; the first rule of RULES that answers wins, and an op no rule
+on, it replaces by which launches; the first rule of ``accel.cuda.registered`` that answers wins, and an op no rule
 answers for runs as the plain kernel of its name. So every op also exists alone, and a rule may give
 up a case (a format, a width, a number of tokens, an architecture) by answering None.
 
@@ -98,7 +98,3 @@ class ArrangedLayout:
 
 
 LayoutRule = Callable[[BufferDecl, Device], WeightLayout | None]
-
-RULES: list[Rule] = []
-LAYOUTS: dict[WeightLayout, ArrangedLayout] = {}
-LAYOUT_RULES: list[LayoutRule] = []

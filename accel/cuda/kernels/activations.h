@@ -174,12 +174,13 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
     }
 };
 
-// Rows that quantize_activation made: m short [tokens, 256 units], scale float [tokens, units].
+// Rows that quantize_activation made, where each begins and how far apart they are: m, of every 32
+// columns 8 words of high and 8 of low bytes, in a word columns 0, 2, 1 and 3; sums, a word of two
+// shorts for every 32 columns; a scale for every unit. Strides are in words.
 struct INTEGER_ROWS {
-    const short *m;
-    size_t m_stride;
+    const unsigned *m, *sums;
     const float *scale;
-    size_t scale_stride;
+    size_t m_stride, sums_stride, scale_stride;
     unsigned tokens;
 };
 
@@ -187,10 +188,21 @@ template <int warps> DEVICE void take_rows(const ACTIVATIONS &x, const INTEGER_R
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
     for (unsigned index = warp; index < rows.tokens * x.units; index += warps) {
         const unsigned token = index / x.units, unit = index - token * x.units;
-        const short *row = rows.m + token * rows.m_stride + unit * UNIT_COLUMNS + 4 * lane;
-        const short4 low = *(const short4 *)row, high = *(const short4 *)(row + 128);
-        const int m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        store_integers(x, index, lane, m);
+        const unsigned *row = rows.m + token * rows.m_stride + unit * (UNIT_COLUMNS / 2);
+        unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +
+                                lane % 4 * 16 + lane / 4 % 2 * 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const unsigned *block = row + (lane / 8 + 4 * half) * 16 + lane % 8;
+            *(unsigned *)(planes + 8 * half) = __byte_perm(block[0], 0, 0x3120);
+            *(unsigned *)(planes + 8 * half + 64) = __byte_perm(block[8], 0, 0x3120);
+        }
+        if (lane < UNIT_SUB_BLOCKS) {
+            const unsigned both = rows.sums[token * rows.sums_stride + unit * UNIT_SUB_BLOCKS + lane];
+            short *sums = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
+            sums[0] = (short)both;
+            sums[1] = (short)(both >> 16);
+        }
         if (lane == 0) x.scales[index] = rows.scale[token * rows.scale_stride + unit];
     }
     __syncthreads();

@@ -116,6 +116,19 @@ DEVICE int sum_place(int s) { return s / 2 % 4 * 4 + s % 2 + s / 8 * 2; }
 // 2^(e - 128), +0 where that is subnormal.
 DEVICE float exponent_scale(unsigned e) { return __uint_as_float(e < 2 ? 0u : (e - 1) << 23); }
 
+// The scale of sub-block b of IQ4_XS.
+DEVICE int iq4_xs_factor(const unsigned char *scales, int b) {
+    const unsigned high = ((const unsigned short *)scales)[1], low = ((const unsigned *)scales)[1];
+    return (int)((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32;
+}
+
+// The scale of half block s of Q2_K, Q3_K and Q6_K.
+template <int dtype> DEVICE int half_block_factor(const unsigned char *scales, int s) {
+    if (dtype == FORMAT_Q2_K) return scales[s] & 15;
+    if (dtype == FORMAT_Q6_K) return (signed char)scales[s];
+    return (int)((scales[s % 8] >> s / 8 * 4 & 15) | (scales[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
+}
+
 // One row's value for one token: sums of products q m by sub-block, of m, the activation's scale.
 // `sub` has 8 sums, of 16 columns 16; zeros of codes are still in them.
 template <int dtype>
@@ -156,25 +169,15 @@ DEVICE float row_value(const unsigned char *unit, int row, const int *sub, const
         return (d * (float)j - d_min * (float)p) * scale;
     }
     if (dtype == FORMAT_IQ4_XS) {
-        const unsigned header = *(const unsigned *)scales, low = ((const unsigned *)scales)[1];
 #pragma unroll
-        for (int b = 0; b < 8; b++)
-            j += ((int)((low >> 4 * b & 15) | (header >> 16 >> 2 * b & 3) << 4) - 32) * sub[b];
-        return half_bits(header & 0xFFFFu) * (float)j * scale;
+        for (int b = 0; b < 8; b++) j += iq4_xs_factor(scales, b) * sub[b];
+        return half_bits(*(const unsigned short *)scales) * (float)j * scale;
     }
 #pragma unroll
     for (int s = 0; s < 16; s++) {
         const int m = sums[sum_place(s)];
-        int factor;
-        if (dtype == FORMAT_Q2_K) {
-            factor = scales[s] & 15;
-            p += (scales[s] >> 4) * m;
-        } else if (dtype == FORMAT_Q3_K) {
-            factor = (int)((scales[s % 8] >> s / 8 * 4 & 15) | (scales[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
-        } else {
-            factor = (int)((const signed char *)scales)[s];
-        }
-        j += factor * (sub[s] - FORMAT::zero * m);
+        if (FORMAT::minima) p += (scales[s] >> 4) * m;
+        j += half_block_factor<dtype>(scales, s) * (sub[s] - FORMAT::zero * m);
     }
     const float d = half_bits(*(const unsigned short *)rest);
     if (!FORMAT::minima) return d * (float)j * scale;
