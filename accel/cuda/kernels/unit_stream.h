@@ -18,30 +18,30 @@ struct UNIT_MATRIX {
 
 // What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
 // whose tiles belong together.
-template <int MATRICES> struct UNIT_WORK {
-    UNIT_MATRIX matrix[MATRICES];
+template <int most> struct UNIT_WORK {
+    UNIT_MATRIX matrix[most];
     unsigned units;
     bool paired;
     __device__ __forceinline__ unsigned tiles() const {
         if (paired) return matrix[0].tiles;
         unsigned all = 0;
 #pragma unroll
-        for (int i = 0; i < MATRICES; i++) all += matrix[i].tiles;
+        for (int i = 0; i < most; i++) all += matrix[i].tiles;
         return all;
     }
 };
 
 // A place in a block's work: tile (of all matrices), matrix, tile of the matrix, and step: a chunk
 // of the tile, of a pair of tiles first all of one and then of the other.
-template <int MATRICES> struct PLACE {
+template <int most> struct PLACE {
     unsigned tile, local, matrix, in_matrix, step, unit;
 
-    __device__ __forceinline__ void begin(const UNIT_WORK<MATRICES> &work, unsigned warp) {
+    __device__ __forceinline__ void begin(const UNIT_WORK<most> &work, unsigned warp) {
         tile = blockIdx.x, local = 0, step = warp;
         settle(work);
     }
     // From any step on to one inside its tile.
-    __device__ __forceinline__ void settle(const UNIT_WORK<MATRICES> &work) {
+    __device__ __forceinline__ void settle(const UNIT_WORK<most> &work) {
         const unsigned chunks = (work.units + CHUNK_UNITS - 1) / CHUNK_UNITS;
         const unsigned steps = work.paired ? 2 * chunks : chunks;
         while (step >= steps) step -= steps, tile += gridDim.x, local++;
@@ -51,14 +51,14 @@ template <int MATRICES> struct PLACE {
             return;
         }
 #pragma unroll
-        for (int i = 0; i + 1 < MATRICES; i++)
+        for (int i = 0; i + 1 < most; i++)
             if (matrix == i && in_matrix >= work.matrix[i].tiles)
                 in_matrix -= work.matrix[i].tiles, matrix++;
     }
-    __device__ __forceinline__ unsigned units(const UNIT_WORK<MATRICES> &work) const {
+    __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
     }
-    template <int warps> __device__ __forceinline__ void next(const UNIT_WORK<MATRICES> &work) {
+    template <int warps> __device__ __forceinline__ void next(const UNIT_WORK<most> &work) {
         step += warps;
         settle(work);
     }

@@ -1,0 +1,282 @@
+"""Tuned products: the launches that runs of ops become, and their bits, on an emulated block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.plan import Plan, plain_ops, plan_launches
+from accel.cuda.program import tuned_source
+from accel.cuda.units import UNITS, tile_bytes
+from accel.packets.binding import bind_step
+from accel.packets.layouts import WeightLayout
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
+from accel.packets.step import Step
+from contract import dtypes
+from contract.dtypes import F32, DType
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.ops.rms_norm import rms_norm
+from reference.ops.swiglu import swiglu
+from reference.quant import FORMATS
+from reference.quant.dot import matmul
+from tests.cuda.emulator import emulate
+
+Float32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+QUANTIZED = sorted(
+    (dtype for dtype in FORMATS if dtype.storage is not F32.storage), key=lambda d: d.ggml_id
+)
+DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where emulated kernels are built: once for all tests."""
+    return tmp_path_factory.mktemp("emulated")
+
+
+def aligned_memory(nbytes: int) -> Bytes:
+    """uint8[nbytes] at a multiple of 256 bytes, every float a NaN."""
+    room = np.full(nbytes + 512, 0xFF, np.uint8)
+    start = -room.ctypes.data % 256
+    return room[start : start + nbytes]
+
+
+def arranged(dtype: DType, stored: Bytes, folder: Path) -> Bytes:
+    """The units of uint8[rows, row_bytes]."""
+    rows, row_bytes = stored.shape
+    columns = row_bytes // dtype.block_bytes * dtype.block_elements
+    tiles = -(-rows // UNITS.group_rows)
+    target = aligned_memory(tiles * tile_bytes(dtype, columns))
+    source = tuned_source(UNITS.file, {"DTYPE": dtype.ggml_id})
+    emulate(source, folder).run(
+        UNITS.entry,
+        UNITS.grid(dtype, columns, tiles),
+        UNITS.block,
+        *(stored.ctypes.data, target.ctypes.data, rows, columns, 0, tiles),
+    )
+    return target
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph with what its buffers hold. ``y`` names the results."""
+
+    graph: Graph
+    x: Float32
+    matrices: Mapping[str, tuple[DType, Bytes]]
+    vectors: Mapping[str, Float32]
+
+
+def planned(case: Case) -> tuple[Step, Plan]:
+    step = lower_graph(case.graph, ShapeKey(len(case.x), 0), 1, "cuda")
+    return step, plan_launches(step.ops, DEVICE)
+
+
+def run(case: Case, folder: Path, most: int = 0) -> dict[str, Float32]:
+    """Every output of the graph, in a form of ``most`` tokens; no plain kernel may be left."""
+    key = ShapeKey(len(case.x), 0)
+    form = ShapeKey(max(most, len(case.x)), 0)
+    step = lower_graph(case.graph, form, 1, "cuda")
+    plan = plan_launches(step.ops, DEVICE)
+    assert not plain_ops(plan), [step.ops[i].name for i in plain_ops(plan)]
+    schedule = schedule_launches(step, plan.levels)
+    layout = input_layout(case.graph, form)
+    inputs = aligned_memory(layout.nbytes)
+    inputs[:] = pack_inputs(layout, key, {"x": case.x})
+    scratch = aligned_memory(max(1, schedule.shared_bytes))
+    outputs: dict[str, Float32] = {
+        decl.name: aligned_memory(form.tokens * int(decl.shape[-1]) * 4)
+        .view(np.float32)
+        .reshape(form.tokens, -1)
+        for decl in case.graph.of_kind(BufferKind.OUTPUT)
+    }
+    units = {name: arranged(*matrix, folder) for name, matrix in case.matrices.items()}
+    kept = dict(outputs)
+    for name, vector in case.vectors.items():
+        kept[name] = aligned_memory(vector.nbytes).view(np.float32)
+        kept[name][:] = vector
+
+    def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
+        dtype, stored = case.matrices[name]
+        columns = stored.shape[1] // dtype.block_bytes * dtype.block_elements
+        return units[name].ctypes.data, tile_bytes(dtype, columns), WeightLayout.UNITS
+
+    packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
+    for launch in plan.launches:
+        addresses = scratch.ctypes.data, inputs.ctypes.data, packets.ctypes.data
+        assert launch.shared_bytes <= DEVICE.shared_bytes
+        emulate(launch.source, folder).run(
+            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, 0
+        )
+    return {name: values[: len(case.x)] for name, values in outputs.items()}
+
+
+def activations(tokens: int, columns: int, seed: int) -> Float32:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, columns)) * 10.0 ** rng.uniform(-5, 3, (tokens, 1))
+    x[rng.random(x.shape) < 0.02] *= 40
+    return x.astype(np.float32)
+
+
+def weights(dtype: DType, rows: int, columns: int, seed: int) -> Bytes:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((rows, columns)) * 10.0 ** rng.uniform(-2, 1, (rows, 1))
+    return FORMATS[dtype].quantize(values.astype(np.float32))
+
+
+def one_product(dtype: DType, rows: int, columns: int, tokens: int) -> Case:
+    builder = GraphBuilder("product")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtype, (rows, columns))
+    builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", rows))
+    stored = weights(dtype, rows, columns, rows)
+    x_values = activations(tokens, columns, dtype.ggml_id)
+    return Case(builder.build(), x_values, {"w": (dtype, stored)}, {})
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+def test_a_product_has_the_bits_of_the_definition(
+    dtype: DType, tokens: int, folder: Path
+) -> None:
+    """Rows that fill no tile, a last span of one unit, of 32-blocks a last unit of 3 blocks."""
+    columns = 1280 + (96 if dtype.block_elements == 32 else 0)
+    case = one_product(dtype, 21, columns, tokens)
+    assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q6_K], ids=str)
+def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
+    """Tokens are cut in fours, and a form may have more than the step."""
+    case = one_product(dtype, 50, 512, 6)
+    got = run(case, folder, most=10)["y"]
+    assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
+
+
+def test_broken_and_silent_segments(folder: Path) -> None:
+    """NaN reaches its token's outputs alone; a segment below 2^-64 is zero."""
+    case = one_product(dtypes.Q4_K, 16, 768, 3)
+    case.x[0, 300] = np.nan
+    case.x[1, 512:] = 2.0**-65
+    case.x[2] = 0
+    got = run(case, folder)["y"]
+    want = matmul(case.matrices["w"][1], dtypes.Q4_K, case.x)
+    assert np.isnan(got[0]).all() and np.array_equal(got, want, equal_nan=True)
+
+
+def layer(tokens: int, value_format: DType, biases: bool = False) -> Case:
+    """Norm and three products; two products, gate and a product with a residual."""
+    hidden, width, rows = 512, 96, {"q": 64, "k": 32, "v": 48}
+    builder = GraphBuilder("layer")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
+    formats = {"q": dtypes.Q4_K, "k": dtypes.Q4_K, "v": value_format}
+    matrices: dict[str, tuple[DType, Bytes]] = {}
+    vectors: dict[str, Float32] = {}
+
+    def vector(name: str, size: int) -> object:
+        vectors[name] = activations(1, size, len(vectors) + 90)[0]
+        return builder.buffer(name, BufferKind.WEIGHT, F32, (size,))
+
+    def matrix(name: str, dtype: DType, rows: int, columns: int) -> object:
+        matrices[name] = dtype, weights(dtype, rows, columns, len(matrices))
+        return builder.buffer(name, BufferKind.WEIGHT, dtype, (rows, columns))
+
+    norm = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm", hidden), eps=1e-6, groups=1)
+    for name, count in rows.items():
+        y = builder.output(f"y.{name}", "tokens", count)
+        w = matrix(name, formats[name], count, hidden)
+        if biases:
+            product = builder.emit(Opcode.MATMUL, x=norm, weight=w)
+            builder.emit(Opcode.BIAS_ADD, x=product, bias=vector(f"b.{name}", count), y=y)
+        else:
+            builder.emit(Opcode.MATMUL, x=norm, weight=w, y=y)
+    other = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm2", hidden), eps=1e-5, groups=1)
+    gate = builder.emit(
+        Opcode.MATMUL, x=other, weight=matrix("gate", dtypes.Q4_K, width * 8, hidden)
+    )
+    up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", dtypes.Q4_K, width * 8, hidden))
+    gated = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
+    down = builder.emit(
+        Opcode.MATMUL, x=gated, weight=matrix("down", dtypes.Q6_K, hidden, width * 8)
+    )
+    builder.emit(Opcode.ADD, a=x, b=down, y=builder.output("y", "tokens", hidden))
+    return Case(builder.build(), activations(tokens, hidden, 7), matrices, vectors)
+
+
+def layer_by_definition(case: Case, biases: bool) -> dict[str, Float32]:
+    def product(name: str, x: Float32) -> Float32:
+        dtype, stored = case.matrices[name]
+        return matmul(stored, dtype, x)
+
+    first = rms_norm(x=case.x, weight=case.vectors["norm"], eps=1e-6)
+    results = {f"y.{name}": product(name, first) for name in "qkv"}
+    if biases:
+        results = {f"y.{n}": results[f"y.{n}"] + case.vectors[f"b.{n}"] for n in "qkv"}
+    second = rms_norm(x=case.x, weight=case.vectors["norm2"], eps=1e-5)
+    gated = swiglu(gate=product("gate", second), up=product("up", second))
+    return results | {"y": case.x + product("down", gated)}
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_layer_is_three_launches(tokens: int, biases: bool, folder: Path) -> None:
+    """q, k, v behind their norm; gate and up; down and the residual: with the definition's bits."""
+    case = layer(tokens, dtypes.Q6_K, biases)
+    step, plan = planned(case)
+    assert [launch.first for launch in plan.launches] == [0, 8 if biases else 5, len(step.ops) - 3]
+    got, want = run(case, folder), layer_by_definition(case, biases)
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+def test_another_weight_gives_other_bits(folder: Path) -> None:
+    """The comparison would notice one flipped nibble."""
+    case = one_product(dtypes.Q4_K, 16, 256, 1)
+    dtype, stored = case.matrices["w"]
+    other = stored.copy()
+    other[3, 40] ^= 0x10
+    got = run(case, folder)["y"]
+    assert not np.array_equal(got, matmul(other, dtype, case.x))
+
+
+def test_a_result_somebody_reads_is_not_left_out() -> None:
+    """The norm's result is an output too: the run begins behind it, and the norm is plain."""
+    case = layer(1, dtypes.Q4_K)
+    builder = GraphBuilder("norm is read")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    norm = builder.emit(Opcode.RMS_NORM, x=x, eps=1e-6, groups=1)
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (32, 256))
+    builder.emit(Opcode.MATMUL, x=norm, weight=w, y=builder.output("y", "tokens", 32))
+    builder.emit(Opcode.ADD, a=x, b=norm, y=builder.output("z", "tokens", 256))
+    step, plan = planned(replace(case, graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm", "add"]
+    assert len(plan.launches) == 3
+
+
+def test_ops_of_one_launch_share_no_memory() -> None:
+    """A block may read x while another writes y: the schedule keeps them apart."""
+    step, plan = planned(layer(1, dtypes.Q6_K))
+    apart, together = (schedule_launches(step, levels).shared for levels in (None, plan.levels))
+    down = step.ops[-3:]
+    x, y = down[0].operands[0], down[1].operands[down[1].written[0]]
+    assert x is not None and y is not None
+
+    def place(shared: Mapping[str, int], name: str) -> range:
+        return range(shared[name], shared[name] + step.scratch[name])
+
+    assert set(place(together, x.buffer)).isdisjoint(place(together, y.buffer))
+    assert apart != together
+
+
