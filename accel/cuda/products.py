@@ -10,14 +10,21 @@ of its own. Nothing here knows a model: the run is found in the ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accel.cuda.device import Device
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_place,
+    packet_number,
+    result,
+    size_places,
+    source,
+)
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.cuda.units import UNIT_ROWS, in_units, unit_bytes, unit_count
-from accel.packets.ops import TABLE
-from accel.packets.step import Op, Tensor
+from accel.packets.step import Op
 from contract.dtypes import DType
 
 MOST_MATRICES = 3
@@ -27,8 +34,6 @@ CHUNK_UNITS = 2
 RING_SLOTS = 2
 SINGLE, FEW = 1, 4
 """Tokens kernels are built for."""
-OPERANDS_OF_A_PACKET = 16
-"""What the kernels multiply a packet's number with to name an operand of it."""
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
 """Of one token: two planes of 256 bytes, 16 sums, a scale and a sum of squares."""
 MOST_TILE_SLOTS = 8
@@ -70,7 +75,7 @@ def _runs(ops: Sequence[Op]) -> Iterator[Run]:
         norm, at = 0, 1
     if at < len(ops) and ops[at].name == "quantize_activation":
         quantize, at = at, at + 1
-    if norm is not None and (quantize is None or _result(ops[norm]) != _x(ops[at - 1])):
+    if norm is not None and (quantize is None or result(ops[norm]) != source(ops[at - 1])):
         return
     found = _products(ops, at, quantize)
     for count in range(len(found), 0, -1):
@@ -82,21 +87,19 @@ def _runs(ops: Sequence[Op]) -> Iterator[Run]:
         yield run
 
 
-def _products(
-    ops: Sequence[Op], at: int, quantize: int | None
-) -> list[tuple[int, int | None]]:
+def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[int, int | None]]:
     """Products of the same integers one after the other, each with the bias behind it."""
     found: list[tuple[int, int | None]] = []
     formats: set[DType | None] = set()
     most = MOST_MATRICES if quantize is not None else 1
     while at < len(ops) and in_units(ops[at]) and len(found) < most:
-        shared = ops[quantize].operands[1] if quantize is not None else _x(ops[at])
-        if _x(ops[at]) != shared or len(formats | {ops[at].dtype}) > MOST_FORMATS:
+        shared = ops[quantize].operands[1] if quantize is not None else source(ops[at])
+        if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MOST_FORMATS:
             break
         formats.add(ops[at].dtype)
         product, at = at, at + 1
         bias = None
-        if at < len(ops) and ops[at].name == "bias_add" and _x(ops[at]) == _result(ops[product]):
+        if at < len(ops) and ops[at].name == "bias_add" and source(ops[at]) == result(ops[product]):
             bias, at = at, at + 1
         found.append((product, bias))
     return found
@@ -107,7 +110,7 @@ def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
     if run.length >= len(ops):
         return
     end = ops[run.length]
-    results = [_result(ops[_writer(run, i)]) for i in range(len(run.products))]
+    results = [result(ops[_writer(run, i)]) for i in range(len(run.products))]
     more = replace(run, length=run.length + 1)
     if end.name == "swiglu" and len(results) == 2 and list(end.operands[:2]) == results:
         first, second = (ops[product] for product in run.products)
@@ -127,21 +130,11 @@ def _writer(run: Run, number: int) -> int:
 
 
 def _private(ops: Sequence[Op], run: Run) -> bool:
-    """Whether nobody behind the run reads what the launch does not write, and nothing it reads is
-    one of its results."""
     last = [run.gate, run.residual]
     ends = [end for end in last if end is not None] or [
         _writer(run, i) for i in range(len(run.products))
     ]
-    written = {tensor.buffer for end in ends if (tensor := _result(ops[end])) is not None}
-    inside = {name for op in ops[: run.length] for name in op.results()} - written
-    read_later = {
-        tensor.buffer
-        for op in ops[run.length :]
-        for place, tensor in enumerate(op.operands)
-        if tensor is not None and place not in op.written
-    }
-    return not inside & read_later
+    return nobody_reads(ops, run.length, (result(ops[end]) for end in ends))
 
 
 def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
@@ -174,7 +167,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         (min(tiles, device.multiprocessors), -(-tokens // together), 1),
         (warps * 32, 1, 1),
         shared_bytes,
-        numbers | _places(ops, run),
+        {**numbers, **_places(ops, run)},
     )
 
 
@@ -185,7 +178,9 @@ def _shape(
     slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     tile_units = units * (2 if paired else 1)
     for warps in (16, 12, 8, 4) if tokens == SINGLE else (8, 4, 2):
-        for slot_bits in (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0):
+        for slot_bits in (
+            (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
+        ):
             nbytes = warps * RING_SLOTS * (slot + BARRIER_BYTES) + 2 * 4 * MOST_TILE_SLOTS
             nbytes += tokens * units * UNIT_ACTIVATION_BYTES
             nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
@@ -194,70 +189,48 @@ def _shape(
     return None
 
 
-def _places(ops: Sequence[Op], run: Run) -> Mapping[str, int]:
+def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
     """Where the kernel finds its operands: see the head of ``kernels/unit_product.cu``."""
-    table = {op: {operand.name: i for i, operand in enumerate(TABLE[op].operands)} for op in TABLE}
-
-    def place(number: int | None, operand: str) -> int:
-        if number is None:
-            return -1
-        return number * OPERANDS_OF_A_PACKET + table[ops[number].name][operand]
-
-    def given(number: int | None, operand: str) -> int:
-        found = place(number, operand)
-        absent = found < 0 or ops[found // 16].operands[found % 16] is None
-        return -1 if absent else found
-
-    source = run.norm if run.norm is not None else run.quantize
+    x = run.norm if run.norm is not None else run.quantize
     integers = run.products[0] if run.quantize is None else None
     numbers = {
-        "X": place(source, "x"),
-        "NORM_WEIGHT": given(run.norm, "weight"),
-        "M": place(integers, "x"),
-        "SCALE": place(integers, "scale"),
-        "SUMS": place(integers, "sums"),
-        "RESIDUAL": _residual(ops, run),
-        "NORM": -1 if run.norm is None else run.norm,
+        "X": operand_place(ops, x, "x"),
+        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
+        "M": operand_place(ops, integers, "x"),
+        "SCALE": operand_place(ops, integers, "scale"),
+        "SUMS": operand_place(ops, integers, "sums"),
+        "RESIDUAL": operand_place(ops, run.residual, _residual(ops, run)),
+        "NORM": packet_number(run.norm),
         "PRODUCT": run.products[0],
-        "GATE": -1 if run.gate is None else run.gate,
-        "MATMUL_ROWS": TABLE["matmul"].sizes.index("rows"),
-        "MATMUL_COLUMNS": TABLE["matmul"].sizes.index("columns"),
-        "SWIGLU_ACTIVATION": TABLE["swiglu"].sizes.index("activation"),
-        "RMS_NORM_EPS": TABLE["rms_norm"].reals.index("eps"),
+        "GATE": packet_number(run.gate),
+        **size_places("matmul", "rows", "columns"),
+        **size_places("swiglu", "activation"),
+        **size_places("rms_norm", "eps"),
     }
+    end = run.gate if run.gate is not None else run.residual
     for i, product in enumerate(run.products):
-        end = run.gate if run.gate is not None else run.residual
-        numbers[f"W{i}"] = place(product, "weight")
-        numbers[f"B{i}"] = place(run.biases[i], "bias")
-        numbers[f"Y{i}"] = place(_writer(run, i) if end is None else end, "y")
+        numbers[f"W{i}"] = operand_place(ops, product, "weight")
+        numbers[f"B{i}"] = operand_place(ops, run.biases[i], "bias")
+        numbers[f"Y{i}"] = operand_place(ops, _writer(run, i) if end is None else end, "y")
     return numbers
 
 
-def _residual(ops: Sequence[Op], run: Run) -> int:
+def _residual(ops: Sequence[Op], run: Run) -> str:
+    """Which operand of the addition is not the product."""
     if run.residual is None:
-        return -1
-    mine = _result(ops[_writer(run, 0)])
-    other = 1 if ops[run.residual].operands[0] == mine else 0
-    return run.residual * OPERANDS_OF_A_PACKET + other
+        return "a"
+    return "b" if source(ops[run.residual]) == result(ops[_writer(run, 0)]) else "a"
 
 
 def _aligned(ops: Sequence[Op], run: Run) -> bool:
-    source = ops[run.norm if run.norm is not None else run.quantize or 0]
-    weight = source.operands[1] if run.norm is not None else None
-    tensors = [tensor for tensor in (_x(source), weight) if tensor is not None]
+    first = ops[run.norm if run.norm is not None else run.quantize or 0]
+    weight = first.operands[1] if run.norm is not None else None
+    tensors = [tensor for tensor in (source(first), weight) if tensor is not None]
     return all(
         tensor.start % ALIGNED_FLOATS == 0 and tensor.stride % ALIGNED_FLOATS == 0
         for tensor in tensors
         if tensor.stride > 1
     )
-
-
-def _x(op: Op) -> Tensor | None:
-    return op.operands[0]
-
-
-def _result(op: Op) -> Tensor | None:
-    return op.operands[op.written[0]]
 
 
 def _id(dtype: DType | None) -> int:

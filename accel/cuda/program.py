@@ -125,7 +125,8 @@ def _included(name: str, seen: set[str]) -> str:
     """A file of ``accel/cuda/kernels`` with what it includes, each file once."""
     seen.add(name)
     lines = [f'#line 1 "{name}"']
-    own = resources.files("accel.cuda").joinpath("kernels", name).read_text(encoding="utf-8")
+    folder = "accel" if name.endswith(".k") else "accel.cuda"
+    own = resources.files(folder).joinpath("kernels", name).read_text(encoding="utf-8")
     for number, line in enumerate(own.splitlines(), 1):
         if (include := INCLUDE.fullmatch(line.strip())) is None:
             lines.append(line)

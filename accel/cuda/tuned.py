@@ -1,14 +1,16 @@
 """Tuned kernels: what stands in for one op of a step, or for a run of them, where it is faster.
 
 A rule looks at the ops that are still to be launched and says how many of them, from the first one
-on, it replaces by which launches; the first rule of ``accel.cuda.registered`` that answers wins, and an op no rule
-answers for runs as the plain kernel of its name. So every op also exists alone, and a rule may give
-up a case (a format, a width, a number of tokens, an architecture) by answering None.
+on, it replaces by which launches; the first rule of ``accel.cuda.registered`` that answers wins,
+and an op no rule answers for runs as the plain kernel of its name. So every op also exists alone,
+and a rule may give up a case (a format, a width, a number of tokens, an architecture) by answering
+None.
 
 A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
 of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
-primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include headers of
-its folder. Each of its kernels has the parameters of a plain one, and an address of its own::
+primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of
+its folder and of ``accel/kernels``. Each of its kernels has the parameters of a plain one, and an
+address of its own::
 
     extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
                                      U64 workspace)

@@ -51,8 +51,8 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
 
 
 def schedule_launches(step: Step, levels: Sequence[int] | None = None) -> Schedule:
-    """For launches one after the other: each op has a level of its own, or ``levels`` says which ops
-    share a launch. What ops of one launch touch never shares memory."""
+    """For launches one after the other: each op has a level of its own, or ``levels`` says which
+    ops share a launch. What ops of one launch touch never shares memory."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set())

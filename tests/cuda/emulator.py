@@ -15,7 +15,9 @@ from tests.needs import missing
 
 HERE = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
-ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)')
+ENTRY = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,7 @@ class Emulated:
 
     library: ctypes.CDLL
 
-    def run(
-        self, entry: str, grid: tuple[int, int, int], threads: int, *arguments: int
-    ) -> None:
+    def run(self, entry: str, grid: tuple[int, int, int], threads: int, *arguments: int) -> None:
         """Every block of a launch, one after the other."""
         run = getattr(self.library, f"run_{entry}")
         run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,62 +10,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda.device import Device
 from accel.cuda.plan import Plan, plain_ops, plan_launches
-from accel.cuda.program import tuned_source
-from accel.cuda.units import UNITS, tile_bytes
-from accel.packets.binding import bind_step
-from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.step import Step
 from contract import dtypes
 from contract.dtypes import F32, DType
-from contract.ir.graph import BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.ops.rms_norm import rms_norm
 from reference.ops.swiglu import swiglu
 from reference.quant import FORMATS
 from reference.quant.dot import matmul
-from tests.cuda.emulator import emulate
+from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 QUANTIZED = sorted(
     (dtype for dtype in FORMATS if dtype.storage is not F32.storage), key=lambda d: d.ggml_id
 )
-DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where emulated kernels are built: once for all tests."""
-    return tmp_path_factory.mktemp("emulated")
-
-
-def aligned_memory(nbytes: int) -> Bytes:
-    """uint8[nbytes] at a multiple of 256 bytes, every float a NaN."""
-    room = np.full(nbytes + 512, 0xFF, np.uint8)
-    start = -room.ctypes.data % 256
-    return room[start : start + nbytes]
-
-
-def arranged(dtype: DType, stored: Bytes, folder: Path) -> Bytes:
-    """The units of uint8[rows, row_bytes]."""
-    rows, row_bytes = stored.shape
-    columns = row_bytes // dtype.block_bytes * dtype.block_elements
-    tiles = -(-rows // UNITS.group_rows)
-    target = aligned_memory(tiles * tile_bytes(dtype, columns))
-    source = tuned_source(UNITS.file, {"DTYPE": dtype.ggml_id})
-    emulate(source, folder).run(
-        UNITS.entry,
-        UNITS.grid(dtype, columns, tiles),
-        UNITS.block,
-        *(stored.ctypes.data, target.ctypes.data, rows, columns, 0, tiles),
-    )
-    return target
 
 
 @dataclass(frozen=True)
@@ -87,38 +51,14 @@ def run(case: Case, folder: Path, most: int = 0) -> dict[str, Float32]:
     """Every output of the graph, in a form of ``most`` tokens; no plain kernel may be left."""
     key = ShapeKey(len(case.x), 0)
     form = ShapeKey(max(most, len(case.x)), 0)
-    step = lower_graph(case.graph, form, 1, "cuda")
-    plan = plan_launches(step.ops, DEVICE)
-    assert not plain_ops(plan), [step.ops[i].name for i in plain_ops(plan)]
-    schedule = schedule_launches(step, plan.levels)
-    layout = input_layout(case.graph, form)
-    inputs = aligned_memory(layout.nbytes)
-    inputs[:] = pack_inputs(layout, key, {"x": case.x})
-    scratch = aligned_memory(max(1, schedule.shared_bytes))
     outputs: dict[str, Float32] = {
         decl.name: aligned_memory(form.tokens * int(decl.shape[-1]) * 4)
         .view(np.float32)
         .reshape(form.tokens, -1)
         for decl in case.graph.of_kind(BufferKind.OUTPUT)
     }
-    units = {name: arranged(*matrix, folder) for name, matrix in case.matrices.items()}
-    kept = dict(outputs)
-    for name, vector in case.vectors.items():
-        kept[name] = aligned_memory(vector.nbytes).view(np.float32)
-        kept[name][:] = vector
-
-    def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
-        dtype, stored = case.matrices[name]
-        columns = stored.shape[1] // dtype.block_bytes * dtype.block_elements
-        return units[name].ctypes.data, tile_bytes(dtype, columns), WeightLayout.UNITS
-
-    packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
-    for launch in plan.launches:
-        addresses = scratch.ctypes.data, inputs.ctypes.data, packets.ctypes.data
-        assert launch.shared_bytes <= DEVICE.shared_bytes
-        emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, 0
-        )
+    kept = {name: in_device_memory(vector) for name, vector in case.vectors.items()}
+    run_step(case.graph, (key, form), {"x": case.x}, kept | outputs, case.matrices, folder)
     return {name: values[: len(case.x)] for name, values in outputs.items()}
 
 
@@ -147,9 +87,7 @@ def one_product(dtype: DType, rows: int, columns: int, tokens: int) -> Case:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
-def test_a_product_has_the_bits_of_the_definition(
-    dtype: DType, tokens: int, folder: Path
-) -> None:
+def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, folder: Path) -> None:
     """Rows that fill no tile, a last span of one unit, of 32-blocks a last unit of 3 blocks."""
     columns = 1280 + (96 if dtype.block_elements == 32 else 0)
     case = one_product(dtype, 21, columns, tokens)
@@ -172,7 +110,8 @@ def test_broken_and_silent_segments(folder: Path) -> None:
     case.x[2] = 0
     got = run(case, folder)["y"]
     want = matmul(case.matrices["w"][1], dtypes.Q4_K, case.x)
-    assert np.isnan(got[0]).all() and np.array_equal(got, want, equal_nan=True)
+    assert np.isnan(got[0]).all()
+    assert np.array_equal(got, want, equal_nan=True)
 
 
 def layer(tokens: int, value_format: DType, biases: bool = False) -> Case:
@@ -184,11 +123,11 @@ def layer(tokens: int, value_format: DType, biases: bool = False) -> Case:
     matrices: dict[str, tuple[DType, Bytes]] = {}
     vectors: dict[str, Float32] = {}
 
-    def vector(name: str, size: int) -> object:
+    def vector(name: str, size: int) -> View:
         vectors[name] = activations(1, size, len(vectors) + 90)[0]
         return builder.buffer(name, BufferKind.WEIGHT, F32, (size,))
 
-    def matrix(name: str, dtype: DType, rows: int, columns: int) -> object:
+    def matrix(name: str, dtype: DType, rows: int, columns: int) -> View:
         matrices[name] = dtype, weights(dtype, rows, columns, len(matrices))
         return builder.buffer(name, BufferKind.WEIGHT, dtype, (rows, columns))
 
@@ -271,12 +210,11 @@ def test_ops_of_one_launch_share_no_memory() -> None:
     apart, together = (schedule_launches(step, levels).shared for levels in (None, plan.levels))
     down = step.ops[-3:]
     x, y = down[0].operands[0], down[1].operands[down[1].written[0]]
-    assert x is not None and y is not None
+    assert x is not None
+    assert y is not None
 
     def place(shared: Mapping[str, int], name: str) -> range:
         return range(shared[name], shared[name] + step.scratch[name])
 
     assert set(place(together, x.buffer)).isdisjoint(place(together, y.buffer))
     assert apart != together
-
-

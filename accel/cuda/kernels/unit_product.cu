@@ -10,23 +10,11 @@
 // how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h. Blocks of a row of the grid share a
 // product, rows of the grid take TOKENS tokens each.
 
+#include "packets.h"
 #include "unit_stream.h"
 
 #define PAIRED (GATE >= 0)
 typedef SHAPE<WARPS, SLOTS, TOKENS, FIRST, SECOND, MATRICES> PRODUCT_SHAPE;
-
-DEVICE const PACKET *packet_of(const LAUNCH &launch, int number) {
-    return (const PACKET *)launch.packets + launch.index + number;
-}
-
-DEVICE unsigned char *operand_at(const LAUNCH &launch, int place) {
-    if (place < 0) return 0;
-    return (unsigned char *)address_of(launch, packet_of(launch, place / 16)->operand[place % 16]);
-}
-
-DEVICE size_t stride_at(const LAUNCH &launch, int place) {
-    return place < 0 ? 0 : packet_of(launch, place / 16)->stride[place % 16];
-}
 
 struct RESULT {
     float *y;
@@ -80,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #endif
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned columns = product->size[MATMUL_COLUMNS];
-    unsigned tokens = product->size[0];
-    if (product->counted) tokens *= U32_AT(inputs, product->counted - 1);
+    const unsigned tokens = count_of(launch, product);
     OUTPUTS outputs;
     outputs.first_token = blockIdx.y * TOKENS;
     if (outputs.first_token >= tokens) {

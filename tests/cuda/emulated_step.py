@@ -1,0 +1,94 @@
+"""A step of tuned kernels on emulated blocks: lowered, planned and bound as on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.plan import plain_ops, plan_launches
+from accel.cuda.program import tuned_source
+from accel.cuda.units import UNITS, tile_bytes
+from accel.packets.binding import bind_step
+from accel.packets.layouts import WeightLayout
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
+from contract.dtypes import DType
+from contract.ir.graph import Graph
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.shape_key import ShapeKey
+from tests.cuda.emulator import emulate
+
+Bytes = NDArray[np.uint8]
+DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
+
+
+def aligned_memory(nbytes: int) -> Bytes:
+    """uint8[nbytes] at a multiple of 256 bytes, every float a NaN."""
+    room = np.full(nbytes + 512, 0xFF, np.uint8)
+    start = -room.ctypes.data % 256
+    return room[start : start + nbytes]
+
+
+def arranged(dtype: DType, stored: Bytes, folder: Path) -> Bytes:
+    """The units of uint8[rows, row_bytes]."""
+    rows, row_bytes = stored.shape
+    columns = row_bytes // dtype.block_bytes * dtype.block_elements
+    tiles = -(-rows // UNITS.group_rows)
+    target = aligned_memory(tiles * tile_bytes(dtype, columns))
+    source = tuned_source(UNITS.file, {"DTYPE": dtype.ggml_id})
+    emulate(source, folder).run(
+        UNITS.entry,
+        UNITS.grid(dtype, columns, tiles),
+        UNITS.block,
+        *(stored.ctypes.data, target.ctypes.data, rows, columns, 0, tiles),
+    )
+    return target
+
+
+def in_device_memory(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy that lies as buffers of a device do."""
+    place = aligned_memory(values.nbytes)
+    place[:] = np.frombuffer(values.tobytes(), np.uint8)
+    return place.view(values.dtype).reshape(values.shape)
+
+
+def run_step(
+    graph: Graph,
+    sizes: tuple[ShapeKey, ShapeKey],
+    inputs: Mapping[str, NDArray[Any]],
+    kept: Mapping[str, NDArray[Any]],
+    matrices: Mapping[str, tuple[DType, Bytes]],
+    folder: Path,
+) -> None:
+    """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left.
+
+    ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
+    as a file stores them.
+    """
+    key, form = sizes
+    step = lower_graph(graph, form, 1, "cuda")
+    plan = plan_launches(step.ops, DEVICE)
+    assert not plain_ops(plan), [step.ops[i].name for i in plain_ops(plan)]
+    schedule = schedule_launches(step, plan.levels)
+    layout = input_layout(graph, form)
+    block, scratch = aligned_memory(layout.nbytes), aligned_memory(max(1, schedule.shared_bytes))
+    block[:] = pack_inputs(layout, key, inputs)
+    units = {name: arranged(*matrix, folder) for name, matrix in matrices.items()}
+
+    def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
+        dtype, stored = matrices[name]
+        columns = stored.shape[1] // dtype.block_bytes * dtype.block_elements
+        return units[name].ctypes.data, tile_bytes(dtype, columns), WeightLayout.UNITS
+
+    packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
+    for launch in plan.launches:
+        addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
+        assert launch.shared_bytes <= DEVICE.shared_bytes
+        emulate(launch.source, folder).run(
+            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, 0
+        )
