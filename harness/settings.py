@@ -216,6 +216,7 @@ SETTINGS: Mapping[str, Setting] = {
             "auto",
             "a step as one kernel (persistent) or a kernel per op; auto probes the device",
         ),
+        Setting("device", TEXT, "", "part of a device's name, of the tier that runs", "the first"),
         Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
         Setting("system", TEXT, None, "system prompt", "what the model's chat template says"),

@@ -19,13 +19,15 @@ AUTO = "auto"
 class TierOptions:
     """What a caller may choose about a tier; a tier ignores what is not its own.
 
-    ``threads`` is the most host threads to use, None for all cores. ``opencl_mode`` is auto,
-    persistent or launch, ``opencl_workers`` how many workers every step gets, None to adapt,
-    ``opencl_device`` a part of a device's name, empty for the first.
+    ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
+    device's name, empty for the first. ``opencl_mode`` is auto, persistent or launch,
+    ``opencl_workers`` how many workers every step gets, None to adapt, ``opencl_device`` comes
+    before ``device`` for that tier.
     ``note`` is told of long work, such as compiling kernels.
     """
 
     threads: int | None = None
+    device: str = ""
     opencl_mode: str = "auto"
     opencl_workers: int | None = None
     opencl_device: str = ""
@@ -67,10 +69,20 @@ def _open_opencl(options: TierOptions) -> Tier:
         crew=Crews if fixed is None else lambda most: FixedCrew(min(fixed, most)),
         cache=cache,
     )
-    return OpenClTier(options.opencl_device, choices, options.note)
+    return OpenClTier(options.opencl_device or options.device, choices, options.note)
 
 
-TIERS: Mapping[str, TierFactory] = MappingProxyType({"opencl": _open_opencl, "cpu": _open_cpu})
+def _open_cuda(options: TierOptions) -> Tier:
+    from accel.cuda.runtime import Choices
+    from accel.cuda.tier import CudaTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "cuda"
+    return CudaTier(options.device, Choices(cache=cache), options.note)
+
+
+TIERS: Mapping[str, TierFactory] = MappingProxyType(
+    {"cuda": _open_cuda, "opencl": _open_opencl, "cpu": _open_cpu}
+)
 """The factories of this build, best tier first. A factory raises TierUnavailable."""
 
 

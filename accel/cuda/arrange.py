@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.program import Modules, Source, tuned_source
 from accel.cuda.registered import LAYOUTS
-from accel.cuda.tuned import ArrangedLayout
+from accel.cuda.tuned import ArrangedLayout, Extent
 from accel.cuda.upload import Uploader
 from accel.packets.accessors import packet_constants
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
@@ -20,6 +21,8 @@ from accel.packets.mirrors import Bytes
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 
+Launch = Callable[[int, range], None]
+"""Has some groups arranged whose stored rows lie at an address."""
 BLOCK = 128
 MOST_GROUPS = 1 << 15
 """Of a launch's second dimension."""
@@ -76,40 +79,47 @@ class Arranger:
         row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
         place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if layout is WeightLayout.LANES:
-            self.uploader.arrange(
-                stack, lambda stored, groups: self._into_lanes(stack, stored, place, groups)
-            )
+            launch = self._into_lanes(stack, place)
         else:
-            self.uploader.arrange(
-                stack,
-                lambda stored, groups: self._into(
-                    LAYOUTS[layout], stack, stored, place.address + groups.start * row_bytes, groups
-                ),
-            )
+            launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
+        self.uploader.arrange(stack, launch)
         return ArrangedMatrix(place, row_bytes, layout)
 
-    def _into_lanes(self, stack: Stack, stored: int, place: Allocation, groups: range) -> None:
-        units = stack.columns // stack.dtype.block_elements * LANES
-        grid = (-(-units // BLOCK), min(len(groups), MOST_GROUPS), 1)
+    def _into_lanes(self, stack: Stack, place: Allocation) -> Launch:
         function = self.modules.function(_lanes_source(stack.dtype), "arrange")
-        arguments = Arguments(
-            *map(np.uint64, (stored, place.address, 0)),
-            *map(np.uint32, (stack.rows, stack.columns, groups.start, len(groups))),
-        )
-        shape = LaunchShape(function, grid, (BLOCK, 1, 1))
-        start_kernel(self.memory.context, self.memory.stream, shape, arguments)
+        units = stack.columns // stack.dtype.block_elements * LANES
+
+        def launch(stored: int, groups: range) -> None:
+            grid = (-(-units // BLOCK), min(len(groups), MOST_GROUPS), 1)
+            self._start(function, grid, BLOCK, (stored, place.address, 0), stack, groups)
+
+        return launch
 
     def _into(
-        self, layout: ArrangedLayout, stack: Stack, stored: int, target: int, groups: range
-    ) -> None:
+        self, layout: ArrangedLayout, stack: Stack, place: Allocation, row_bytes: int
+    ) -> Launch:
         macros: Mapping[str, int] = {"DTYPE": stack.dtype.ggml_id}
         function = self.modules.function(tuned_source(layout.file, macros), layout.entry)
-        arguments = Arguments(
-            *map(np.uint64, (stored, target)),
-            *map(np.uint32, (stack.rows, stack.columns, groups.start, len(groups))),
-        )
-        grid = layout.grid(stack.dtype, stack.columns, len(groups))
-        shape = LaunchShape(function, grid, (layout.block, 1, 1))
+
+        def launch(stored: int, groups: range) -> None:
+            grid = layout.grid(stack.dtype, stack.columns, len(groups))
+            target = place.address + groups.start * row_bytes
+            self._start(function, grid, layout.block, (stored, target), stack, groups)
+
+        return launch
+
+    def _start(
+        self,
+        function: Any,
+        grid: Extent,
+        block: int,
+        addresses: tuple[int, ...],
+        stack: Stack,
+        groups: range,
+    ) -> None:
+        numbers = stack.rows, stack.columns, groups.start, len(groups)
+        arguments = Arguments(*map(np.uint64, addresses), *map(np.uint32, numbers))
+        shape = LaunchShape(function, grid, (block, 1, 1))
         start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
 

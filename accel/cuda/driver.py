@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import weakref
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,9 @@ from contract.errors import TierUnavailable
 
 EXTRA_HINT = "pip install 'zinc-rt[cuda]'"
 DRIVER_HINT = "install NVIDIA's driver, version 580 or newer"
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+NO_DRIVER = f"there is no CUDA driver ({LIBRARY})"
+NO_CUDA_DEVICE = "there is no CUDA device"
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 NOT_READY = "CUDA_ERROR_NOT_READY"
 NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
@@ -43,7 +48,14 @@ class Driver:
 
 
 def import_binding() -> ModuleType:
-    """``cuda.bindings.driver``; TierUnavailable naming the extra when it cannot be imported."""
+    """``cuda.bindings.driver``; TierUnavailable without a driver or the extra.
+
+    The driver is looked for first: that is quick, and importing the binding is not.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise TierUnavailable(TIER, NO_DRIVER, DRIVER_HINT) from None
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -61,11 +73,7 @@ def open_driver(binding: Any = None) -> Driver:
     try:
         driver.call("cuInit", 0)
     except CudaError as error:
-        reason = "there is no CUDA device" if error.name == NO_DEVICE else str(error)
-        raise TierUnavailable(TIER, reason, DRIVER_HINT) from None
-    except RuntimeError as error:
-        # What the binding raises when it finds no libcuda; its message is an essay.
-        reason = f"there is no CUDA driver ({str(error).splitlines()[0]})"
+        reason = NO_CUDA_DEVICE if error.name == NO_DEVICE else str(error)
         raise TierUnavailable(TIER, reason, DRIVER_HINT) from None
     return driver
 

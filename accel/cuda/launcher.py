@@ -41,14 +41,11 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """One launch. ``packets``, ``index`` and ``workspace`` are arguments of the kernel, and so are
-    the addresses of the memory of the step; see ``accel.cuda.tuned``."""
+    """One launch. ``own`` are the kernel's arguments behind the addresses of the step's memory."""
 
     kernel: LaunchShape
     cooperative: bool
-    packets: int
-    index: int
-    workspace: int | None = None
+    own: tuple[np.generic, ...]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -95,9 +92,8 @@ class Recording:
 
     def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
         memory = self.memory
-        words = [memory.scratch, memory.inputs, launch.packets]
-        own = [] if launch.workspace is None else [np.uint64(launch.workspace)]
-        arguments = Arguments(*map(np.uint64, words), np.uint32(launch.index), *own)
+        step = np.uint64(memory.scratch), np.uint64(memory.inputs)
+        arguments = Arguments(*step, *launch.own)
         attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:
             attributes = (COOPERATIVE,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +108,8 @@ class Memory:
     pinned: Pinned
     held: int = 0
     """Bytes taken from the device."""
+    spare: Callable[[], None] = lambda: None
+    """Gives back what is held for convenience."""
     mirrors: Mirrors[Allocation, Copy] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,14 +124,12 @@ class Memory:
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
         """Memory that is zeroed unless told otherwise. Raises OutOfMemory naming ``what``."""
         size = aligned(nbytes)
-        if size > self.capacity - self.held:
-            raise OutOfMemory(what, nbytes, self.held, self.capacity - self.held)
-        try:
-            address = int(self.context.call("cuMemAlloc", size))
-        except CudaError as error:
-            if error.name != OUT_OF_MEMORY:
-                raise
-            raise OutOfMemory(what, nbytes, self.held, self.available) from None
+        address = self._taken(size)
+        if address is None:
+            self.spare()
+            address = self._taken(size)
+        if address is None:
+            raise OutOfMemory(what, nbytes, self.held, self.available)
         self.held += size
         if zeroed:
             self.context.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
@@ -163,3 +164,13 @@ class Memory:
     def synchronize(self) -> None:
         """Return when the stream is empty."""
         self.context.call("cuStreamSynchronize", self.stream)
+
+    def _taken(self, size: int) -> int | None:
+        if size > self.capacity - self.held:
+            return None
+        try:
+            return int(self.context.call("cuMemAlloc", size))
+        except CudaError as error:
+            if error.name != OUT_OF_MEMORY:
+                raise
+            return None

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +106,7 @@ class Source:
     options: tuple[str, ...] = ()
 
 
+@cache
 def plain_source(module: Module) -> Source:
     """A kernel of ``accel/kernels``. Raises BuildError when the op has none."""
     try:

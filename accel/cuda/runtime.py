@@ -19,6 +19,17 @@ from accel.packets.build import Progress
 from contract.errors import TierUnavailable
 
 BUSY = ("CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_OUT_OF_MEMORY")
+FAULTS = (
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+)
+"""After these the driver refuses everything the process asks of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +99,7 @@ def open_runtime(
     try:
         context = Context(driver, device.ordinal)
     except CudaError as error:
-        remedy = "stop what uses it" if error.name in BUSY else "see nvidia-smi"
-        raise TierUnavailable(TIER, f"{device.name}: {error}", remedy) from None
+        raise _unavailable(device, error) from None
     try:
         stream = _stream(context)
         capacity = min(choices.memory_bytes or device.memory_bytes, device.memory_bytes)
@@ -98,14 +108,14 @@ def open_runtime(
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
     except CudaError as error:
-        context.close()
-        raise TierUnavailable(
-            TIER, f"{device.name} fails at its first kernel ({error})", "start a new process"
-        ) from None
+        with suppress(CudaError):
+            context.close()
+        raise _unavailable(device, error) from None
     except BaseException:
         context.close()
         raise
     uploader = Uploader(memory)
+    memory.spare = uploader.close
     programmatic = choices.programmatic and device.capability >= PROGRAMMATIC_CAPABILITY
     return Runtime(
         device,
@@ -118,6 +128,16 @@ def open_runtime(
         programmatic,
         choices.graphs,
     )
+
+
+def _unavailable(device: Device, error: CudaError) -> TierUnavailable:
+    reason, remedy = f"{device.name}: {error}", "see nvidia-smi"
+    if error.name in BUSY:
+        remedy = "stop what uses it"
+    elif error.name in FAULTS:
+        reason = f"{device.name} refuses this process since a kernel of it faulted ({error})"
+        remedy = "start a new process"
+    return TierUnavailable(TIER, reason, remedy)
 
 
 def _stream(context: Context) -> Any:

@@ -8,7 +8,7 @@ from accel.cuda.device import TIER
 from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Memory
 from accel.cuda.program import Modules, tuned_source
-from accel.packets.arithmetic import Float32, sample_pairs
+from accel.packets.samples import Float32, sample_pairs
 from contract.errors import TierUnavailable
 
 BLOCK = 128

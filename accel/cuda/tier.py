@@ -30,7 +30,7 @@ from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step, product_factors
 from accel.packets.build import Progress
-from accel.packets.footprint import MAPPED_OUTPUT_BYTES, device_footprint, step_memory
+from accel.packets.footprint import MAPPED_OUTPUT_BYTES, opencl_footprint, step_memory
 from accel.packets.forms import step_forms
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
@@ -71,6 +71,7 @@ class _Planned:
     scratch_bytes: int
     factors: frozenset[str]
     """Buffers some product reads: those that are arranged when they are uploaded."""
+    lowered: Mapping[ShapeKey, tuple[Step, Schedule, Plan]]
 
 
 class CudaTier:
@@ -145,7 +146,6 @@ class CudaTier:
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(f"allocating {decl.name}"):
-            self._runtime.uploader.close()
             allocation = self._memory.allocate(decl.name, nbytes)
         allocation.sent = decl.kind is not BufferKind.OUTPUT
         allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
@@ -154,7 +154,7 @@ class CudaTier:
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CudaBuffer:
         """A copy of ``data``, arranged for the products if it is one of their matrices.
 
-        Raises OutOfMemory before copying.
+        ``data`` is read until the first graph is lowered. Raises OutOfMemory before copying.
         """
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
@@ -169,6 +169,7 @@ class CudaTier:
         self._buffers.remove(buffer)
         if not self._lost:
             with self._guarded(f"freeing {buffer.name}"):
+                self._runtime.uploader.finish()
                 for allocation in buffer.allocations:
                     self._memory.free(allocation)
 
@@ -216,7 +217,7 @@ class CudaTier:
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
-            step, schedule, plan = _scheduled(graph, form, self._runtime.device)
+            step, schedule, plan = self._lowered(graph, form)
             self._runtime.modules.prepare(sources_of(plan))
             self._reserve(schedule.shared_bytes, inputs.nbytes)
             packets = bind_step(
@@ -298,16 +299,13 @@ class CudaTier:
         kept = [place]
         if plan.workspace_bytes:
             kept.append(memory.allocate(f"workspace of {name}", plan.workspace_bytes))
-        launches = [
-            BoundLaunch(
-                self._shape(launch),
-                launch.cooperative,
-                place.address,
-                launch.first,
-                None if launch.workspace is None else kept[-1].address + launch.workspace,
-            )
-            for launch in plan.launches
-        ]
+        launches = []
+        for launch in plan.launches:
+            own: tuple[np.generic, ...] = (packets[launch.first],)
+            if launch.workspace is not None:
+                workspace = kept[-1].address + launch.workspace
+                own = np.uint64(place.address), np.uint32(launch.first), np.uint64(workspace)
+            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
         recording = Recording(
             runtime.context, launches, self._step_memory, runtime.programmatic, runtime.graphs
         )
@@ -339,10 +337,17 @@ class CudaTier:
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0
 
-        footprint = device_footprint(
+        footprint = opencl_footprint(
             graph, largest, steps, workers=0, shared=False, arranged=arranged, extra=workspaces
         )
-        return _Planned(graph, largest, footprint, steps.shared, factors)
+        return _Planned(graph, largest, footprint, steps.shared, factors, lowered)
+
+    def _lowered(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule, Plan]:
+        """As planned, if it was."""
+        planned = self._planned
+        if planned is not None and planned.graph == graph and form in planned.lowered:
+            return planned.lowered[form]
+        return _scheduled(graph, form, self._runtime.device)
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""

@@ -5,22 +5,46 @@ from __future__ import annotations
 from accel.packets.ops import DeviceOp
 from accel.packets.packet import BANK_SHIFT, CONSTANTS, PACKET
 from contract.dtypes import I12, I32, WEIGHT_DTYPES
+from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT, STEP
 
 WORD_TYPES = {"<u4": "uint", "<i4": "int", "<u8": "U64", "<f4": "float"}
 GLSL_KEYWORDS = frozenset({"layout"})
 """Field names of PACKET that get a ``_`` behind."""
 
+RECORDS = {
+    "STEP": STEP,
+    "QUERY": QUERY_TOKEN,
+    "SAMPLING": SAMPLING,
+    "BIAS": LOGIT_BIAS,
+    "SLOT": SLOT,
+    "EVENT": OUTPUT_EVENT,
+}
+"""Records kernels read or write, by the prefix of their fields' names."""
 ABSENT_ADDRESS = "TO_U64(0u)"
 
 
 def packet_constants() -> str:
-    """``#define`` of what packets and kernels have to agree on, and of the GGML type ids."""
+    """``#define`` of what packets and kernels have to agree on: of packets, of the words of records
+    (``QUERY_SLOT``, ``SAMPLING_WORDS``), and the GGML type ids."""
     formats = {dtype.name.upper(): dtype.ggml_id for dtype in (*WEIGHT_DTYPES, I32, I12)}
     own = {"OFFSET_MASK": (1 << BANK_SHIFT) - 1, "PACKET_BYTES": PACKET.itemsize}
-    numbers = {name: _literal(value) for name, value in (CONSTANTS | own).items()}
+    numbers = {name: _literal(value) for name, value in (CONSTANTS | own | _words()).items()}
     # Without a suffix, so that GLSL's #if takes them.
     numbers |= {name: str(value) for name, value in formats.items()}
     return "".join(f"#define {name} {value}\n" for name, value in numbers.items())
+
+
+def _words() -> dict[str, int]:
+    """Where each field of each record is, in 32-bit words, and how many of them a record has."""
+    words: dict[str, int] = {}
+    for prefix, record in RECORDS.items():
+        assert record.fields is not None
+        words |= {
+            f"{prefix}_{name.upper()}": offset // 4
+            for name, (_, offset, *_) in record.fields.items()
+        }
+        words[f"{prefix}_WORDS"] = record.itemsize // 4
+    return words
 
 
 def packet_struct() -> str:

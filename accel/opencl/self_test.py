@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.program import BuildOptions, build_program, self_test_files
-from accel.packets.arithmetic import Float32, sample_pairs
 from accel.packets.packet import PACKET
+from accel.packets.samples import Float32, sample_pairs
 from contract.errors import TierUnavailable
 
 LAYOUT_FIELDS = (

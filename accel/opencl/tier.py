@@ -23,7 +23,7 @@ from accel.packets.build import Progress
 from accel.packets.footprint import (
     MAPPED_OUTPUT_BYTES,
     StepMemory,
-    device_footprint,
+    opencl_footprint,
     step_memory,
 )
 from accel.packets.forms import step_forms
@@ -337,7 +337,7 @@ class OpenClTier:
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers
-        return device_footprint(graph, largest, steps, workers, self._memory.shared)
+        return opencl_footprint(graph, largest, steps, workers, self._memory.shared)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """The answer for the graph asked about last is kept: what is planned is then made."""

@@ -46,7 +46,7 @@ def step_memory(lower: Lower, largest: ShapeKey) -> StepMemory:
     )
 
 
-def device_footprint(
+def opencl_footprint(
     graph: Graph,
     largest: ShapeKey,
     steps: StepMemory,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
-TIER_SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device")
+TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
 ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "memory_budget")
 SAMPLING_SETTINGS = (
     "temperature",
@@ -43,6 +43,7 @@ def tier_options(settings: Settings) -> TierOptions:
 
     return TierOptions(
         threads=settings["threads"],
+        device=settings["device"],
         opencl_mode=settings["opencl_mode"],
         opencl_device=settings["opencl_device"],
         note=note,

@@ -21,6 +21,8 @@ from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 
 OFFSET_MASK = (1 << 56) - 1
+PLAIN = (8, 8, PACKET.itemsize)
+"""Sizes of the arguments of a plain kernel."""
 
 
 class CUresult(IntEnum):
@@ -106,6 +108,7 @@ class FakeDriver:
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
         self.refused_images: set[bytes] = set()
+        self.faulted = SUCCESS
 
     @staticmethod
     def CUlaunchAttribute() -> Any:
@@ -144,6 +147,8 @@ class FakeDriver:
         return SUCCESS, self.attributes[name]
 
     def cuCtxCreate(self, parameters: None, flags: int, device: int) -> tuple[Any, ...]:
+        if self.faulted:
+            return self.faulted, None
         self.current = FakeContext()
         return SUCCESS, self.current
 
@@ -152,6 +157,8 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuCtxDestroy(self, context: FakeContext) -> tuple[Any, ...]:
+        if self.faulted:
+            return (self.faulted,)
         assert not context.hangs, "destroying a context whose kernel hangs never returns"
         context.destroyed = True
         context.memory.clear()
@@ -300,10 +307,9 @@ def _arithmetic(driver: FakeDriver, *arguments: int) -> None:
     quotient[:], root[:], total[:] = a / b, np.sqrt(a), a * b + a
 
 
-def _operands(name: str, scratch: int, inputs: int, packets: int, index: int) -> dict[str, Any]:
+def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, Any]:
     """What the packet says of an op of rows: arrays of its operands, counts resolved."""
-    place = packets + index * PACKET.itemsize
-    packet = np.frombuffer(ctypes.string_at(place, PACKET.itemsize), PACKET)[0]
+    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
     assert packet["op"] == NUMBERS[name]
     count, width = (int(size) for size in packet["size"][:2])
     if packet["counted"]:
@@ -323,11 +329,12 @@ def _elementwise(name: str, function: Callable[[Any, Any], Any]) -> Any:
         found = _operands(name, *arguments)
         found["y"][:] = function(found["a"], found["b"])
 
-    return (8, 8, 8, 4), kernel
+    return PLAIN, kernel
 
 
 def _fault(driver: FakeDriver, *arguments: int) -> None:
-    driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    """From then on the driver refuses the whole process, as NVIDIA's does."""
+    driver.faulted = driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 
 
 def _hang(driver: FakeDriver, *arguments: int) -> None:
@@ -338,11 +345,11 @@ KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "arithmetic": ((8, 8, 8, 8, 8, 4), _arithmetic),
     "launch_add": _elementwise("add", np.add),
     "launch_mul": _elementwise("mul", np.multiply),
-    "copy": ((8,), lambda driver, place: None),
+    "arrange": ((8, 8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""
-FAULT = ((8, 8, 8, 4), _fault)
-HANG = ((8, 8, 8, 4), _hang)
+FAULT = (PLAIN, _fault)
+HANG = (PLAIN, _hang)
 
 
 class FakeNvrtc:

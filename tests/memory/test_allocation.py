@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
+from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, plan_memory
@@ -39,13 +41,17 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
+    if way == "cuda":
+        with need_device(partial(open_tier, way)) as tier:
+            yield tier
+        return
     shared = {"opencl": None, "opencl-banked": False}[way]
     choices = Choices(shared_addresses=shared, cache=cache)
     with need_device(lambda: OpenClTier(choices=choices)) as tier:
         yield tier
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
+@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "cuda"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
@@ -161,7 +167,7 @@ def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> Non
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
     limits = whole_contexts(4, 2048, kv_dtype, 256 + 4, 4)
     traced, predicted = check(default_model, tier, limits)
-    if not isinstance(tier, OpenClTier) or tier.shares_memory:
+    if isinstance(tier, CpuTier) or (isinstance(tier, OpenClTier) and tier.shares_memory):
         kept = plan_on(default_model, tier, limits)[0].workspace
         assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
 

@@ -9,7 +9,6 @@
 
 #include "packets.h"
 #include "warp.h"
-#include "query.k"
 #include "attention_rows.k"
 #include "pages.k"
 

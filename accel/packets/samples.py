@@ -1,4 +1,4 @@
-"""What a device's own arithmetic is asked once, before it is trusted with a model."""
+"""Numbers by which a device's own division and square root are judged."""
 
 from __future__ import annotations
 
