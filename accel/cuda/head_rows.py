@@ -40,7 +40,10 @@ class HeadRun:
 def head_rows_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
     """One launch for the whole run."""
     run = _found(ops)
-    if run is None or not nobody_reads(ops, run.write + 1, (result(ops[run.q_rope]),)):
+    if run is None:
+        return None
+    kept = result(ops[run.q_rope]), result(ops[run.write])
+    if not nobody_reads(ops, run.write + 1, kept):
         return None
     write, q_sizes = ops[run.write], ops[run.q_rope].most_sizes()
     k_sizes = ops[run.k_rope].most_sizes()

@@ -64,14 +64,15 @@ def run_step(
     kept: Mapping[str, NDArray[Any]],
     matrices: Mapping[str, tuple[DType, Bytes]],
     folder: Path,
+    parts: int = 1,
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left.
 
     ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
-    as a file stores them.
+    as a file stores them; row reductions are cut in ``parts``.
     """
     key, form = sizes
-    step = lower_graph(graph, form, 1, "cuda")
+    step = lower_graph(graph, form, parts, "cuda")
     plan = plan_launches(step.ops, DEVICE)
     assert not plain_ops(plan), [step.ops[i].name for i in plain_ops(plan)]
     schedule = schedule_launches(step, plan.levels)
@@ -86,9 +87,13 @@ def run_step(
         return units[name].ctypes.data, tile_bytes(dtype, columns), WeightLayout.UNITS
 
     packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
+    workspace = aligned_memory(max(1, plan.workspace_bytes))
+    workspace[:] = 0
     for launch in plan.launches:
+        own = workspace.ctypes.data + (launch.workspace or 0)
         addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
         assert launch.shared_bytes <= DEVICE.shared_bytes
         emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, 0
+            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
         )
+    assert not workspace.any()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contract.dtypes import F16, F32, I12, I32, Q8_0, DType
-from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import QUERY_TOKEN
@@ -51,20 +51,10 @@ def test_queries_and_pages_are_those_of_the_definition(
     query = np.zeros(tokens, QUERY_TOKEN)
     query["slot"], query["position"] = 1, 14 + np.arange(tokens)
     values["query"] = query.view(np.int32).reshape(tokens, 4)
-    shape = (PAGES, 2, 16, KV_HEADS, head_dim)
-    builder = GraphBuilder("heads")
-    sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": head_dim, "neox": neox}
     kinds = dict.fromkeys(("qkv", "query", "page_table"), BufferKind.REQUEST)
-    views = {
-        "qkv": builder.buffer("qkv", kinds["qkv"], F32, ("tokens", width)),
-        **_declared(builder, head_dim, pairs),
-        "kv": builder.buffer("kv", BufferKind.STATE, kv_dtype, shape),
-        "q": builder.output("q", "tokens", HEADS * head_dim),
-    }
-    if not norms:
-        del views["q_norm"], views["k_norm"]
-    builder.emit(Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE, **views, **sizes, eps=1e-6)
-    graph, key = builder.build(), ShapeKey(tokens, 0)
+    sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": head_dim, "neox": neox}
+    shape = (PAGES, 2, 16, KV_HEADS, head_dim)
+    graph, key = heads_graph(kv_dtype, head_dim, neox, norms, pairs), ShapeKey(tokens, 0)
     nbytes = buffer_bytes(graph.buffers["kv"], key)
     kept = {
         "q": aligned_memory(tokens * HEADS * head_dim * 4).view(np.float32),
@@ -91,11 +81,29 @@ def test_queries_and_pages_are_those_of_the_definition(
     assert want_kv.any()
 
 
-def _declared(builder: GraphBuilder, head_dim: int, pairs: int) -> dict[str, View]:
-    return {
+def heads_graph(kv_dtype: DType, head_dim: int, neox: int, norms: bool, pairs: int) -> Graph:
+    """The fused opcode alone, which is lowered as its parts."""
+    width, shape = (HEADS + 2 * KV_HEADS) * head_dim, (PAGES, 2, 16, KV_HEADS, head_dim)
+    builder = GraphBuilder("heads")
+    views = {
+        "qkv": builder.buffer("qkv", BufferKind.REQUEST, F32, ("tokens", width)),
         "q_norm": builder.buffer("q_norm", BufferKind.WEIGHT, F32, (head_dim,)),
         "k_norm": builder.buffer("k_norm", BufferKind.WEIGHT, F32, (head_dim,)),
         "rope_table": builder.buffer("rope_table", BufferKind.CONSTANT, F32, (CONTEXT, 2, pairs)),
         "query": builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
         "page_table": builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, 4)),
+        "kv": builder.buffer("kv", BufferKind.STATE, kv_dtype, shape),
+        "q": builder.output("q", "tokens", HEADS * head_dim),
     }
+    if not norms:
+        del views["q_norm"], views["k_norm"]
+    builder.emit(
+        Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
+        **views,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=head_dim,
+        neox=neox,
+        eps=1e-6,
+    )
+    return builder.build()

@@ -130,6 +130,8 @@ static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) { return (*place += value) - value; }
+static inline void __threadfence() {}
+static inline float __ldcg(const float *place) { return *place; }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     const uint64_t both = (uint64_t)b << 32 | a;
     unsigned result = 0;
