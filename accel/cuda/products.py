@@ -61,13 +61,13 @@ class Run:
 
 def product_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
     """The longest run the ops begin with."""
-    for run in _runs(ops):
-        if _private(ops, run) and (launch := _launch(ops, run, device)) is not None:
+    for run in runs(ops):
+        if is_private(ops, run) and (launch := _launch(ops, run, device)) is not None:
             return Replacement(run.length, (launch,))
     return None
 
 
-def _runs(ops: Sequence[Op]) -> Iterator[Run]:
+def runs(ops: Sequence[Op]) -> Iterator[Run]:
     """Runs that ``ops`` begin with, longer ones first."""
     at = 0
     norm = quantize = None
@@ -110,7 +110,7 @@ def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
     if run.length >= len(ops):
         return
     end = ops[run.length]
-    results = [result(ops[_writer(run, i)]) for i in range(len(run.products))]
+    results = [result(ops[writer(run, i)]) for i in range(len(run.products))]
     more = replace(run, length=run.length + 1)
     if end.name == "swiglu" and len(results) == 2 and list(end.operands[:2]) == results:
         first, second = (ops[product] for product in run.products)
@@ -123,16 +123,17 @@ def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
             yield replace(more, residual=run.length)
 
 
-def _writer(run: Run, number: int) -> int:
+def writer(run: Run, number: int) -> int:
     """Which op of the run writes what is left of product ``number``."""
     bias = run.biases[number]
     return run.products[number] if bias is None else bias
 
 
-def _private(ops: Sequence[Op], run: Run) -> bool:
+def is_private(ops: Sequence[Op], run: Run) -> bool:
+    """Whether nobody behind the run reads what its launches do not write."""
     last = [run.gate, run.residual]
     ends = [end for end in last if end is not None] or [
-        _writer(run, i) for i in range(len(run.products))
+        writer(run, i) for i in range(len(run.products))
     ]
     return nobody_reads(ops, run.length, (result(ops[end]) for end in ends))
 
@@ -141,7 +142,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     products = [ops[place] for place in run.products]
     first = products[0]
     tokens, columns = first.count.most, first.most_sizes()["columns"]
-    if run.quantize is not None and not _aligned(ops, run):
+    if run.quantize is not None and not aligned_rows(ops, run):
         return None
     formats = list(dict.fromkeys(product.dtype for product in products))
     together = SINGLE if tokens == 1 else FEW
@@ -199,7 +200,7 @@ def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
         "M": operand_place(ops, integers, "x"),
         "SCALE": operand_place(ops, integers, "scale"),
         "SUMS": operand_place(ops, integers, "sums"),
-        "RESIDUAL": operand_place(ops, run.residual, _residual(ops, run)),
+        "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
         "NORM": packet_number(run.norm),
         "PRODUCT": run.products[0],
         "GATE": packet_number(run.gate),
@@ -211,18 +212,19 @@ def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
     for i, product in enumerate(run.products):
         numbers[f"W{i}"] = operand_place(ops, product, "weight")
         numbers[f"B{i}"] = operand_place(ops, run.biases[i], "bias")
-        numbers[f"Y{i}"] = operand_place(ops, _writer(run, i) if end is None else end, "y")
+        numbers[f"Y{i}"] = operand_place(ops, writer(run, i) if end is None else end, "y")
     return numbers
 
 
-def _residual(ops: Sequence[Op], run: Run) -> str:
+def residual_operand(ops: Sequence[Op], run: Run) -> str:
     """Which operand of the addition is not the product."""
     if run.residual is None:
         return "a"
-    return "b" if source(ops[run.residual]) == result(ops[_writer(run, 0)]) else "a"
+    return "b" if source(ops[run.residual]) == result(ops[writer(run, 0)]) else "a"
 
 
-def _aligned(ops: Sequence[Op], run: Run) -> bool:
+def aligned_rows(ops: Sequence[Op], run: Run) -> bool:
+    """Whether rows of x, and a norm's weights, can be read 16 bytes at a time."""
     first = ops[run.norm if run.norm is not None else run.quantize or 0]
     weight = first.operands[1] if run.norm is not None else None
     tensors = [tensor for tensor in (source(first), weight) if tensor is not None]

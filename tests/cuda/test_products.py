@@ -94,12 +94,35 @@ def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, fol
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
-@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q6_K], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
 def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     """Tokens are cut in fours, and a form may have more than the step."""
     case = one_product(dtype, 50, 512, 6)
     got = run(case, folder, most=10)["y"]
     assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
+def test_many_tokens(dtype: DType, folder: Path) -> None:
+    """Two blocks of rows and two of tokens, neither full; a span of one unit; broken segments."""
+    case = one_product(dtype, 150, 1280, 70)
+    case.x[3, 300] = np.inf
+    case.x[66] = 0
+    got = run(case, folder, most=80)["y"]
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_layer_of_many_tokens(biases: bool, folder: Path) -> None:
+    """Norms are packed with their integers; biases and the residual go along."""
+    case = layer(9, dtypes.Q6_K, biases, gated=False)
+    _, plan = planned(case)
+    entries = [launch.entry for launch in plan.launches]
+    assert entries == ["unit_pack", *["unit_matrix"] * 3, "unit_pack", "unit_matrix"]
+    got, want = run(case, folder), layer_by_definition(case, biases)
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:
@@ -114,8 +137,9 @@ def test_broken_and_silent_segments(folder: Path) -> None:
     assert np.array_equal(got, want, equal_nan=True)
 
 
-def layer(tokens: int, value_format: DType, biases: bool = False) -> Case:
-    """Norm and three products; two products, gate and a product with a residual."""
+def layer(tokens: int, value_format: DType, biases: bool = False, gated: bool = True) -> Case:
+    """Norm and three products; two products, gate and a product with a residual. Without gate the
+    last product is that of the second norm."""
     hidden, width, rows = 512, 96, {"q": 64, "k": 32, "v": 48}
     builder = GraphBuilder("layer")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
@@ -141,14 +165,13 @@ def layer(tokens: int, value_format: DType, biases: bool = False) -> Case:
         else:
             builder.emit(Opcode.MATMUL, x=norm, weight=w, y=y)
     other = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm2", hidden), eps=1e-5, groups=1)
-    gate = builder.emit(
-        Opcode.MATMUL, x=other, weight=matrix("gate", dtypes.Q4_K, width * 8, hidden)
-    )
-    up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", dtypes.Q4_K, width * 8, hidden))
-    gated = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
-    down = builder.emit(
-        Opcode.MATMUL, x=gated, weight=matrix("down", dtypes.Q6_K, hidden, width * 8)
-    )
+    wide = width * 8 if gated else hidden
+    if gated:
+        gate_weight = matrix("gate", dtypes.Q4_K, wide, hidden)
+        gate = builder.emit(Opcode.MATMUL, x=other, weight=gate_weight)
+        up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", dtypes.Q4_K, wide, hidden))
+        other = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
+    down = builder.emit(Opcode.MATMUL, x=other, weight=matrix("down", dtypes.Q6_K, hidden, wide))
     builder.emit(Opcode.ADD, a=x, b=down, y=builder.output("y", "tokens", hidden))
     return Case(builder.build(), activations(tokens, hidden, 7), matrices, vectors)
 
@@ -163,8 +186,9 @@ def layer_by_definition(case: Case, biases: bool) -> dict[str, Float32]:
     if biases:
         results = {f"y.{n}": results[f"y.{n}"] + case.vectors[f"b.{n}"] for n in "qkv"}
     second = rms_norm(x=case.x, weight=case.vectors["norm2"], eps=1e-5)
-    gated = swiglu(gate=product("gate", second), up=product("up", second))
-    return results | {"y": case.x + product("down", gated)}
+    if "gate" in case.matrices:
+        second = swiglu(gate=product("gate", second), up=product("up", second))
+    return results | {"y": case.x + product("down", second)}
 
 
 @pytest.mark.parametrize("biases", [False, True])

@@ -156,7 +156,7 @@ DEVICE int byte_at(unsigned word, int i, bool is_signed) {
 }
 
 // Operands of mma as its documentation lays them out, k columns of 16 rows and of 8 columns.
-template <bool SIGNED>
+template <bool SIGNED, bool SIGNED_B = true>
 DEVICE void multiply(int (&sum)[4], const unsigned *a, const unsigned *b, int k) {
     emulator::Message mine = {};
     for (int i = 0; i < k / 8; i++) mine.word[i] = a[i];
@@ -169,7 +169,7 @@ DEVICE void multiply(int (&sum)[4], const unsigned *a, const unsigned *b, int k)
             const int t = n % 16 / 4, half = n / 16;
             const unsigned x = all[row % 8 * 4 + t].word[half * 2 + row / 8];
             const unsigned y = all[column * 4 + t].word[4 + half];
-            sum[r] += byte_at(x, n % 4, SIGNED) * byte_at(y, n % 4, true);
+            sum[r] += byte_at(x, n % 4, SIGNED) * byte_at(y, n % 4, SIGNED_B);
         }
     }
 }
@@ -182,6 +182,17 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
 }
+template <bool SIGNED>
+DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0, unsigned a1, unsigned b_high,
+                          unsigned b_low) {
+    const unsigned a[2] = {a0, a1};
+    multiply<SIGNED>(high, a, &b_high, 16);
+    multiply<SIGNED, false>(low, a, &b_low, 16);
+}
+DEVICE void begin_part(void *to, const void *from) { memcpy(to, from, 16); }
+DEVICE void begin_word(void *to, const void *from) { memcpy(to, from, 4); }
+DEVICE void end_parts() {}
+template <int left> DEVICE void await_parts() {}
 DEVICE unsigned largest_of_warp(unsigned value) {
     for (int lanes = 16; lanes; lanes /= 2) value = max(value, __shfl_xor_sync(ALL_LANES, value, lanes));
     return value;
