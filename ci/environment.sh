@@ -51,3 +51,9 @@ install_pocl() {
     "$python" -c 'import pyopencl; pyopencl.get_platforms()' 2>/dev/null && return 0
     apt_install pocl-opencl-icd
 }
+
+# Compiler and validator of Vulkan's modules.
+install_glslang() {
+    command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null && return 0
+    apt_install glslang-tools spirv-tools
+}

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
 import numpy as np
 
 from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Allocation, Memory
-from accel.cuda.program import Modules, Source, tuned_source
+from accel.cuda.program import Modules, plain_source, tuned_source
 from accel.cuda.registered import LAYOUTS
-from accel.cuda.tuned import ArrangedLayout, Extent
+from accel.cuda.tuned import ArrangedLayout
 from accel.cuda.upload import Uploader
-from accel.packets.accessors import packet_constants
+from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.mirrors import Bytes
+from accel.packets.ops import pieces
+from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]
 """Has some groups arranged whose stored rows lie at an address."""
-BLOCK = 128
 MOST_GROUPS = 1 << 15
-"""Of a launch's second dimension."""
-OPENCL_FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
+"""Work-groups of a launch of the plain kernel, which is right with any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +84,19 @@ class Arranger:
         return ArrangedMatrix(place, row_bytes, layout)
 
     def _into_lanes(self, stack: Stack, place: Allocation) -> Launch:
-        function = self.modules.function(_lanes_source(stack.dtype), "arrange")
-        units = stack.columns // stack.dtype.block_elements * LANES
+        module = Module("arrange", stack.dtype)
+        function = self.modules.function(plain_source(module), module.entry)
+        op = ALL_OPS["arrange"]
 
         def launch(stored: int, groups: range) -> None:
-            grid = (-(-units // BLOCK), min(len(groups), MOST_GROUPS), 1)
-            self._start(function, grid, BLOCK, (stored, place.address, 0), stack, groups)
+            sizes = len(groups), stack.rows, stack.columns, groups.start
+            packet = np.zeros(1, PACKET)
+            packet["operand"][0, :2] = stored, place.address
+            packet["size"][0, : len(sizes)] = sizes
+            units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
+            shape = LaunchShape(function, (min(units, MOST_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
+            arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
+            start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
         return launch
 
@@ -104,32 +109,10 @@ class Arranger:
         def launch(stored: int, groups: range) -> None:
             grid = layout.grid(stack.dtype, stack.columns, len(groups))
             target = place.address + groups.start * row_bytes
-            self._start(function, grid, layout.block, (stored, target), stack, groups)
+            numbers = stack.rows, stack.columns, groups.start, len(groups)
+            addresses = map(np.uint64, (stored, target))
+            arguments = Arguments(*addresses, *map(np.uint32, numbers))
+            shape = LaunchShape(function, grid, (layout.block, 1, 1))
+            start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
         return launch
-
-    def _start(
-        self,
-        function: Any,
-        grid: Extent,
-        block: int,
-        addresses: tuple[int, ...],
-        stack: Stack,
-        groups: range,
-    ) -> None:
-        numbers = stack.rows, stack.columns, groups.start, len(groups)
-        arguments = Arguments(*map(np.uint64, addresses), *map(np.uint32, numbers))
-        shape = LaunchShape(function, grid, (block, 1, 1))
-        start_kernel(self.memory.context, self.memory.stream, shape, arguments)
-
-
-def _lanes_source(dtype: DType) -> Source:
-    """The OpenCL tier's kernel, which is C for both."""
-    folder = resources.files("accel")
-    macros = (("DTYPE", dtype.ggml_id), ("GROUP_SIZE", BLOCK), ("SHARED_ADDRESSES", 1))
-    kernels = folder.joinpath("opencl", "kernels")
-    files = [folder.joinpath("cuda", "kernels", "opencl_c.h")]
-    files += [kernels.joinpath(name) for name in OPENCL_FILES]
-    texts = [packet_constants(), *(file.read_text(encoding="utf-8") for file in files)]
-    options = ("--device-as-default-execution-space",)
-    return Source(f"arrange.{dtype}", "\n".join(texts), macros, options)

@@ -97,13 +97,11 @@ def import_nvrtc() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it,
-    ``options`` are the compiler's own beside OPTIONS."""
+    """One translation unit. ``name`` is what errors call it, ``macros`` are defined before it."""
 
     name: str
     text: str
     macros: tuple[tuple[str, int], ...] = ()
-    options: tuple[str, ...] = ()
 
 
 @cache
@@ -145,6 +143,7 @@ class Builder:
     architecture: str
     cache: Path | None = None
     progress: Progress | None = None
+    _told: bool = False
 
     def cubin(self, source: Source, fresh: bool = False) -> bytes:
         """The machine code of ``source``; ``fresh`` ignores what the cache has. Raises BuildError.
@@ -152,13 +151,14 @@ class Builder:
         Several threads may ask at once.
         """
         macros = (f"-D{macro}={value}" for macro, value in source.macros)
-        options = (*OPTIONS, *source.options, *macros)
+        options = (*OPTIONS, *macros)
         identity = (*options, self.compiler.version, self.architecture, source.text)
         entry = cache_entry(self.cache, identity)
         if not fresh and (binary := read_binary(entry, MAGIC)) is not None:
             return binary
-        if self.progress is not None:
-            self.progress(f"compiling CUDA kernels for {self.architecture}: {source.name}")
+        if self.progress is not None and not self._told:
+            self._told = True
+            self.progress(f"compiling CUDA kernels for {self.architecture}")
         binary = self.compiler.compile(source.name, source.text, self.architecture, options)
         write_binary(entry, MAGIC, binary)
         return binary

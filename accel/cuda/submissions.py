@@ -20,6 +20,7 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.packets.under_way import Pace, UnderWay
+from contract.errors import DeviceLost
 from contract.ir.inputs import step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
@@ -81,8 +82,11 @@ class CudaFence:
 
     @property
     def done(self) -> bool:
-        """True once every write of the submission is visible to the host."""
-        return self.mark.passed
+        """True once every write of the submission is visible to the host. Raises DeviceLost."""
+        try:
+            return self.mark.passed
+        except CudaError as error:
+            raise DeviceLost(str(error)) from None
 
     @property
     def pace(self) -> Pace:

@@ -281,7 +281,7 @@ class CudaTier:
             raise DeviceLost(self._lost)
         try:
             yield
-        except CudaError as error:
+        except (CudaError, DeviceLost) as error:
             self._runtime.give_up()
             raise self._fail(f"{what} failed: {error}") from None
 
@@ -332,7 +332,9 @@ class CudaTier:
         lowered = {form: _scheduled(graph, form, device) for form in step_forms(largest)}
         steps = step_memory(lambda form: lowered[form][:2], largest)
         factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
-        workspaces = sum(aligned(plan.workspace_bytes) for _, _, plan in lowered.values())
+        workspaces = sum(
+            aligned(plan.workspace_bytes) for _, _, plan in lowered.values() if plan.workspace_bytes
+        )
 
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0

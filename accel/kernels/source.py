@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
+from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct
-from accel.packets.ops import TABLE
+from accel.packets.layouts import LANES
+from accel.packets.ops import TABLE, DeviceOp, DeviceOperand
 from accel.packets.step import Op
-from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType
+from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
 """Items of a work-group."""
 
+
+def _beside_steps(
+    name: str, operands: str, result: str, sizes: str, items: Callable[..., int]
+) -> DeviceOp:
+    read = tuple(DeviceOperand(operand) for operand in operands.split())
+    written = DeviceOperand(result, written=True)
+    return DeviceOp(name, (*read, written), tuple(sizes.split()), (), items, False, False, name)
+
+
+BESIDE_STEPS = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            _beside_steps(
+                "arrange",
+                "stored",
+                "arranged",
+                "groups rows columns first_group",
+                lambda groups, columns, **_: groups * LANES * (columns // 32),
+            ),
+            _beside_steps(
+                "self_test", "a b words", "results", "samples", lambda samples, **_: samples
+            ),
+        )
+    }
+)
+"""Ops that are launched like those of a step, but are in none: their packets have no number."""
+ALL_OPS = MappingProxyType({**TABLE, **BESIDE_STEPS})
+
 STORED = {
+    "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
     "embed": WEIGHT_DTYPES,
     "matmul": WEIGHT_DTYPES,
     "kv_write_batched": KV_DTYPES,
@@ -79,7 +111,7 @@ def module_of(op: Op) -> Module:
 
 def modules() -> tuple[Module, ...]:
     """Every module there is, by op and storage type."""
-    return tuple(Module(name, dtype) for name in TABLE for dtype in STORED.get(name, (None,)))
+    return tuple(Module(name, dtype) for name in ALL_OPS for dtype in STORED.get(name, (None,)))
 
 
 def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:
@@ -102,7 +134,7 @@ def _combined(
     first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
     macros = _macros(module, traits or Traits())
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    fields = op_struct(TABLE[module.op]) if module.op else ""
+    fields = op_struct(ALL_OPS[module.op]) if module.op else ""
     made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields}
     included: set[str] = set()
     names = language.value, "exact.k", *files

@@ -82,6 +82,12 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define GROUP gl_WorkGroupID.x
 #define GROUPS gl_NumWorkGroups.x
 
+// Constants of a loaded module.
+#define CHOSEN_AT_LOAD
+layout(constant_id = 0) const bool native_divide = false;
+layout(constant_id = 1) const bool native_root = false;
+layout(constant_id = 2) const bool native_half = false;
+
 #if NATIVE_DOT
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019],
                   id = 4450) int packed_sdot(uint a, uint b, spirv_literal int bytes);

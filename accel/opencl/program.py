@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from accel.kernels.source import Traits
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
@@ -27,13 +28,11 @@ HEADERS = (
     "packet.h",
     "exact.h",
     "blocks.h",
-    "group.h",
     "norm.h",
     "elementwise.h",
     "argmax.h",
     "sample.h",
     "sample_item.h",
-    "sample_group.h",
     "lanes_layout.h",
     "matmul_operands.h",
     "matmul_experts.h",
@@ -41,13 +40,12 @@ HEADERS = (
     "attention_rows.h",
     "attention_tile.h",
     "attention.h",
-    "attention_group.h",
     "matmul_formats.h",
     "matmul_decode.h",
     "matmul_prefill.h",
     "matmul_float.h",
-    "matmul_group.h",
 )
+ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
@@ -61,9 +59,9 @@ class BuildOptions:
     shared_addresses: bool
     native_divide: bool
     native_sqrt: bool
-    group_size: int
     futex_syscall: int
     dot_vnni: bool
+    packed_dot: bool = False
 
     def text(self, device: Device) -> str:
         """The compiler's command line."""
@@ -72,14 +70,26 @@ class BuildOptions:
             "SHARED_ADDRESSES": int(self.shared_addresses),
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
-            "GROUP_SIZE": self.group_size,
             "FUTEX_SYSCALL": self.futex_syscall,
             "DOT_VNNI": int(self.dot_vnni),
         }
-        options = ["-cl-std=CL1.2"]
-        if device.correctly_rounded:
-            options.append("-cl-fp32-correctly-rounded-divide-sqrt")
-        return " ".join(options + [f"-D{name}={value}" for name, value in macros.items()])
+        defined = [f"-D{name}={value}" for name, value in macros.items()]
+        return " ".join((module_options(device), *defined))
+
+    def traits(self) -> Traits:
+        """The same for the kernels that GPU tiers share."""
+        return Traits(
+            divide=self.native_divide,
+            root=self.native_sqrt,
+            dot=self.packed_dot,
+            shared_addresses=self.shared_addresses,
+        )
+
+
+def module_options(device: Device) -> str:
+    """The compiler's command line for a text that defines its own macros."""
+    rounded = " -cl-fp32-correctly-rounded-divide-sqrt" if device.correctly_rounded else ""
+    return f"-cl-std=CL1.2{rounded}"
 
 
 def kernel_text(name: str) -> str:
@@ -99,7 +109,7 @@ def source_of(files: Mapping[str, str]) -> str:
 
 def step_files(ops: Sequence[str] = OP_NAMES) -> dict[str, str]:
     """Every file of the program that runs steps of ``ops``, in order, by name."""
-    return {**op_files(ops), "entry.cl": kernel_text("entry.cl")}
+    return {**op_files(ops), **{name: kernel_text(name) for name in ENTRIES}}
 
 
 def op_files(ops: Sequence[str]) -> dict[str, str]:
@@ -115,6 +125,12 @@ def op_files(ops: Sequence[str]) -> dict[str, str]:
         **{name: kernel_text(name) for name in sources},
         "ops.h": op_list(ops),
     }
+
+
+def copy_files() -> dict[str, str]:
+    """The one kernel beside those of modules: it keeps what a step left."""
+    texts = {name: kernel_text(name) for name in ("packet.h", "copy_output.cl")}
+    return {CONSTANTS_FILE: packet_constants(), **texts}
 
 
 def self_test_files() -> dict[str, str]:
@@ -192,12 +208,14 @@ def _binary_of(program: Any) -> bytes:
 
 def _blamed_file(log: str, files: Mapping[str, str]) -> str:
     """The kernel file the first error of ``log`` is in."""
-    place = r"([\w.]+\.(?:cl|h)):\d+"
+    place = r"([\w.]+\.(?:cl|h|k)):\d+"
     found = re.search(rf"error: {place}|{place}(?::\d+)?: (?:fatal )?error", log)
     blamed = (found.group(1) or found.group(2)) if found else None
     if blamed is None and (found := re.search(r"<kernel>:(\d+):\d+: error", log)):
         blamed = _file_of_line(int(found.group(1)), files)
-    return blamed if blamed is not None and blamed in files else "the kernels"
+    if blamed is not None and blamed in files:
+        return blamed
+    return next(iter(files)) if len(files) == 1 else "the kernels"
 
 
 def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:

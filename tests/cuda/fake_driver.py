@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.cuda.self_test import _expected
 from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 
@@ -97,6 +98,7 @@ class FakeDriver:
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic",
     )
     CUlaunchConfig = SimpleNamespace
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
 
     def __init__(self, memory_bytes: int = 1 << 28, version: int = 13000, **attributes: int):
         self.memory_bytes = memory_bytes
@@ -272,6 +274,9 @@ class FakeDriver:
             return CUresult.CUDA_ERROR_NOT_FOUND, None
         return SUCCESS, name.decode()
 
+    def cuFuncSetAttribute(self, function: str, attribute: int, value: int) -> tuple[Any, ...]:
+        return (SUCCESS,)
+
     def cuLaunchKernelEx(
         self, config: Any, function: str, arguments: int, extra: int
     ) -> tuple[Any, ...]:
@@ -301,10 +306,14 @@ CONTEXTLESS = {"cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxSetCurrent",
 }
 
 
-def _arithmetic(driver: FakeDriver, *arguments: int) -> None:
-    *places, count = arguments
-    a, b, quotient, root, total = (floats(place, count) for place in places)
-    quotient[:], root[:], total[:] = a / b, np.sqrt(a), a * b + a
+def _self_test(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
+    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+    count = int(packet["size"][0])
+    a, b = (floats(int(place), count) for place in packet["operand"][:2])
+    pattern = words(int(packet["operand"][2]), count)
+    results = words(int(packet["operand"][3]), count * 9).reshape(count, 9)
+    for column, (_, values) in _expected(a, b, pattern).items():
+        results[:, column] = values.view(np.uint32)
 
 
 def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, Any]:
@@ -342,10 +351,10 @@ def _hang(driver: FakeDriver, *arguments: int) -> None:
 
 
 KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
-    "arithmetic": ((8, 8, 8, 8, 8, 4), _arithmetic),
+    "launch_self_test": (PLAIN, _self_test),
     "launch_add": _elementwise("add", np.add),
     "launch_mul": _elementwise("mul", np.multiply),
-    "arrange": ((8, 8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
+    "launch_arrange": (PLAIN, lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""
 FAULT = (PLAIN, _fault)

@@ -9,6 +9,7 @@ from accel.cuda import upload
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from accel.packets.packet import PACKET
 from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
 from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
@@ -63,6 +64,11 @@ class Lowered:
         fence = self.submit(block_of(values))
         self.tier.wait(fence)
         assert np.array_equal(output(fence), (values + values) * values)
+
+
+def until_done(fence: Fence) -> None:
+    while not fence.done:
+        pass
 
 
 def output(fence: Fence) -> np.ndarray:
@@ -254,8 +260,11 @@ def test_a_faulting_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenT
     tier.wait(kept)
     before = output(kept).copy()
     driver.kernels["launch_mul"] = FAULT
+    failing = Lowered(tier).submit(block_of(values_of(3, 1)))
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
-        Lowered(tier).run()
+        until_done(failing)
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        tier.wait(failing)
     for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64, Heap.BAR)):
         with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
             attempt()
@@ -299,17 +308,27 @@ def test_what_is_missing_is_said() -> None:
             open_on(driver, device)
 
 
-def test_a_device_that_rounds_otherwise_is_refused() -> None:
-    """The negative control of the self-test: one product of many is fused."""
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        (0, "divides"),
+        (2, "multiplies and adds"),
+        (5, "widens binary16"),
+        (8, "bytes of both kinds"),
+    ],
+)
+def test_a_device_that_rounds_otherwise_is_refused(column: int, match: str) -> None:
+    """The negative control of the self-test: one result of many is another."""
     driver = FakeDriver()
-    sizes, exact = driver.kernels["arithmetic"]
+    sizes, exact = driver.kernels["launch_self_test"]
 
-    def inexact(driver: FakeDriver, *arguments: int) -> None:
-        exact(driver, *arguments)
-        words(arguments[4], 100)[77] += 1
+    def inexact(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
+        exact(driver, scratch, inputs, argument)
+        packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+        words(int(packet["operand"][3]), 1000)[77 * 9 + column] += 1
 
-    driver.kernels["arithmetic"] = sizes, inexact
-    with pytest.raises(TierUnavailable, match="multiplies and adds inexactly"):
+    driver.kernels["launch_self_test"] = sizes, inexact
+    with pytest.raises(TierUnavailable, match=f"{match} inexactly"):
         open_on(driver)
     assert driver.current.destroyed
 
@@ -317,6 +336,6 @@ def test_a_device_that_rounds_otherwise_is_refused() -> None:
 def test_a_device_that_fails_at_once_says_to_start_anew() -> None:
     """The self-test faults."""
     driver = FakeDriver()
-    driver.kernels["arithmetic"] = driver.kernels["arithmetic"][0], FAULT[1]
+    driver.kernels["launch_self_test"] = FAULT
     with pytest.raises(TierUnavailable, match="start a new process"):
         open_on(driver)

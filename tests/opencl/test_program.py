@@ -179,7 +179,7 @@ def test_an_op_without_a_kernel_file_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def _built(device: Device, files: dict[str, str]) -> None:
     options = (
-        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DGROUP_SIZE=1 "
+        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
         "-DDOT_VNNI=0 -DPERSISTENT=0 -DYIELD_SYSCALL=0"
     )
     build_program(cl.Context([device.handle]), device, files, options, None)
