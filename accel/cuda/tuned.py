@@ -44,7 +44,8 @@ Extent = tuple[int, int, int]
 class KernelLaunch:
     """One launch of kernel ``entry`` of ``kernels/<file>``.
 
-    ``shared_bytes`` is dynamic shared memory. ``macros`` are defined when the file is compiled, so
+    ``shared_bytes`` is dynamic shared memory, and all there is: kernels declare none of a fixed
+    size beside it. ``macros`` are defined when the file is compiled, so
     that one file serves several formats or widths; each set is a module of its own. ``op`` is the
     op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once.
     """

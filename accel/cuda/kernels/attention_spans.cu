@@ -272,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned *last = (unsigned *)(shared + AT_LAST);
     const LAUNCH launch = {scratch, inputs, packets, index};
+    FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     const unsigned tokens = count_of(launch, packet), heads = packet->size[FLASH_ATTN_PART_HEADS];
     const unsigned window = packet->size[FLASH_ATTN_PART_WINDOW];

@@ -63,9 +63,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     unit_product(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, packets, index};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+    FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned columns = product->size[MATMUL_COLUMNS];
     const unsigned tokens = count_of(launch, product);

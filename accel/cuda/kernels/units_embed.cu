@@ -55,6 +55,7 @@ DEVICE float value_of(const BYTE *unit, int row, int i) {
 
 extern "C" __global__ void units_embed(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
     const LAUNCH launch = {scratch, inputs, packets, index};
+    FOLLOWING_MAY_START;
     const OP op = opened(launch);
     PRECEDING_DONE;
     const unsigned units = (op.hidden + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
