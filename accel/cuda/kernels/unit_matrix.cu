@@ -149,7 +149,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     unit_matrix(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, packets, index};
-    FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS];
     MATRIX_WORK work;

@@ -11,7 +11,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     unit_pack(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, packets, index};
-    FOLLOWING_MAY_START;
     const PACKET *quantize = packet_of(launch, QUANTIZE);
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
