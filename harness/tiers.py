@@ -40,13 +40,17 @@ DEFAULT_OPTIONS = TierOptions()
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """Whether one tier runs here. ``reason`` and ``remedy`` are empty when it does."""
+    """Whether one tier runs here. ``reason`` and ``remedy`` are empty when it does.
+
+    ``details`` are lines about each of the tier's devices.
+    """
 
     name: str
     available: bool
     device: str = ""
     reason: str = ""
     remedy: str = ""
+    details: tuple[str, ...] = ()
 
 
 def _open_cpu(options: TierOptions) -> Tier:
@@ -80,10 +84,27 @@ def _open_cuda(options: TierOptions) -> Tier:
     return CudaTier(options.device, Choices(cache=cache), options.note)
 
 
+def _open_vulkan(options: TierOptions) -> Tier:
+    from accel.vulkan.runtime import Choices
+    from accel.vulkan.tier import VulkanTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "vulkan"
+    return VulkanTier(options.device, Choices(cache=cache))
+
+
+def _vulkan_details() -> tuple[str, ...]:
+    from accel.vulkan.report import device_lines
+
+    return device_lines()
+
+
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
-    {"cuda": _open_cuda, "opencl": _open_opencl, "cpu": _open_cpu}
+    {"cuda": _open_cuda, "opencl": _open_opencl, "cpu": _open_cpu, "vulkan": _open_vulkan}
 )
-"""The factories of this build, best tier first. A factory raises TierUnavailable."""
+"""The factories of this build, best tier first; what comes after the CPU runs when it is named. A
+factory raises TierUnavailable."""
+DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType({"vulkan": _vulkan_details})
+"""What else there is to say of a tier's devices. A function raises TierUnavailable."""
 
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
@@ -129,8 +150,11 @@ def _absent(name: str) -> TierUnavailable:
 
 
 def _status(name: str) -> TierStatus:
+    details: tuple[str, ...] = ()
     try:
+        if name in DETAILS:
+            details = DETAILS[name]()
         with open_tier(name) as tier:
-            return TierStatus(name, True, device=tier.info.device)
+            return TierStatus(name, True, device=tier.info.device, details=details)
     except TierUnavailable as error:
-        return TierStatus(name, False, reason=error.reason, remedy=error.remedy)
+        return TierStatus(name, False, "", error.reason, error.remedy, details)

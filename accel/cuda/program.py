@@ -26,13 +26,8 @@ from accel.kernels.source import (
     headers,
     module_source,
 )
-from accel.packets.build import (
-    BuildError,
-    Progress,
-    cache_entry,
-    read_binary,
-    write_binary,
-)
+from accel.packets.build import BuildError, Progress, cache_entry
+from accel.packets.disk_cache import read_entry, write_entry
 from contract.errors import TierUnavailable
 
 MAGIC = b"zinc-rt cuda program 1\n"
@@ -154,13 +149,14 @@ class Builder:
         options = (*OPTIONS, *macros)
         identity = (*options, self.compiler.version, self.architecture, source.text)
         entry = cache_entry(self.cache, identity)
-        if not fresh and (binary := read_binary(entry, MAGIC)) is not None:
+        if entry is not None and not fresh and (binary := read_entry(entry, MAGIC)) is not None:
             return binary
         if self.progress is not None and not self._told:
             self._told = True
             self.progress(f"compiling CUDA kernels for {self.architecture}")
         binary = self.compiler.compile(source.name, source.text, self.architecture, options)
-        write_binary(entry, MAGIC, binary)
+        if entry is not None:
+            write_entry(entry, MAGIC, binary)
         return binary
 
 

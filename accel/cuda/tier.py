@@ -30,7 +30,7 @@ from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step, product_factors
 from accel.packets.build import Progress
-from accel.packets.footprint import MAPPED_OUTPUT_BYTES, opencl_footprint, step_memory
+from accel.packets.footprint import MAPPED_OUTPUT_BYTES, device_footprint, step_memory
 from accel.packets.forms import step_forms
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
@@ -341,9 +341,7 @@ class CudaTier:
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0
 
-        footprint = opencl_footprint(
-            graph, largest, steps, workers=0, shared=False, arranged=arranged, extra=workspaces
-        )
+        footprint = device_footprint(graph, largest, steps, arranged, workspaces)
         return _Planned(graph, largest, footprint, steps.shared, factors, lowered)
 
     def _lowered(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule, Plan]:

@@ -15,13 +15,8 @@ from accel.kernels.source import Traits
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
-from accel.packets.build import (
-    BuildError,
-    Progress,
-    cache_entry,
-    read_binary,
-    write_binary,
-)
+from accel.packets.build import BuildError, Progress, cache_entry
+from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
 
 HEADERS = (
@@ -158,7 +153,7 @@ def build_program(
         options = f"{options} -DPROCESSOR=x{processor_key()}"
     identity = (device.name, device.driver, device.platform, options, source)
     path = cache_entry(cache, identity)
-    if (binary := read_binary(path, MAGIC)) is not None:
+    if path is not None and (binary := read_entry(path, MAGIC)) is not None:
         program = _from_binary(context, device, binary, options)
         if program is not None:
             return program
@@ -166,7 +161,7 @@ def build_program(
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source, files, options)
     if path is not None:
-        write_binary(path, MAGIC, _binary_of(program))
+        write_entry(path, MAGIC, _binary_of(program))
     return program
 
 

@@ -1,17 +1,13 @@
-"""Built kernels: why one could not be, and binaries kept on disk."""
+"""Kernels being built: why one could not be, and under which name the result is kept."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from contract.errors import TierError
 
-DIGEST_BYTES = 32
 MAX_LOG_CHARACTERS = 4000
 
 Progress = Callable[[str], None]
@@ -32,34 +28,3 @@ def cache_entry(cache: Path | None, identity: tuple[str, ...]) -> Path | None:
     if cache is None:
         return None
     return cache / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()}.bin"
-
-
-def read_binary(path: Path | None, magic: bytes) -> bytes | None:
-    """The binary in a cache entry; None when it is absent or damaged."""
-    if path is None:
-        return None
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, binary = data[len(magic) :][:DIGEST_BYTES], data[len(magic) + DIGEST_BYTES :]
-    if not data.startswith(magic) or hashlib.sha256(binary).digest() != digest:
-        return None
-    return binary
-
-
-def write_binary(path: Path | None, magic: bytes, binary: bytes) -> None:
-    """Atomically; another process may write the same entry. A full or read-only disk is no error:
-    the next start compiles again."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(magic + hashlib.sha256(binary).digest() + binary)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise

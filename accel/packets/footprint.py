@@ -1,4 +1,4 @@
-"""What a graph takes on a packet device: arranged weights, copies where memory is not shared."""
+"""What a graph takes on a tier of packets: arranged weights, copies where memory is not shared."""
 
 from __future__ import annotations
 
@@ -84,6 +84,18 @@ def opencl_footprint(
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
         variants = sum(map(aligned, steps.packets))
     return Footprint(buffers, mapped, scratch, variants + extra, mirrors=mirrors)
+
+
+def device_footprint(
+    graph: Graph,
+    largest: ShapeKey,
+    steps: StepMemory,
+    arranged: Callable[[BufferDecl], int] | None = None,
+    extra: int = 0,
+) -> Footprint:
+    """The bytes a tier allocates that copies every buffer and shares scratch among all workers;
+    ``arranged`` and ``extra`` as above."""
+    return opencl_footprint(graph, largest, steps, 0, False, arranged, extra)
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:

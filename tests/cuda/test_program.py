@@ -19,7 +19,8 @@ from accel.cuda.program import (
     tuned_source,
 )
 from accel.kernels.source import Module
-from accel.packets.build import BuildError, write_binary
+from accel.packets.build import BuildError
+from accel.packets.disk_cache import write_entry
 from contract.dtypes import Q8_0
 from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
 from tests.needs import need_installed
@@ -120,7 +121,7 @@ def test_an_entry_the_driver_refuses_is_replaced(tmp_path: Path) -> None:
     (entry,) = tmp_path.glob("*.bin")
     good = entry.read_bytes()
     fake.refused_images.add(b"not of this driver")
-    write_binary(entry, MAGIC, b"not of this driver")
+    write_entry(entry, MAGIC, b"not of this driver")
     assert loaded.function(SOURCE, "one") == "one"
     assert nvrtc.compiled == ["one.cu", "one.cu"]
     assert entry.read_bytes() == good

@@ -23,7 +23,8 @@ from accel.opencl.program import (
     step_files,
 )
 from accel.packets.accessors import packet_accessors
-from accel.packets.build import BuildError, write_binary
+from accel.packets.build import BuildError
+from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
 from tests.needs import machine_lacks, need_module
 
@@ -116,7 +117,7 @@ def test_an_entry_the_driver_refuses_is_replaced(build: Build, tmp_path: Path) -
     """A well-formed entry whose binary is not one of this driver's."""
     build()
     (entry,) = tmp_path.glob("*.bin")
-    write_binary(entry, program_module.MAGIC, b"not a program of this driver")
+    write_entry(entry, program_module.MAGIC, b"not a program of this driver")
     assert len(build()) == 1
     assert build() == []
 
