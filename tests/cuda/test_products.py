@@ -94,6 +94,23 @@ def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, fol
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 6])
+def test_integers_made_elsewhere(tokens: int, folder: Path) -> None:
+    """Rows of x that do not lie at multiples of 16 bytes are quantized by the plain kernel."""
+    columns, dtype = 544, dtypes.Q5_0
+    builder = GraphBuilder("sliced")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns + 3))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtype, (40, columns))
+    y = builder.output("y", "tokens", 40)
+    builder.emit(Opcode.MATMUL, x=x[1 : columns + 1], weight=w, y=y)
+    stored = weights(dtype, 40, columns, 5)
+    case = Case(builder.build(), activations(tokens, columns + 3, 8), {"w": (dtype, stored)}, {})
+    step, plan = planned(case)
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["quantize_activation"]
+    want = matmul(stored, dtype, np.ascontiguousarray(case.x[:, 1 : columns + 1]))
+    assert np.array_equal(run(case, folder)["y"], want)
+
+
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
 def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     """Tokens are cut in fours, and a form may have more than the step."""
