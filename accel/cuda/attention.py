@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from accel.cuda.device import Device
 from accel.cuda.runs import nobody_reads, operand_place, result, size_places
-from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
-from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.dtypes import I12
 
@@ -20,7 +17,7 @@ THREADS = SPAN_TILES * 32
 """A warp for every tile of a span."""
 
 
-def attention_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
+def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     """``flash_attn_part`` and the ``flash_attn`` behind it, without sinks or a soft cap."""
     if len(ops) < 2 or (ops[0].name, ops[1].name) != ("flash_attn_part", "flash_attn"):
         return None

@@ -17,7 +17,7 @@ from accel.cuda.runs import (
     size_places,
     source,
 )
-from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 
 WARPS = 4
@@ -37,7 +37,7 @@ class HeadRun:
     k_norm: int | None = None
 
 
-def head_rows_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
+def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """One launch for the whole run."""
     run = _found(ops)
     if run is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from accel.cuda.device import Device
 from accel.cuda.products import FEW, Run, aligned_rows, is_private, residual_operand, runs, writer
 from accel.cuda.runs import operand_place, packet_number, size_places
-from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op
 from contract.dtypes import Q4_K, Q5_K, Q6_K, DType
@@ -27,7 +27,7 @@ SUM_BYTES = 32
 MOST_PACKING_BLOCKS = 1 << 12
 
 
-def matrix_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
+def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run of many tokens the ops begin with."""
     for run in runs(ops):
         if run.quantize is None or run.gate is not None:

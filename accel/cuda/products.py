@@ -22,7 +22,7 @@ from accel.cuda.runs import (
     size_places,
     source,
 )
-from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, in_units, unit_bytes, unit_count
 from accel.packets.step import Op
 from contract.dtypes import DType
@@ -59,7 +59,7 @@ class Run:
     residual: int | None = None
 
 
-def product_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
+def product_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run the ops begin with."""
     for run in runs(ops):
         if is_private(ops, run) and (launch := _launch(ops, run, device)) is not None:
@@ -129,7 +129,7 @@ def writer(run: Run, number: int) -> int:
     return run.products[number] if bias is None else bias
 
 
-def is_private(ops: Sequence[Op], run: Run) -> bool:
+def is_private(ops: Remaining, run: Run) -> bool:
     """Whether nobody behind the run reads what its launches do not write."""
     last = [run.gate, run.residual]
     ends = [end for end in last if end is not None] or [

@@ -112,8 +112,12 @@ def plain_source(module: Module) -> Source:
 
 def tuned_source(file: str, macros: Mapping[str, int], op: str = "") -> Source:
     """A kernel of ``accel/cuda/kernels`` with what it includes, see ``accel.cuda.tuned``."""
-    text = headers(Language.CUDA, op, TRAITS) + _included(file, set())
-    return Source(file, text, tuple(sorted(macros.items())))
+    return Source(file, _tuned_text(file, op), tuple(sorted(macros.items())))
+
+
+@cache
+def _tuned_text(file: str, op: str) -> str:
+    return headers(Language.CUDA, op, TRAITS) + _included(file, set())
 
 
 def _included(name: str, seen: set[str]) -> str:

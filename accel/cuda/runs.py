@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from accel.cuda.tuned import Remaining
 from accel.packets.ops import TABLE
 from accel.packets.step import Op, Tensor
 
@@ -47,14 +48,8 @@ def result(op: Op) -> Tensor | None:
     return op.operands[op.written[0]]
 
 
-def nobody_reads(ops: Sequence[Op], length: int, written: Iterable[Tensor | None]) -> bool:
+def nobody_reads(ops: Remaining, length: int, written: Iterable[Tensor | None]) -> bool:
     """Whether the ops behind the first ``length`` read none of their results but ``written``."""
     kept = {tensor.buffer for tensor in written if tensor is not None}
     inside = {name for op in ops[:length] for name in op.results()} - kept
-    read = {
-        tensor.buffer
-        for op in ops[length:]
-        for place, tensor in enumerate(op.operands)
-        if tensor is not None and place not in op.written
-    }
-    return not inside & read
+    return not any(ops.is_read_behind(name, length) for name in inside)

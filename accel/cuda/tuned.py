@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from accel.cuda.device import Device
 from accel.packets.layouts import WeightLayout
@@ -73,7 +74,46 @@ class Replacement:
     workspace_bytes: int = 0
 
 
-Rule = Callable[[Sequence[Op], Device], Replacement | None]
+@dataclass(frozen=True, slots=True)
+class Remaining(Sequence[Op]):
+    """The ops of a step from ``start`` on. ``last_read`` says of each buffer which op of the whole
+    step reads it last."""
+
+    step: Sequence[Op]
+    start: int
+    last_read: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.step) - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> Op: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Op]: ...
+    def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
+        if isinstance(index, int):
+            if not 0 <= index < len(self):
+                raise IndexError(index)
+            return self.step[self.start + index]
+        first, last, step = index.indices(len(self))
+        return self.step[self.start + first : self.start + last : step]
+
+    def is_read_behind(self, buffer: str, length: int) -> bool:
+        """Whether an op behind the first ``length`` of these reads ``buffer``."""
+        return self.last_read.get(buffer, -1) >= self.start + length
+
+
+def last_reads(step: Sequence[Op]) -> dict[str, int]:
+    """Of each buffer the place of the last op that reads it."""
+    return {
+        tensor.buffer: number
+        for number, op in enumerate(step)
+        for place, tensor in enumerate(op.operands)
+        if tensor is not None and place not in op.written
+    }
+
+
+Rule = Callable[[Remaining, Device], Replacement | None]
 """What replaces the first of the ops given, all that follow in the step."""
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from accel.cuda.device import Device
-from accel.cuda.tuned import ArrangedLayout, Extent, KernelLaunch, Replacement
+from accel.cuda.tuned import ArrangedLayout, Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.layouts import WeightLayout
 from accel.packets.step import Op
 from contract.dtypes import DType, StorageClass
@@ -55,7 +53,7 @@ def in_units(op: Op) -> bool:
     return op.matrix is not None and op.most_sizes()["places"] == 0
 
 
-def embed_rule(ops: Sequence[Op], device: Device) -> Replacement | None:
+def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
     """EMBED from a table that a product of the step reads, too."""
     op = ops[0]
     if op.name != "embed" or op.dtype is None or op.matrix is None:
