@@ -1,6 +1,6 @@
-// A CUDA block on the CPU: every thread is a fiber, what lanes do together happens when all have come.
-// Stands in for accel/cuda/kernels/warp.h and for what CUDA C++ has built in. All lanes of a warp must
-// take part in every exchange, as the tuned kernels do.
+// A CUDA block on the CPU: every thread is a fiber, what lanes do together happens when all have
+// come. Stands in for accel/cuda/kernels/warp.h and for what CUDA C++ has built in. All lanes of a
+// warp must take part in every exchange, as the tuned kernels do.
 
 #include <math.h>
 #include <stddef.h>
@@ -23,11 +23,21 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __launch_bounds__(...)
 #define __align__(n)
 
-struct uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct dim3 { unsigned x, y, z; };
-static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct dim3 {
+    unsigned x, y, z;
+};
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
 
 static dim3 blockIdx, gridDim, blockDim;
 alignas(128) unsigned char shared[256 << 10];
@@ -37,13 +47,19 @@ namespace emulator {
 constexpr int LANES = 32, WORDS = 8;
 constexpr size_t STACK_BYTES = 128 << 10;
 
-struct Message { uint32_t word[WORDS]; };
+struct Message {
+    uint32_t word[WORDS];
+};
 struct Warp {
     Message coming[LANES], there[2][LANES];
     int arrived = 0;
     unsigned round = 0;
 };
-struct Fiber { ucontext_t context; char *stack; bool done; };
+struct Fiber {
+    ucontext_t context;
+    char *stack;
+    bool done;
+};
 
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
@@ -107,7 +123,9 @@ static void run_block(unsigned threads, void (*kernel)()) {
 }  // namespace emulator
 
 struct THREAD {
-    struct { operator unsigned() const { return emulator::current; } } x;
+    struct {
+        operator unsigned() const { return emulator::current; }
+    } x;
 };
 static THREAD threadIdx;
 
@@ -123,19 +141,30 @@ template <class T> static inline T __shfl_sync(unsigned, T value, int lane) {
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
     return __shfl_sync(mask, value, (int)(emulator::current % emulator::LANES) ^ lanes);
 }
-static inline float __uint_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
-static inline unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
+static inline float __uint_as_float(unsigned bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+static inline unsigned __float_as_uint(float f) {
+    unsigned bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
 static inline int __float2int_rn(float f) { return (int)rintf(f); }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
-static inline unsigned atomicAdd(unsigned *place, unsigned value) { return (*place += value) - value; }
+static inline unsigned atomicAdd(unsigned *place, unsigned value) {
+    return (*place += value) - value;
+}
 static inline void __threadfence() {}
 static inline float __ldcg(const float *place) { return *place; }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     const uint64_t both = (uint64_t)b << 32 | a;
     unsigned result = 0;
-    for (int i = 0; i < 4; i++) result |= (unsigned)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
+    for (int i = 0; i < 4; i++)
+        result |= (unsigned)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
     return result;
 }
 
@@ -145,9 +174,11 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define DEVICE static inline
 
 DEVICE float half_bits(unsigned bits) {
-    const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31,
+                   fraction = bits & 1023;
     if (exponent == 31) return __uint_as_float(sign | 0x7F800000u | fraction << 13);
-    const float value = exponent ? ldexpf(1024 + fraction, (int)exponent - 25) : ldexpf(fraction, -24);
+    const float value =
+        exponent ? ldexpf(1024 + fraction, (int)exponent - 25) : ldexpf(fraction, -24);
     return sign ? -value : value;
 }
 
@@ -182,9 +213,8 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
 }
-template <bool SIGNED>
-DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0, unsigned a1, unsigned b_high,
-                          unsigned b_low) {
+template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
+                                                 unsigned a1, unsigned b_high, unsigned b_low) {
     const unsigned a[2] = {a0, a1};
     multiply<SIGNED>(high, a, &b_high, 16);
     multiply<SIGNED, false>(low, a, &b_low, 16);
@@ -194,7 +224,8 @@ DEVICE void begin_word(void *to, const void *from) { memcpy(to, from, 4); }
 DEVICE void end_parts() {}
 template <int left> DEVICE void await_parts() {}
 DEVICE unsigned largest_of_warp(unsigned value) {
-    for (int lanes = 16; lanes; lanes /= 2) value = max(value, __shfl_xor_sync(ALL_LANES, value, lanes));
+    for (int lanes = 16; lanes; lanes /= 2)
+        value = max(value, __shfl_xor_sync(ALL_LANES, value, lanes));
     return value;
 }
 

@@ -32,8 +32,8 @@ DEVICE unsigned four_bytes(int a, int b, int c, int d) {
 }
 
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
-    unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +
-                            lane % 4 * 16 + lane / 4 % 2 * 4;
+    unsigned char *planes =
+        x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int *v = m + 4 * half;
@@ -115,10 +115,14 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
     int lane, warp;
 
     __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_, const FLOAT_ROWS &rows_)
-        : x(x_), rows(rows_), total(rows_.tokens * x_.units), lane(threadIdx.x % WARP_LANES),
+        : x(x_),
+          rows(rows_),
+          total(rows_.tokens * x_.units),
+          lane(threadIdx.x % WARP_LANES),
           warp(threadIdx.x / WARP_LANES) {}
 
-    __device__ __forceinline__ EIGHT load(const float *values, size_t stride, unsigned index) const {
+    __device__ __forceinline__ EIGHT load(const float *values, size_t stride,
+                                          unsigned index) const {
         if (index >= total) return EIGHT{};
         const unsigned token = index / x.units;
         return load_eight(values + token * stride, index - token * x.units, rows.columns, lane);
@@ -198,7 +202,8 @@ template <int warps> DEVICE void take_rows(const ACTIVATIONS &x, const INTEGER_R
             *(unsigned *)(planes + 8 * half + 64) = __byte_perm(block[8], 0, 0x3120);
         }
         if (lane < UNIT_SUB_BLOCKS) {
-            const unsigned both = rows.sums[token * rows.sums_stride + unit * UNIT_SUB_BLOCKS + lane];
+            const unsigned both =
+                rows.sums[token * rows.sums_stride + unit * UNIT_SUB_BLOCKS + lane];
             short *sums = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
             sums[0] = (short)both;
             sums[1] = (short)(both >> 16);

@@ -1,12 +1,12 @@
-// FLASH_ATTN of few tokens over I12 pages (rule R6): a block takes a span of 1,024 positions of up to
-// four heads that read one KV head, each warp a tile of 64 positions. Both products are integers on
-// tensor cores: keys and values are 16 high + low, queries and weights 128 high + low, and the eight
-// columns of a product are the two parts of the four heads.
+// FLASH_ATTN of few tokens over I12 pages (rule R6): a block takes a span of 1,024 positions of up
+// to four heads that read one KV head, each warp a tile of 64 positions. Both products are integers
+// on tensor cores: keys and values are 16 high + low, queries and weights 128 high + low, and the
+// eight columns of a product are the two parts of the four heads.
 //
 // HEAD_DIM is 64, 128 or 256. Compiled with the places of the operands as packets.h has them: Q_AT,
-// KV_AT, PAGES_AT, QUERY_AT, Y_AT and PARTS_AT, where U, l and o of spans wait. Sizes and reals are those
-// of the first packet, a flash_attn_part. workspace has a counter for every token and group of heads,
-// 0 between steps.
+// KV_AT, PAGES_AT, QUERY_AT, Y_AT and PARTS_AT, where U, l and o of spans wait. Sizes and reals are
+// those of the first packet, a flash_attn_part. workspace has a counter for every token and group
+// of heads, 0 between steps.
 
 #include "packets.h"
 #include "warp.h"
@@ -15,19 +15,19 @@
 
 #define HEADS 4
 #define HALF_DIM (HEAD_DIM / 2)
-#define LANE_BYTES (HEAD_DIM / 8)      // of half a row, which four lanes share
+#define LANE_BYTES (HEAD_DIM / 8)  // of half a row, which four lanes share
 #define LANE_WORDS (LANE_BYTES / 4)
 #define PAGES (KV_TILE / PAGE_TOKENS)
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
-#define Q_SHIFT 7                      // bits of the low part of queries and weights
+#define Q_SHIFT 7  // bits of the low part of queries and weights
 
 // Shared memory, in bytes.
-#define AT_QUERIES 0                                            // [head][high, low][HEAD_DIM]
-#define AT_UNITS (AT_QUERIES + HEADS * 2 * HEAD_DIM)            // [head] factor, 1 if broken
-#define AT_WEIGHTS (AT_UNITS + 32)                              // [warp][head][high, low][KV_TILE]
-#define AT_TOPS (AT_WEIGHTS + SPAN_TILES * HEADS * 2 * KV_TILE) // [warp][head] U, l
-#define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)              // [warp][head][HEAD_DIM] o
-#define AT_LAST (AT_SUMS + SPAN_TILES * HEADS * HEAD_DIM * 4)   // whether the block came last
+#define AT_QUERIES 0                                             // [head][high, low][HEAD_DIM]
+#define AT_UNITS (AT_QUERIES + HEADS * 2 * HEAD_DIM)             // [head] factor, 1 if broken
+#define AT_WEIGHTS (AT_UNITS + 32)                               // [warp][head][high, low][KV_TILE]
+#define AT_TOPS (AT_WEIGHTS + SPAN_TILES * HEADS * 2 * KV_TILE)  // [warp][head] U, l
+#define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)               // [warp][head][HEAD_DIM] o
+#define AT_LAST (AT_SUMS + SPAN_TILES * HEADS * HEAD_DIM * 4)    // whether the block came last
 
 // What a block works at.
 struct SPAN_WORK {
@@ -51,7 +51,8 @@ template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&w
 }
 
 // Rows of queries as two bytes an element, by a warp a head; heads that are not there are zeros.
-DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp, int lane) {
+DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
+                          int lane) {
     if (warp >= HEADS) return;
     const float *q = work.q + (work.head + warp) * HEAD_DIM;
     const bool exists = warp < work.heads;
@@ -80,17 +81,19 @@ DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) 
     return (const unsigned char *)i12_record(work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
 }
 
-DEVICE unsigned low_part(unsigned word, int half) { return (half ? word >> 4 : word) & 0x0F0F0F0Fu; }
+DEVICE unsigned low_part(unsigned word, int half) {
+    return (half ? word >> 4 : word) & 0x0F0F0F0Fu;
+}
 
 // sum of (16 high + low) (128 high + low): columns 2 t and 2 t + 1 are the parts of head t.
 DEVICE int joined(const int (&high)[4], const int (&low)[4], int row) {
-    return 16 * ((high[2 * row] * (1 << Q_SHIFT)) + high[2 * row + 1]) + low[2 * row] * (1 << Q_SHIFT) +
-           low[2 * row + 1];
+    return 16 * ((high[2 * row] * (1 << Q_SHIFT)) + high[2 * row + 1]) +
+           low[2 * row] * (1 << Q_SHIFT) + low[2 * row + 1];
 }
 
 // q.k of positions g and g + 8 of a page with the query of head t.
-DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][LANE_WORDS], int lane,
-                        int (&dot)[2]) {
+DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][LANE_WORDS],
+                        int lane, int (&dot)[2]) {
     const int g = lane / 4, t = lane % 4;
     int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
     unsigned lows[2][LANE_WORDS];
@@ -102,7 +105,8 @@ DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][
         unsigned highs[2][LANE_WORDS];
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            load_words(record + (g + 8 * r) * HEAD_DIM + half * HALF_DIM + t * LANE_BYTES, highs[r]);
+            load_words(record + (g + 8 * r) * HEAD_DIM + half * HALF_DIM + t * LANE_BYTES,
+                       highs[r]);
 #pragma unroll
         for (int i = 0; i < LANE_WORDS; i += 2) {
             const unsigned b0 = query[half][i], b1 = query[half][i + 1];
@@ -119,7 +123,8 @@ DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][
 
 // U and l of a tile for head t, and its weights, which go to shared memory in two parts.
 DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
-                            const unsigned (&query)[2][LANE_WORDS], unsigned char *weights, int lane) {
+                            const unsigned (&query)[2][LANE_WORDS], unsigned char *weights,
+                            int lane) {
     const int g = lane / 4, t = lane % 4;
     float score[PAGES][2], value[PAGES][2], most = NEGATIVE_INFINITY;
 #pragma unroll
@@ -131,7 +136,8 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const unsigned position = begin + g + 8 * r;
-            const signed char *exponents = (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + g + 8 * r;
+            const signed char *exponents =
+                (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + g + 8 * r;
             const int key = exponents[0], of_value = exponents[PAGE_TOKENS];
             const bool seen = position >= work.first && position <= work.position;
             score[page][r] = seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
@@ -157,16 +163,19 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
             place[0] = (unsigned char)(weight >> Q_SHIFT);
             place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
         }
-    float total = ((p[0][0] + p[2][0]) + (p[1][0] + p[3][0])) + ((p[0][1] + p[2][1]) + (p[1][1] + p[3][1]));
+    float total =
+        ((p[0][0] + p[2][0]) + (p[1][0] + p[3][0])) + ((p[0][1] + p[2][1]) + (p[1][1] + p[3][1]));
 #pragma unroll
-    for (int lanes = 16; lanes > 2; lanes /= 2) total = total + __shfl_xor_sync(ALL_LANES, total, lanes);
+    for (int lanes = 16; lanes > 2; lanes /= 2)
+        total = total + __shfl_xor_sync(ALL_LANES, total, lanes);
     __syncwarp();
     return usable ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
 }
 
-// o of a tile: channels g and g + 8 of every sixteen for head t. A lane has the positions of page t.
-DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned char *weights, float *sums,
-                        int lane) {
+// o of a tile: channels g and g + 8 of every sixteen for head t. A lane has the positions of page
+// t.
+DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned char *weights,
+                        float *sums, int lane) {
     const int g = lane / 4, t = lane % 4;
     unsigned weight[4];
     load_words(weights + g * KV_TILE + t * PAGE_TOKENS, weight);
@@ -184,12 +193,14 @@ DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned ch
             int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
             unsigned highs[2][4];
 #pragma unroll
-            for (int r = 0; r < 2; r++) load_words(values + (channel + 8 * r) * PAGE_TOKENS, highs[r]);
+            for (int r = 0; r < 2; r++)
+                load_words(values + (channel + 8 * r) * PAGE_TOKENS, highs[r]);
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 const unsigned a[4] = {highs[0][i], highs[1][i], highs[0][i + 1], highs[1][i + 1]};
                 const unsigned c[4] = {low_part(lows[0][i], half), low_part(lows[1][i], half),
-                                       low_part(lows[0][i + 1], half), low_part(lows[1][i + 1], half)};
+                                       low_part(lows[0][i + 1], half),
+                                       low_part(lows[1][i + 1], half)};
                 multiply_32<true>(high, a, weight[i], weight[i + 1]);
                 multiply_32<false>(low, c, weight[i], weight[i + 1]);
             }
@@ -200,8 +211,8 @@ DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned ch
 }
 
 // Tiles of the span, from the left, of one channel of one head.
-DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigned end, unsigned head,
-                            unsigned channel, float &sum) {
+DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigned end,
+                            unsigned head, unsigned channel, float &sum) {
     SOFTMAX all = no_softmax();
     sum = 0.0f;
     for (unsigned tile = first; tile < end; tile++) {
@@ -214,8 +225,8 @@ DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigne
 }
 
 // One span of a group of heads: U, l and o of it or, where there is no other, y.
-DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts, float *y,
-                        unsigned first_span, bool only) {
+DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts,
+                        float *y, unsigned first_span, bool only) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int g = lane / 4, t = lane % 4;
     split_queries(work, scale, memory, warp, lane);
@@ -234,7 +245,8 @@ DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memor
         const SOFTMAX tile = tile_weights(work, start, units[2 * t], query, weights, lane);
         float *top = (float *)(memory + AT_TOPS) + (warp * HEADS + t) * 2;
         if (g == 0) top[0] = tile.top, top[1] = tile.total;
-        tile_values(work, start, weights, (float *)(memory + AT_SUMS) + warp * HEADS * HEAD_DIM, lane);
+        tile_values(work, start, weights, (float *)(memory + AT_SUMS) + warp * HEADS * HEAD_DIM,
+                    lane);
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
@@ -307,7 +319,8 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                            (size_t)(work.token * heads + work.head) * work.slots * PART_FLOATS;
             attend_span(work, scale, shared, parts, y, begin, end == begin + 1);
             if (end > begin + 1) {
-                unsigned *counter = (unsigned *)workspace + work.token * work.kv_heads * groups + group;
+                unsigned *counter =
+                    (unsigned *)workspace + work.token * work.kv_heads * groups + group;
                 __threadfence();
                 __syncthreads();
                 if (threadIdx.x == 0) last[0] = atomicAdd(counter, 1) + 1 == end - begin;

@@ -1,11 +1,12 @@
-// What stands between the products of q, k and v and attention, in one launch: the norm of every head
-// of q and k, their rotation, and the keys and values put into their pages (rules R4 and R6). A warp
-// takes one head of one token: its row lies in shared memory.
+// What stands between the products of q, k and v and attention, in one launch: the norm of every
+// head of q and k, their rotation, and the keys and values put into their pages (rules R4 and R6).
+// A warp takes one head of one token: its row lies in shared memory.
 //
-// DTYPE is how pages are stored. Compiled with the places of the operands, 16 times a packet's number
-// from the first one on plus the operand's place in it, or -1 where there is none: Q_AT, K_AT and V_AT,
-// what the products wrote; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT, QUERY_AT, PAGES_AT and
-// KV_AT. Q_NORM, K_NORM, Q_ROPE, K_ROPE and WRITE are numbers of packets, -1 for norms that are absent.
+// DTYPE is how pages are stored. Compiled with the places of the operands, 16 times a packet's
+// number from the first one on plus the operand's place in it, or -1 where there is none: Q_AT,
+// K_AT and V_AT, what the products wrote; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT,
+// QUERY_AT, PAGES_AT and KV_AT. Q_NORM, K_NORM, Q_ROPE and K_ROPE are numbers of packets, -1 for
+// norms that are absent.
 
 #include "packets.h"
 #include "warp.h"
@@ -85,8 +86,8 @@ DEVICE void store_blocks(const float *row, unsigned width, unsigned char *target
 }
 
 // See store_i12 of kv_write_batched.k: lanes take pairs of channels.
-DEVICE void store_integers_of(const float *row, unsigned width, unsigned which, unsigned char *record,
-                              unsigned i, int lane) {
+DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
+                              unsigned char *record, unsigned i, int lane) {
     const unsigned half = width / 2, step = which ? PAGE_TOKENS : 1;
     const unsigned first = which ? I12_VALUES(width) : 0;
     unsigned char *high = record + first + (which ? i : i * width);
@@ -116,8 +117,10 @@ DEVICE void store_row(const float *row, unsigned width, unsigned which, U64 kv, 
         store_blocks(row, width, target, lane);
     } else {
         for (unsigned k = lane; k < width; k += WARP_LANES) {
-            if (DTYPE == F16) ((unsigned short *)target)[k] = (unsigned short)narrowed(row[k]);
-            else ((float *)target)[k] = row[k];
+            if (DTYPE == F16)
+                ((unsigned short *)target)[k] = (unsigned short)narrowed(row[k]);
+            else
+                ((float *)target)[k] = row[k];
         }
     }
 }

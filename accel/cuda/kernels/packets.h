@@ -1,5 +1,5 @@
-// Packets of several ops that one launch replaces. A place is 16 times a packet's number from the first
-// one on plus the operand's place in it, or -1.
+// Packets of several ops that one launch replaces. A place is 16 times a packet's number from the
+// first one on plus the operand's place in it, or -1.
 
 #ifndef PACKETS_H
 #define PACKETS_H

@@ -1,8 +1,9 @@
 // y = x weight^T for many tokens: a block takes 128 rows and 64 tokens, a warp 16 of the rows, and
 // passes over the units of the rows. x is what unit_pack.cu made (rules R3 and R5).
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K. Compiled with the places of operands as packets.h has them: M, SCALE,
-// SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the product's packet.
+// FORMAT_ID is Q4_K, Q5_K or Q6_K. Compiled with the places of operands as packets.h has them: M,
+// SCALE, SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the
+// product's packet.
 
 #include "packets.h"
 #include "unit_product.h"
@@ -43,12 +44,15 @@ DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned 
     }
     if (threadIdx.x < BLOCK_TOKENS) {
         const unsigned token = min(work.first_token + threadIdx.x, work.tokens - 1);
-        begin_word(stage + AT_SCALES + threadIdx.x * 4, work.scales + (size_t)token * work.units + unit);
+        begin_word(stage + AT_SCALES + threadIdx.x * 4,
+                   work.scales + (size_t)token * work.units + unit);
     }
     const unsigned warp = threadIdx.x / WARP_LANES;
     const unsigned tile = min(blockIdx.x * WARPS + warp, work.tiles - 1);
-    const unsigned char *source = work.weights + ((size_t)tile * work.units + unit) * FORMAT::unit_bytes;
-    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < FORMAT::unit_bytes; at += WARP_LANES * 16)
+    const unsigned char *source =
+        work.weights + ((size_t)tile * work.units + unit) * FORMAT::unit_bytes;
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < FORMAT::unit_bytes;
+         at += WARP_LANES * 16)
         begin_part(stage + AT_UNITS + warp * FORMAT::unit_bytes + at, source + at);
     end_parts();
 }
@@ -72,7 +76,8 @@ struct UNIT_OPERANDS {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const unsigned char *scales = unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
+            const unsigned char *scales =
+                unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
             const uint4 header = vector_at(scales);
             if (FORMAT::halves) {
 #pragma unroll
@@ -85,7 +90,8 @@ struct UNIT_OPERANDS {
                 unsigned six[2], minima[2];
                 six_bit_pairs(header, six, minima);
 #pragma unroll
-                for (int b = 0; b < 8; b++) factor[r][b % (FORMAT::halves ? 16 : 8)] = byte_of(six[b / 4], b % 4);
+                for (int b = 0; b < 8; b++)
+                    factor[r][b % (FORMAT::halves ? 16 : 8)] = byte_of(six[b / 4], b % 4);
                 sums[r] = byte_of(minima[0], t) * 0x0101u | byte_of(minima[1], t) * 0x01010000u;
                 d[r] = half_bits(header.x & 0xFFFFu), d_min[r] = half_bits(header.x >> 16);
             }
@@ -94,14 +100,15 @@ struct UNIT_OPERANDS {
 };
 
 // Adds sum[e] += factor (16 high + low) of one sub-block.
-DEVICE void add_scaled(int (&sum)[4], const int (&high)[4], const int (&low)[4], int upper, int lower) {
+DEVICE void add_scaled(int (&sum)[4], const int (&high)[4], const int (&low)[4], int upper,
+                       int lower) {
 #pragma unroll
     for (int e = 0; e < 4; e++) sum[e] += (e / 2 ? lower : upper) * (16 * high[e] + low[e]);
 }
 
 // Values of rows g and g + 8 and tokens 2 t and 2 t + 1 of eight: elements (row, token).
-DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *stage, unsigned group, int lane,
-                             float (&value)[4]) {
+DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *stage, unsigned group,
+                             int lane, float (&value)[4]) {
     const int g = lane / 4, t = lane % 4;
     const unsigned char *planes = stage + AT_PLANES + (group * 8 + g) * TOKEN_BYTES + t * 16;
     int j[4] = {0, 0, 0, 0};
@@ -117,7 +124,8 @@ DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *sta
             if (FORMAT::halves) {
                 multiply_16(sum_high, unit.a[b][0], unit.a[b][1], h0);
                 multiply_16(sum_low, unit.a[b][0], unit.a[b][1], l0);
-                add_scaled(j, sum_high, sum_low, unit.factor[0][2 * b % width], unit.factor[1][2 * b % width]);
+                add_scaled(j, sum_high, sum_low, unit.factor[0][2 * b % width],
+                           unit.factor[1][2 * b % width]);
                 int more_high[4] = {0, 0, 0, 0}, more_low[4] = {0, 0, 0, 0};
                 multiply_16(more_high, unit.a[b][2], unit.a[b][3], h1);
                 multiply_16(more_low, unit.a[b][2], unit.a[b][3], l1);
@@ -134,14 +142,17 @@ DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *sta
     const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (group * 8 + g) * 32 + t * 8);
     int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
     multiply_sums<FORMAT::halves>(high, low, unit.sums[0], unit.sums[1],
-                                  __byte_perm(sums.x, sums.y, 0x7531), __byte_perm(sums.x, sums.y, 0x6420));
+                                  __byte_perm(sums.x, sums.y, 0x7531),
+                                  __byte_perm(sums.x, sums.y, 0x6420));
     const float *scales = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int p = 256 * high[e] + low[e], r = e / 2;
         const float scale = scales[e % 2];
-        if (FORMAT::minima) value[e] = (unit.d[r] * (float)j[e] - unit.d_min[r] * (float)p) * scale;
-        else value[e] = unit.d[r] * (float)(j[e] - FORMAT::zero * p) * scale;
+        if (FORMAT::minima)
+            value[e] = (unit.d[r] * (float)j[e] - unit.d_min[r] * (float)p) * scale;
+        else
+            value[e] = unit.d[r] * (float)(j[e] - FORMAT::zero * p) * scale;
     }
 }
 
@@ -168,8 +179,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     begin_stage(work, shared, 0);
     for (unsigned unit = 0; unit < work.units; unit++) {
         unsigned char *stage = shared + unit % STAGES * STAGE_BYTES;
-        if (unit + 1 < work.units) begin_stage(work, shared + (unit + 1) % STAGES * STAGE_BYTES, unit + 1);
-        else end_parts();
+        if (unit + 1 < work.units)
+            begin_stage(work, shared + (unit + 1) % STAGES * STAGE_BYTES, unit + 1);
+        else
+            end_parts();
         await_parts<STAGES - 1>();
         __syncthreads();
         UNIT_OPERANDS operands;

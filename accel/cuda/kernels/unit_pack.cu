@@ -1,8 +1,8 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu reads: a block takes one
-// token at a time. They go where quantize_activation's would, in the order of unit_product.h.
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu reads: a block takes
+// one token at a time. They go where quantize_activation's would, in the order of unit_product.h.
 //
-// Compiled with WARPS and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS.
-// NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
+// Compiled with WARPS and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
+// SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
 
 #include "activations.h"
 #include "packets.h"

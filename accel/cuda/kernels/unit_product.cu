@@ -1,14 +1,14 @@
-// y = x weight^T for few tokens and one to three matrices that share x, kept in units (units.h), with
-// what stands around the products in the step: the norm and the quantization of x before them, biases,
-// a residual or a gated activation behind them (rules R2 to R5).
+// y = x weight^T for few tokens and one to three matrices that share x, kept in units (units.h),
+// with what stands around the products in the step: the norm and the quantization of x before them,
+// biases, a residual or a gated activation behind them (rules R2 to R5).
 //
-// Compiled with the places of the operands, 16 times a packet's number from the first one on plus the
-// operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and SUMS;
-// NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results; RESIDUAL. NORM,
-// PRODUCT and GATE are numbers of packets: of the norm, the first product and the gated activation, -1
-// where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix of the second; MATRICES is
-// how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h. Blocks of a row of the grid share a
-// product, rows of the grid take TOKENS tokens each.
+// Compiled with the places of the operands, 16 times a packet's number from the first one on plus
+// the operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and
+// SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
+// RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
+// gated activation, -1 where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix
+// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h.
+// Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "packets.h"
 #include "unit_stream.h"
@@ -30,8 +30,8 @@ struct OUTPUTS {
     uint activation;
     unsigned first_token;
 
-    __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token, float value,
-                                               float other) const {
+    __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
+                                               float value, float other) const {
         RESULT r = result[0];
 #pragma unroll
         for (int i = 1; i < MATRICES; i++)
@@ -40,7 +40,10 @@ struct OUTPUTS {
         if (at >= r.rows) return;
         const size_t t = first_token + token;
         if (PAIRED)
-            value = (activation == 2 ? sigmoid_of(value) : activation == 1 ? gelu_of(value) : silu_of(value)) * other;
+            value = (activation == 2   ? sigmoid_of(value)
+                     : activation == 1 ? gelu_of(value)
+                                       : silu_of(value)) *
+                    other;
         if (r.bias) value = value + r.bias[at];
         if (residual) value = residual[t * residual_stride + at] + value;
         r.y[t * r.stride + at] = value;

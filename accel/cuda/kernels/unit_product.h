@@ -2,7 +2,8 @@
 //
 // Activations of a token lie in shared memory so that a lane reads what it needs for a unit at
 // once. m = 16 high + low, bytes -128..127 and 0..15; for each unit of 256 columns:
-//   planes 512 bytes: 16 a lane; lane (g, t) = (lane / 4, lane % 4) has of plane g % 2 (0: high) the
+//   planes 512 bytes: 16 a lane; lane (g, t) = (lane / 4, lane % 4) has of plane g % 2 (0: high)
+//   the
 //                     columns 32 (g / 2) + 4 t + (0..3), 16 and 128 more, and 16 and 128
 //   sums   16 shorts: of 16 columns each; of t = 0..3 in turn those of the columns 32 t, 32 t + 16,
 //                     128 + 32 t, 128 + 32 t + 16
@@ -36,9 +37,8 @@ template <int dtype> DEVICE void look_up(unsigned codes, unsigned &low, unsigned
     const unsigned places = codes & 0x77777777u, upper = (codes & 0x88888888u) >> 1;
     const unsigned first = __byte_perm(__byte_perm(t0, t1, places), __byte_perm(t2, t3, places),
                                        0x3210u | (upper & 0xFFFFu));
-    const unsigned second =
-        __byte_perm(__byte_perm(t0, t1, places >> 16), __byte_perm(t2, t3, places >> 16),
-                    0x3210u | upper >> 16);
+    const unsigned second = __byte_perm(__byte_perm(t0, t1, places >> 16),
+                                        __byte_perm(t2, t3, places >> 16), 0x3210u | upper >> 16);
     low = __byte_perm(first, second, 0x6420u);
     high = __byte_perm(first, second, 0x7531u);
 }
@@ -64,9 +64,9 @@ DEVICE unsigned shifted(unsigned word, int left) { return left < 0 ? word >> -le
 
 // Sub-blocks 2 v and 2 v + 1 as operands of a product. Where odd_shift is not 0 the second counts
 // 2^odd_shift times.
-template <int dtype>
-DEVICE void unit_operands(const unsigned char *unit, const UPPER_PLANES<dtype> &upper, int lane, int v,
-                          unsigned (&even)[4], unsigned (&odd)[4]) {
+template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
+                                               const UPPER_PLANES<dtype> &upper, int lane, int v,
+                                               unsigned (&even)[4], unsigned (&odd)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     if (FORMAT::bytes) {
         const uint4 a = vector_at(unit + 2 * v * 512 + lane * 16);
@@ -126,13 +126,14 @@ DEVICE int iq4_xs_factor(const unsigned char *scales, int b) {
 template <int dtype> DEVICE int half_block_factor(const unsigned char *scales, int s) {
     if (dtype == FORMAT_Q2_K) return scales[s] & 15;
     if (dtype == FORMAT_Q6_K) return (signed char)scales[s];
-    return (int)((scales[s % 8] >> s / 8 * 4 & 15) | (scales[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
+    return (int)((scales[s % 8] >> s / 8 * 4 & 15) | (scales[8 + s % 4] >> s / 4 * 2 & 3) << 4) -
+           32;
 }
 
 // One row's value for one token: sums of products q m by sub-block, of m, the activation's scale.
 // `sub` has 8 sums, of 16 columns 16; zeros of codes are still in them.
-template <int dtype>
-DEVICE float row_value(const unsigned char *unit, int row, const int *sub, const short *sums, float scale) {
+template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, const int *sub,
+                                            const short *sums, float scale) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const unsigned char *scales = unit + FORMAT::scales_at + row * FORMAT::row_scales;
     const unsigned char *rest = unit + FORMAT::rest_at + row * FORMAT::row_rest;
@@ -145,7 +146,8 @@ DEVICE float row_value(const unsigned char *unit, int row, const int *sub, const
                                                   : half_bits(((const unsigned short *)scales)[b]);
             const int dot = (b % 2 ? sub[b] >> FORMAT::odd_shift : sub[b]) - FORMAT::zero * m;
             float term = d * (float)dot;
-            if (FORMAT::minima) term = term + half_bits(((const unsigned short *)rest)[b]) * (float)m;
+            if (FORMAT::minima)
+                term = term + half_bits(((const unsigned short *)rest)[b]) * (float)m;
             segment = segment + term;
         }
         return segment * scale;
@@ -160,8 +162,10 @@ DEVICE float row_value(const unsigned char *unit, int row, const int *sub, const
         for (int b = 0; b < 8; b++) {
             const int m = sums[sum_place(2 * b)] + sums[sum_place(2 * b + 1)];
             const int product = byte_of(factor[b / 4], b % 4) * sub[b];
-            if (b % 2) shifted_j += product;
-            else j += product;
+            if (b % 2)
+                shifted_j += product;
+            else
+                j += product;
             p += byte_of(minimum[b / 4], b % 4) * m;
         }
         j += shifted_j >> FORMAT::odd_shift;
@@ -186,11 +190,12 @@ DEVICE float row_value(const unsigned char *unit, int row, const int *sub, const
 
 // Values of rows g and g + 8 of a unit for token t of up to four, `tokens` of which exist: lane
 // (g, t) gets what it stores. Every sub-block has a product of its own.
-template <int dtype>
-DEVICE void unit_values_of_tokens(const unsigned char *unit, const ACTIVATIONS &x, unsigned index,
-                                  int tokens, int lane, float (&value)[2]) {
+template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit,
+                                                       const ACTIVATIONS &x, unsigned index,
+                                                       int tokens, int lane, float (&value)[2]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
-    const int g = lane / 4, t = lane % 4, column = min(g / 2, tokens - 1), token = min(t, tokens - 1);
+    const int g = lane / 4, t = lane % 4, column = min(g / 2, tokens - 1),
+              token = min(t, tokens - 1);
     const unsigned char *planes =
         x.planes + ((size_t)column * x.units + index) * UNIT_PLANES + (g % 2 * 4 + t) * 16;
     uint4 b[4];
@@ -232,11 +237,10 @@ DEVICE void unit_values_of_tokens(const unsigned char *unit, const ACTIVATIONS &
     value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[place]);
 }
 
-// A lane's part of the sums of rows g and g + 8 for one token: what it keeps, of row g for t < 2, and
-// what it gives to lane ^ 2. Of formats with minima odd lanes have the sums over those.
-template <int dtype>
-DEVICE void lane_sums(const unsigned char *unit, const ACTIVATIONS &x, unsigned index, int lane, int &kept,
-                      int &given) {
+// A lane's part of the sums of rows g and g + 8 for one token: what it keeps, of row g for t < 2,
+// and what it gives to lane ^ 2. Of formats with minima odd lanes have the sums over those.
+template <int dtype> DEVICE void lane_sums(const unsigned char *unit, const ACTIVATIONS &x,
+                                           unsigned index, int lane, int &kept, int &given) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const int g = lane / 4, t = lane % 4, pair = g / 2;
     const uint4 b = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
@@ -298,12 +302,12 @@ DEVICE void lane_sums(const unsigned char *unit, const ACTIVATIONS &x, unsigned 
     given = upper_row ? low : high;
 }
 
-// The same for one token and COUNT units side by side, in formats of super-blocks: the four pairs of
-// columns take sub-blocks in turn, so that every lane has sums to scale. Lanes t = 0 get row g,
+// The same for one token and COUNT units side by side, in formats of super-blocks: the four pairs
+// of columns take sub-blocks in turn, so that every lane has sums to scale. Lanes t = 0 get row g,
 // lanes t = 2 row g + 8.
-template <int dtype, int COUNT>
-DEVICE void unit_values_of_one(const unsigned char *units, const ACTIVATIONS &x, unsigned index, int lane,
-                               float (&value)[COUNT]) {
+template <int dtype, int COUNT> DEVICE void unit_values_of_one(const unsigned char *units,
+                                                               const ACTIVATIONS &x, unsigned index,
+                                                               int lane, float (&value)[COUNT]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const int t = lane % 4, row = lane / 4 + (t / 2 ? 8 : 0);
     int kept[COUNT], given[COUNT];

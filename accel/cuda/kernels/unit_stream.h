@@ -66,7 +66,8 @@ template <int most> struct PLACE {
 
 // How one kernel is built: warps of a block, ring slots of a warp, most tokens, at most two formats
 // and matrices of a launch.
-template <int warps_, int slots_, int tokens_, int first_, int second_, int matrices_> struct SHAPE {
+template <int warps_, int slots_, int tokens_, int first_, int second_, int matrices_>
+struct SHAPE {
     static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
     static constexpr int first = first_, second = second_, matrices = matrices_;
     static constexpr unsigned first_bytes = UNIT_FORMAT<first_>::unit_bytes;
@@ -75,8 +76,8 @@ template <int warps_, int slots_, int tokens_, int first_, int second_, int matr
         CHUNK_UNITS * (first_bytes > second_bytes ? first_bytes : second_bytes);
 };
 
-// Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units wait
-// for those of their tile in one of 2^slot_bits places.
+// Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
+// wait for those of their tile in one of 2^slot_bits places.
 template <class S> struct STREAM_MEMORY {
     unsigned char *ring;
     COPY_BARRIER *barriers;
@@ -85,7 +86,8 @@ template <class S> struct STREAM_MEMORY {
     ACTIVATIONS x;
     unsigned steps, tile_units, slot_bits;
 
-    __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared, const UNIT_WORK<S::matrices> &work,
+    __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared,
+                                             const UNIT_WORK<S::matrices> &work,
                                              unsigned slot_bits_) {
         const unsigned units = work.units, matrices = work.paired ? 2 : 1;
         slot_bits = slot_bits_;
@@ -148,14 +150,16 @@ template <class S> struct RING {
 
 // Values of a chunk's units go where the tile's last warp finds them.
 template <class S, int dtype>
-DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsigned first, unsigned units,
-                         int tokens, int lane, float *values) {
+DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsigned first,
+                         unsigned units, int tokens, int lane, float *values) {
     const int g = lane / 4, t = lane % 4;
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
         float value[CHUNK_UNITS];
-        if (units == CHUNK_UNITS) unit_values_of_one<dtype, CHUNK_UNITS>(chunk, x, first, lane, value);
-        else unit_values_of_one<dtype, 1>(chunk, x, first, lane, *(float(*)[1])value);
+        if (units == CHUNK_UNITS)
+            unit_values_of_one<dtype, CHUNK_UNITS>(chunk, x, first, lane, value);
+        else
+            unit_values_of_one<dtype, 1>(chunk, x, first, lane, *(float (*)[1])value);
         if (t % 2 == 0)
 #pragma unroll
             for (int n = 0; n < CHUNK_UNITS; n++)
@@ -173,9 +177,10 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsig
 }
 
 // The warp that stored the last value of a tile folds them all.
-template <class S, class OUTPUT>
-DEVICE void finish_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at,
-                        const STREAM_MEMORY<S> &memory, int tokens, int lane, const OUTPUT &output) {
+template <class S, class OUTPUT> DEVICE void finish_tile(const UNIT_WORK<S::matrices> &work,
+                                                         const PLACE<S::matrices> &at,
+                                                         const STREAM_MEMORY<S> &memory, int tokens,
+                                                         int lane, const OUTPUT &output) {
     const unsigned slot = at.local & ((1u << memory.slot_bits) - 1);
     block_fence();
     __syncwarp();
@@ -187,8 +192,10 @@ DEVICE void finish_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matri
     for (int i = lane; i < UNIT_ROWS * tokens; i += WARP_LANES) {
         const float *values = memory.value_of(at.local, 0) + i;
         const float total = fold_units(values, work.units, stride);
-        const float other = work.paired ? fold_units(values + work.units * stride, work.units, stride) : 0.0f;
-        output(work.paired ? 0 : at.matrix, at.in_matrix, i % UNIT_ROWS, i / UNIT_ROWS, total, other);
+        const float other =
+            work.paired ? fold_units(values + work.units * stride, work.units, stride) : 0.0f;
+        output(work.paired ? 0 : at.matrix, at.in_matrix, i % UNIT_ROWS, i / UNIT_ROWS, total,
+               other);
     }
     __syncwarp();
     if (lane == 0) {
@@ -215,11 +222,14 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, 
         ring.taken++;
         while (now_at(memory.folded + slot) != at.local >> memory.slot_bits) spin_pause();
         const unsigned char *chunk = memory.ring + place * S::slot_bytes;
-        float *values = memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
+        float *values =
+            memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
         if (S::first == S::second || !(second >> at.matrix & 1))
-            chunk_values<S, S::first>(chunk, memory.x, at.unit, at.units(work), tokens, lane, values);
+            chunk_values<S, S::first>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
+                                      values);
         else
-            chunk_values<S, S::second>(chunk, memory.x, at.unit, at.units(work), tokens, lane, values);
+            chunk_values<S, S::second>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
+                                       values);
         __syncwarp();
         ring.fetch(work, second, memory, warp);
         finish_tile<S>(work, at, memory, tokens, lane, output);

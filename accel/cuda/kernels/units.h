@@ -6,8 +6,8 @@
 //
 // Planes are in the order of the operands of mma.m16n8k32: sub-block j of 32 columns is one 16 x 32
 // operand, of which lane (g, t) = (lane / 4, lane % 4) has four words, word r with the columns
-// 16 (r / 2) + 4 t + (0..3) of row g + 8 (r % 2), a byte each. Every plane is an array of 16 bytes a
-// lane, the four words:
+// 16 (r / 2) + 4 t + (0..3) of row g + 8 (r % 2), a byte each. Every plane is an array of 16 bytes
+// a lane, the four words:
 //   nibbles, 4 vectors: vector v has sub-block 2 v in the low and 2 v + 1 in the high halves
 //   pairs, 2 vectors:   vector v has two bits of sub-blocks 4 v .. 4 v + 3, the first lowest
 //   bits, 1 vector:     one bit of all eight, the first lowest
@@ -48,12 +48,12 @@ enum {
 // What a format stores. `zero` is what its codes lie above its integers; `table` marks codes that
 // stand for other integers.
 template <int dtype> struct UNIT_FORMAT {
-    static constexpr bool super = (dtype >= FORMAT_Q2_K && dtype <= FORMAT_Q6_K) ||
-                                  dtype == FORMAT_IQ4_XS;
+    static constexpr bool super =
+        (dtype >= FORMAT_Q2_K && dtype <= FORMAT_Q6_K) || dtype == FORMAT_IQ4_XS;
     static constexpr bool halves = dtype == FORMAT_Q2_K || dtype == FORMAT_Q3_K ||
                                    dtype == FORMAT_Q6_K;  // sub-blocks of 16 columns
-    static constexpr bool table = dtype == FORMAT_IQ4_NL || dtype == FORMAT_IQ4_XS ||
-                                  dtype == FORMAT_MXFP4;
+    static constexpr bool table =
+        dtype == FORMAT_IQ4_NL || dtype == FORMAT_IQ4_XS || dtype == FORMAT_MXFP4;
     static constexpr bool bytes = dtype == FORMAT_Q8_0;
     static constexpr bool pairs = halves;
     static constexpr bool bits = dtype == FORMAT_Q5_0 || dtype == FORMAT_Q5_1 ||

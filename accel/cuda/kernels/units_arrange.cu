@@ -12,17 +12,17 @@ typedef unsigned char BYTE;
 #define BLOCK_ELEMENTS (FORMAT::super ? 256 : 32)
 #define BLOCK_BYTES (FORMAT::unit_bytes / UNIT_ROWS * BLOCK_ELEMENTS / UNIT_COLUMNS)
 // Where the fields of a block begin.
-#define NIBBLES_AT                                                          \
-    (DTYPE == FORMAT_Q4_0 || DTYPE == FORMAT_IQ4_NL                 ? 2     \
-     : DTYPE == FORMAT_Q4_1                                         ? 4     \
-     : DTYPE == FORMAT_Q5_0                                         ? 6     \
-     : DTYPE == FORMAT_Q5_1 || DTYPE == FORMAT_IQ4_XS               ? 8     \
-     : DTYPE == FORMAT_MXFP4                                        ? 1     \
-     : DTYPE == FORMAT_Q4_K                                         ? 16    \
-     : DTYPE == FORMAT_Q5_K                                         ? 48    \
-                                                                    : 0)
+#define NIBBLES_AT                                         \
+    (DTYPE == FORMAT_Q4_0 || DTYPE == FORMAT_IQ4_NL   ? 2  \
+     : DTYPE == FORMAT_Q4_1                           ? 4  \
+     : DTYPE == FORMAT_Q5_0                           ? 6  \
+     : DTYPE == FORMAT_Q5_1 || DTYPE == FORMAT_IQ4_XS ? 8  \
+     : DTYPE == FORMAT_MXFP4                          ? 1  \
+     : DTYPE == FORMAT_Q4_K                           ? 16 \
+     : DTYPE == FORMAT_Q5_K                           ? 48 \
+                                                      : 0)
 #define PAIRS_AT (DTYPE == FORMAT_Q2_K ? 16 : DTYPE == FORMAT_Q3_K ? 32 : 128)
-#define BITS_AT                                                             \
+#define BITS_AT \
     (DTYPE == FORMAT_Q5_0 ? 2 : DTYPE == FORMAT_Q5_1 ? 4 : DTYPE == FORMAT_Q5_K ? 16 : 0)
 
 // Column i of a unit's 256 in the stored row that begins with them.

@@ -1,7 +1,7 @@
 // EMBED from a table kept in units (units.h): y[t] = table[query[t].token], expanded to binary32.
 //
-// DTYPE is the format. Formats of 32-blocks give q d (+ minimum), super-blocks (d sc) q (- dmin mn),
-// every operation rounded.
+// DTYPE is the format. Formats of 32-blocks give q d (+ minimum), super-blocks (d sc) q (- dmin
+// mn), every operation rounded.
 
 #include "unit_product.h"
 
@@ -47,13 +47,13 @@ DEVICE float value_of(const BYTE *unit, int row, int i) {
         return d * (float)byte_of(factor[b / 4], b % 4) * q -
                d_min * (float)byte_of(minimum[b / 4], b % 4);
     }
-    if (DTYPE == FORMAT_IQ4_XS)
-        return half_at(scales) * (float)iq4_xs_factor(scales, i / 32) * q;
+    if (DTYPE == FORMAT_IQ4_XS) return half_at(scales) * (float)iq4_xs_factor(scales, i / 32) * q;
     const float value = half_at(rest) * (float)half_block_factor<DTYPE>(scales, i / 16) * q;
     return FORMAT::minima ? value - half_at(rest + 2) * (float)(scales[i / 16] >> 4) : value;
 }
 
-extern "C" __global__ void units_embed(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+extern "C" __global__ void units_embed(U64 scratch, U64 inputs, U64 packets, uint index,
+                                       U64 workspace) {
     const LAUNCH launch = {scratch, inputs, packets, index};
     FOLLOWING_MAY_START;
     const OP op = opened(launch);

@@ -37,11 +37,10 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// Products of 16 x 16 operands of bytes, signed or not, and the high and the low bytes of 16 x 8 sums:
-// high bytes are signed, low ones are not.
-template <bool SIGNED>
-DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0, unsigned a1, unsigned b_high,
-                          unsigned b_low) {
+// Products of 16 x 16 operands of bytes, signed or not, and the high and the low bytes of 16 x 8
+// sums: high bytes are signed, low ones are not.
+template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
+                                                 unsigned a1, unsigned b_high, unsigned b_low) {
     if (SIGNED) {
         asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
             "{%0,%1,%2,%3};"
@@ -66,14 +65,16 @@ DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0, unsigned a
 // Copies of 16 and of 4 bytes into shared memory, in stages: each thread waits for its own, all but
 // the latest `left` stages it ended.
 DEVICE void begin_part(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 DEVICE void begin_word(void *to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 DEVICE void end_parts() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int left> DEVICE void await_parts() {
