@@ -10,7 +10,8 @@ import numpy as np
 from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.program import Modules, plain_source, tuned_source
-from accel.cuda.tuned import LAYOUTS, ArrangedLayout
+from accel.cuda.registered import LAYOUTS
+from accel.cuda.tuned import ArrangedLayout
 from accel.cuda.upload import Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
 from accel.packets.layouts import LANES, WeightLayout, group_bytes

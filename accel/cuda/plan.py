@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
-from accel.cuda.tuned import LAYOUT_RULES, RULES, Extent, KernelLaunch, Replacement
+from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
 from accel.kernels.source import GROUP_SIZE, module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
@@ -53,8 +54,9 @@ def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
     launches: list[PlannedLaunch] = []
     levels: list[int] = []
     index = workspace_bytes = 0
+    last_read = last_reads(ops)
     while index < len(ops):
-        replacement = _replacement(ops[index:], device)
+        replacement = _replacement(Remaining(ops, index, last_read), device)
         if replacement is None:
             launches.append(_plain(ops[index], index, device))
             levels.append(levels[-1] + 1 if levels else 0)
@@ -83,7 +85,7 @@ def sources_of(plan: Plan) -> Iterable[Source]:
     return (launch.source for launch in plan.launches)
 
 
-def _replacement(ops: Sequence[Op], device: Device) -> Replacement | None:
+def _replacement(ops: Remaining, device: Device) -> Replacement | None:
     for rule in RULES:
         if (replacement := rule(ops, device)) is not None:
             assert 0 < replacement.ops <= len(ops)

@@ -112,15 +112,20 @@ def plain_source(module: Module) -> Source:
 
 def tuned_source(file: str, macros: Mapping[str, int], op: str = "") -> Source:
     """A kernel of ``accel/cuda/kernels`` with what it includes, see ``accel.cuda.tuned``."""
-    text = headers(Language.CUDA, op, TRAITS) + _included(file, set())
-    return Source(file, text, tuple(sorted(macros.items())))
+    return Source(file, _tuned_text(file, op), tuple(sorted(macros.items())))
+
+
+@cache
+def _tuned_text(file: str, op: str) -> str:
+    return headers(Language.CUDA, op, TRAITS) + _included(file, set())
 
 
 def _included(name: str, seen: set[str]) -> str:
     """A file of ``accel/cuda/kernels`` with what it includes, each file once."""
     seen.add(name)
     lines = [f'#line 1 "{name}"']
-    own = resources.files("accel.cuda").joinpath("kernels", name).read_text(encoding="utf-8")
+    folder = "accel" if name.endswith(".k") else "accel.cuda"
+    own = resources.files(folder).joinpath("kernels", name).read_text(encoding="utf-8")
     for number, line in enumerate(own.splitlines(), 1):
         if (include := INCLUDE.fullmatch(line.strip())) is None:
             lines.append(line)

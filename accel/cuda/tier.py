@@ -318,7 +318,9 @@ class CudaTier:
         if launch.shared_bytes:
             attributes = runtime.context.binding.CUfunction_attribute
             most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            runtime.context.call("cuFuncSetAttribute", function, most, launch.shared_bytes)
+            # A kernel has one limit for all its launches.
+            limit = runtime.device.shared_bytes
+            runtime.context.call("cuFuncSetAttribute", function, most, limit)
         return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
 
     def _plan_graph(self, graph: Graph, largest: ShapeKey) -> _Planned:

@@ -1,14 +1,15 @@
 """Tuned kernels: what stands in for one op of a step, or for a run of them, where it is faster.
 
 A rule looks at the ops that are still to be launched and says how many of them, from the first one
-on, it replaces by which launches; the first rule of RULES that answers wins, and an op no rule
-answers for runs as the plain kernel of its name. So every op also exists alone, and a rule may give
-up a case (a format, a width, a number of tokens, an architecture) by answering None.
+on, it replaces by which launches; the first rule of ``accel.cuda.registered`` that answers wins,
+and an op no rule answers for runs as the plain kernel of its name. So every op also exists alone,
+and a rule may give up a case (a format, a width, a number of tokens, an architecture) by answering
+None.
 
 A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
 of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
-primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include headers of
-its folder. Each of its kernels has these parameters::
+primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of
+its folder and of ``accel/kernels``. Each of its kernels has these parameters::
 
     extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
                                      U64 workspace)
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from accel.cuda.device import Device
 from accel.packets.layouts import WeightLayout
@@ -43,7 +45,8 @@ Extent = tuple[int, int, int]
 class KernelLaunch:
     """One launch of kernel ``entry`` of ``kernels/<file>``.
 
-    ``shared_bytes`` is dynamic shared memory. ``macros`` are defined when the file is compiled, so
+    ``shared_bytes`` is dynamic shared memory, and all there is: kernels declare none of a fixed
+    size beside it. ``macros`` are defined when the file is compiled, so
     that one file serves several formats or widths; each set is a module of its own. ``op`` is the
     op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once.
     """
@@ -71,7 +74,46 @@ class Replacement:
     workspace_bytes: int = 0
 
 
-Rule = Callable[[Sequence[Op], Device], Replacement | None]
+@dataclass(frozen=True, slots=True)
+class Remaining(Sequence[Op]):
+    """The ops of a step from ``start`` on. ``last_read`` says of each buffer which op of the whole
+    step reads it last."""
+
+    step: Sequence[Op]
+    start: int
+    last_read: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.step) - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> Op: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Op]: ...
+    def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
+        if isinstance(index, int):
+            if not 0 <= index < len(self):
+                raise IndexError(index)
+            return self.step[self.start + index]
+        first, last, step = index.indices(len(self))
+        return self.step[self.start + first : self.start + last : step]
+
+    def is_read_behind(self, buffer: str, length: int) -> bool:
+        """Whether an op behind the first ``length`` of these reads ``buffer``."""
+        return self.last_read.get(buffer, -1) >= self.start + length
+
+
+def last_reads(step: Sequence[Op]) -> dict[str, int]:
+    """Of each buffer the place of the last op that reads it."""
+    return {
+        tensor.buffer: number
+        for number, op in enumerate(step)
+        for place, tensor in enumerate(op.operands)
+        if tensor is not None and place not in op.written
+    }
+
+
+Rule = Callable[[Remaining, Device], Replacement | None]
 """What replaces the first of the ops given, all that follow in the step."""
 
 
@@ -99,7 +141,3 @@ class ArrangedLayout:
 
 
 LayoutRule = Callable[[BufferDecl, Device], WeightLayout | None]
-
-RULES: list[Rule] = []
-LAYOUTS: dict[WeightLayout, ArrangedLayout] = {}
-LAYOUT_RULES: list[LayoutRule] = []

@@ -35,6 +35,8 @@ class WeightLayout(IntEnum):
     """Rows of blocks exactly as the model file holds them."""
     LANES = 1
     """Groups of 16 rows, as ``kernels/lanes_layout.h`` describes."""
+    UNITS = 2
+    """Operands of tensor cores, as ``accel/cuda/kernels/units.h`` describes."""
 
 
 def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:

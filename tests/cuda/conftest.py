@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +40,9 @@ def open_cuda(driver: FakeDriver) -> Iterator[OpenTier]:
 def tier(open_cuda: OpenTier) -> CudaTier:
     """A tier as a user gets it."""
     return open_cuda()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where emulated kernels are built: once for all tests."""
+    return tmp_path_factory.mktemp("emulated")

@@ -43,6 +43,8 @@ class CUresult(IntEnum):
 
 QUERIES_PER_OPERATION = 5
 SUCCESS = CUresult.CUDA_SUCCESS
+UNASKED_SHARED_BYTES = 48 << 10
+"""Dynamic shared memory a kernel may have without asking for more."""
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -109,6 +111,7 @@ class FakeDriver:
         self.calls: list[str] = []
         self.launched: list[tuple[str, list[Any]]] = []
         self.kernels = dict(KERNELS)
+        self.shared_limits: dict[str, int] = {}
         self.refused_images: set[bytes] = set()
         self.faulted = SUCCESS
 
@@ -275,11 +278,14 @@ class FakeDriver:
         return SUCCESS, name.decode()
 
     def cuFuncSetAttribute(self, function: str, attribute: int, value: int) -> tuple[Any, ...]:
+        self.shared_limits[function] = value
         return (SUCCESS,)
 
     def cuLaunchKernelEx(
         self, config: Any, function: str, arguments: int, extra: int
     ) -> tuple[Any, ...]:
+        if config.sharedMemBytes > self.shared_limits.get(function, UNASKED_SHARED_BYTES):
+            return (CUresult.CUDA_ERROR_INVALID_VALUE,)
         sizes, kernel = self.kernels[function]
         places = np.ctypeslib.as_array((ctypes.c_uint64 * len(sizes)).from_address(arguments))
         values = [
@@ -355,10 +361,13 @@ KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "launch_add": _elementwise("add", np.add),
     "launch_mul": _elementwise("mul", np.multiply),
     "launch_arrange": (PLAIN, lambda driver, *arguments: None),
+    "arrange_units": ((8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""
 FAULT = (PLAIN, _fault)
 HANG = (PLAIN, _hang)
+TUNED = (8, 8, 8, 4, 8)
+"""Sizes of a tuned kernel's arguments."""
 
 
 class FakeNvrtc:

@@ -105,12 +105,11 @@ def test_a_layout_without_a_rule_is_refused(
     """Plain kernels would read wrong bytes."""
     graph = product()
     decl = graph.buffers["w"]
-    monkeypatch.setattr(plan_module, "PLAIN_LAYOUTS", (WeightLayout.STORED,))
-    monkeypatch.setattr("accel.cuda.tier.PLAIN_LAYOUTS", (WeightLayout.STORED,))
+    monkeypatch.setattr(plan_module, "RULES", [])
     weight = tier.upload(decl, np.zeros((16, Q8_0.row_bytes(256)), np.uint8))
     y = tier.alloc(graph.buffers["y"], 4 * 16 * 4, Heap.BAR)
     form = ShapeKey(4, 0)
-    with pytest.raises(AssertionError, match="no rule for matmul of weights arranged as LANES"):
+    with pytest.raises(AssertionError, match="no rule for matmul of weights arranged as UNITS"):
         tier.lower(graph, {"w": weight, "y": y}, form, input_layout(graph, form))
 
 

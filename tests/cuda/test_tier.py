@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from accel.cuda import upload
+from accel.cuda import plan, upload
+from accel.cuda.device import Device
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.packets.packet import PACKET
+from accel.packets.step import Op
 from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
 from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
@@ -19,7 +24,7 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_driver import FAULT, HANG, FakeDriver, FakeNvrtc, words
+from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver, FakeNvrtc, words
 
 LARGEST = ShapeKey(64, 0)
 WIDTH = 40
@@ -339,3 +344,19 @@ def test_a_device_that_fails_at_once_says_to_start_anew() -> None:
     driver.kernels["launch_self_test"] = FAULT
     with pytest.raises(TierUnavailable, match="start a new process"):
         open_on(driver)
+
+
+def test_launches_of_one_kernel_differ_in_shared_memory(
+    driver: FakeDriver, open_cuda: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller launch bound later does not lower the limit of a larger one."""
+
+    def rule(ops: Sequence[Op], device: Device) -> Replacement:
+        nbytes = {"add": 100 << 10, "mul": 60 << 10}[ops[0].name]
+        launch = KernelLaunch("head_rows.cu", "head_rows", (1, 1, 1), (32, 1, 1), nbytes)
+        return Replacement(1, (launch,))
+
+    monkeypatch.setattr(plan, "RULES", (rule,))
+    driver.kernels["head_rows"] = (TUNED, lambda *arguments: None)
+    Lowered(open_cuda()).submit(block_of(values_of(3, 1)))
+    assert [name for name, _ in driver.launched].count("head_rows") == 2

@@ -1,0 +1,61 @@
+"""Attention of few tokens over I12 pages as one launch: parts of the context and their merge."""
+
+from __future__ import annotations
+
+from accel.cuda.device import Device
+from accel.cuda.runs import nobody_reads, operand_place, result, size_places
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.packet import aligned
+from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
+from contract.dtypes import I12
+
+HEAD_DIMS = (64, 128, 256)
+HEADS = 4
+"""Heads of a KV head that a block takes."""
+SPAN_TILES = KV_SPAN // KV_TILE
+THREADS = SPAN_TILES * 32
+"""A warp for every tile of a span."""
+
+
+def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """``flash_attn_part`` and the ``flash_attn`` behind it, without sinks or a soft cap."""
+    if len(ops) < 2 or (ops[0].name, ops[1].name) != ("flash_attn_part", "flash_attn"):
+        return None
+    part, merge = ops[:2]
+    sizes = part.most_sizes()
+    soft_cap = part.reals[part.device.reals.index("soft_cap")]
+    if part.dtype != I12 or sizes["head_dim"] not in HEAD_DIMS or soft_cap:
+        return None
+    if operand_place(ops, 1, "sinks") >= 0 or not nobody_reads(ops, 2, (result(merge),)):
+        return None
+    head_dim, sharing = sizes["head_dim"], sizes["heads"] // sizes["kv_heads"]
+    groups = sizes["kv_heads"] * -(-sharing // HEADS)
+    pages = part.operands[2]
+    assert pages is not None
+    spans = -(-pages.columns * PAGE_TOKENS // KV_SPAN)
+    launch = KernelLaunch(
+        "attention_spans.cu",
+        "attention_spans",
+        (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
+        (THREADS, 1, 1),
+        shared_bytes(head_dim),
+        {
+            "DTYPE": I12.ggml_id,
+            "HEAD_DIM": head_dim,
+            "Q_AT": operand_place(ops, 0, "q"),
+            "KV_AT": operand_place(ops, 0, "kv"),
+            "PAGES_AT": operand_place(ops, 0, "page_table"),
+            "QUERY_AT": operand_place(ops, 0, "query"),
+            "PARTS_AT": operand_place(ops, 0, "parts"),
+            "Y_AT": operand_place(ops, 1, "y"),
+            **size_places("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+        },
+    )
+    return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
+
+
+def shared_bytes(head_dim: int) -> int:
+    """What ``attention_spans.cu`` has in shared memory: queries in two parts, their factors, of
+    every warp weights in two parts, U and l and o of its tile, and a flag."""
+    queries, units, flag = HEADS * 2 * head_dim, 32, 16
+    return queries + units + SPAN_TILES * HEADS * (2 * KV_TILE + 8 + 4 * head_dim) + flag

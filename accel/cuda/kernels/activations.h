@@ -1,0 +1,216 @@
+// A block fills ACTIVATIONS of unit_product.h from float rows, normalized first or not, or from
+// rows of integers another kernel made (rules R3 to R5).
+
+#ifndef ACTIVATIONS_H
+#define ACTIVATIONS_H
+
+#include "unit_product.h"
+
+#define HELD_UNITS 4
+
+// Eight values of a lane: columns 4 lane .. 4 lane + 3 of a unit, and 128 more.
+struct EIGHT {
+    float of[8];
+};
+
+DEVICE EIGHT load_eight(const float *row, unsigned unit, unsigned columns, int lane) {
+    EIGHT v = {};
+    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    if (column < columns) {
+        const float4 x = *(const float4 *)(row + column);
+        v.of[0] = x.x, v.of[1] = x.y, v.of[2] = x.z, v.of[3] = x.w;
+    }
+    if (column + 128 < columns) {
+        const float4 x = *(const float4 *)(row + column + 128);
+        v.of[4] = x.x, v.of[5] = x.y, v.of[6] = x.z, v.of[7] = x.w;
+    }
+    return v;
+}
+
+DEVICE unsigned four_bytes(int a, int b, int c, int d) {
+    return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
+}
+
+DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
+    unsigned char *planes =
+        x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int *v = m + 4 * half;
+        *(unsigned *)(planes + 8 * half) = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
+        *(unsigned *)(planes + 8 * half + 64) =
+            four_bytes(v[0] & 15, v[1] & 15, v[2] & 15, v[3] & 15);
+        int sum = v[0] + v[1] + v[2] + v[3];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        if (lane % 4 == 0)
+            x.sums[(size_t)index * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
+    }
+}
+
+// Rule R5's first half for one unit.
+DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v.of[i]) & 0x7FFFFFFFu);
+    largest = largest_of_warp(largest);
+    const bool broken = largest >= 0x7F800000u;
+    const int exponent = (int)(largest >> 23) - 127;
+    const bool silent = broken || exponent < -64;
+    const float up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
+    int m[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
+    store_integers(x, index, lane, m);
+    if (lane == 0)
+        x.scales[index] = broken   ? __uint_as_float(0x7FC00000u)
+                          : silent ? 0.0f
+                                   : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+}
+
+// Rule R4 over the squares of a unit; every lane gets it.
+DEVICE float sum_of_squares(const EIGHT &v) {
+    float four[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
+#pragma unroll
+        for (int lanes = 16; lanes; lanes /= 2)
+            four[i] = four[i] + __shfl_xor_sync(ALL_LANES, four[i], lanes);
+    }
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Rule R3 over values of units, `stride` apart: left fold of four into a span, of spans into the
+// total.
+DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
+    float total = 0.0f;
+    unsigned i = 0;
+    for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride) {
+        const float a = value[0], b = value[stride], c = value[2 * stride], d = value[3 * stride];
+        total = total + ((((0.0f + a) + b) + c) + d);
+    }
+    if (i == units) return total;
+    float span = 0.0f;
+    for (; i < units; i++, value += stride) span = span + value[0];
+    return total + span;
+}
+
+// Rows of floats that become activations; weight 0 where a norm has none.
+struct FLOAT_ROWS {
+    const float *x;
+    size_t stride;
+    const float *weight;
+    float eps;
+    unsigned columns, tokens;
+};
+
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart.
+template <int warps, bool norm> struct ROW_QUANTIZER {
+    EIGHT held[HELD_UNITS], weight[HELD_UNITS];
+    const ACTIVATIONS &x;
+    const FLOAT_ROWS &rows;
+    unsigned total;
+    int lane, warp;
+
+    __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_, const FLOAT_ROWS &rows_)
+        : x(x_),
+          rows(rows_),
+          total(rows_.tokens * x_.units),
+          lane(threadIdx.x % WARP_LANES),
+          warp(threadIdx.x / WARP_LANES) {}
+
+    __device__ __forceinline__ EIGHT load(const float *values, size_t stride,
+                                          unsigned index) const {
+        if (index >= total) return EIGHT{};
+        const unsigned token = index / x.units;
+        return load_eight(values + token * stride, index - token * x.units, rows.columns, lane);
+    }
+    // What no step writes may be read before the kernels in front are done.
+    __device__ __forceinline__ void load_weights(unsigned first) {
+        if (!norm || !rows.weight) return;
+#pragma unroll
+        for (int i = 0; i < HELD_UNITS; i++) weight[i] = load(rows.weight, 0, first + i * warps);
+    }
+    __device__ __forceinline__ void load_rows(unsigned first) {
+#pragma unroll
+        for (int i = 0; i < HELD_UNITS; i++) held[i] = load(rows.x, rows.stride, first + i * warps);
+    }
+    // `squares` has room for a float a unit and token.
+    __device__ __forceinline__ void run(float *squares) {
+        constexpr unsigned step = warps * HELD_UNITS;
+        if (norm) {
+            for (unsigned first = warp; first < total; first += step) {
+                load_rows(first);
+#pragma unroll
+                for (int i = 0; i < HELD_UNITS; i++) {
+                    const float square = sum_of_squares(held[i]);
+                    if (lane == 0 && first + i * warps < total) squares[first + i * warps] = square;
+                }
+            }
+            __syncthreads();
+        }
+        unsigned known = rows.tokens;
+        float r = 0.0f;
+        for (unsigned first = warp; first < total; first += step) {
+            if (!norm || total > step) load_rows(first);
+            if (total > step) load_weights(first);
+#pragma unroll
+            for (int i = 0; i < HELD_UNITS; i++) {
+                const unsigned index = first + i * warps, token = index / x.units;
+                if (index >= total) break;
+                if (norm && token != known) {
+                    const float sum = fold_units(squares + token * x.units, x.units, 1);
+                    const float mean = __fdiv_rn(sum, (float)rows.columns);
+                    r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+                    known = token;
+                }
+#pragma unroll
+                for (int e = 0; norm && e < 8; e++) {
+                    held[i].of[e] = held[i].of[e] * r;
+                    if (rows.weight) held[i].of[e] = held[i].of[e] * weight[i].of[e];
+                }
+                quantize_unit(x, index, lane, held[i]);
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// Rows that quantize_activation made, where each begins and how far apart they are: m, of every 32
+// columns 8 words of high and 8 of low bytes, in a word columns 0, 2, 1 and 3; sums, a word of two
+// shorts for every 32 columns; a scale for every unit. Strides are in words.
+struct INTEGER_ROWS {
+    const unsigned *m, *sums;
+    const float *scale;
+    size_t m_stride, sums_stride, scale_stride;
+    unsigned tokens;
+};
+
+template <int warps> DEVICE void take_rows(const ACTIVATIONS &x, const INTEGER_ROWS &rows) {
+    const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
+    for (unsigned index = warp; index < rows.tokens * x.units; index += warps) {
+        const unsigned token = index / x.units, unit = index - token * x.units;
+        const unsigned *row = rows.m + token * rows.m_stride + unit * (UNIT_COLUMNS / 2);
+        unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +
+                                lane % 4 * 16 + lane / 4 % 2 * 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const unsigned *block = row + (lane / 8 + 4 * half) * 16 + lane % 8;
+            *(unsigned *)(planes + 8 * half) = __byte_perm(block[0], 0, 0x3120);
+            *(unsigned *)(planes + 8 * half + 64) = __byte_perm(block[8], 0, 0x3120);
+        }
+        if (lane < UNIT_SUB_BLOCKS) {
+            const unsigned both =
+                rows.sums[token * rows.sums_stride + unit * UNIT_SUB_BLOCKS + lane];
+            short *sums = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
+            sums[0] = (short)both;
+            sums[1] = (short)(both >> 16);
+        }
+        if (lane == 0) x.scales[index] = rows.scale[token * rows.scale_stride + unit];
+    }
+    __syncthreads();
+}
+
+#endif

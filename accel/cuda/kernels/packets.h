@@ -1,0 +1,27 @@
+// Packets of several ops that one launch replaces. A place is 16 times a packet's number from the
+// first one on plus the operand's place in it, or -1.
+
+#ifndef PACKETS_H
+#define PACKETS_H
+
+static __device__ __forceinline__ const PACKET *packet_of(const LAUNCH &launch, int number) {
+    return (const PACKET *)launch.packets + launch.index + number;
+}
+
+static __device__ __forceinline__ unsigned char *operand_at(const LAUNCH &launch, int place) {
+    if (place < 0) return 0;
+    const U64 stored = packet_of(launch, place / 16)->operand[place % 16];
+    return (unsigned char *)address_of(launch, stored);
+}
+
+static __device__ __forceinline__ size_t stride_at(const LAUNCH &launch, int place) {
+    return place < 0 ? 0 : packet_of(launch, place / 16)->stride[place % 16];
+}
+
+// The first size: tokens or rows of this step.
+static __device__ __forceinline__ unsigned count_of(const LAUNCH &launch, const PACKET *packet) {
+    const unsigned each = packet->size[0];
+    return packet->counted ? each * U32_AT(launch.inputs, packet->counted - 1) : each;
+}
+
+#endif

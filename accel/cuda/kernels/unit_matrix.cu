@@ -1,0 +1,217 @@
+// y = x weight^T for many tokens: a block takes 128 rows and 64 tokens, a warp 16 of the rows, and
+// passes over the units of the rows. x is what unit_pack.cu made (rules R3 and R5).
+//
+// FORMAT_ID is Q4_K, Q5_K or Q6_K. Compiled with the places of operands as packets.h has them: M,
+// SCALE, SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the
+// product's packet.
+
+#include "packets.h"
+#include "unit_product.h"
+
+typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
+
+#define WARPS 8
+#define BLOCK_TOKENS 64
+#define GROUPS_OF_TOKENS (BLOCK_TOKENS / 8)
+// Planes of a token, apart by what keeps two of them in different banks.
+#define TOKEN_BYTES (UNIT_PLANES + 64)
+#define STAGES 2
+#define AT_PLANES 0
+#define AT_TOKEN_SUMS (BLOCK_TOKENS * TOKEN_BYTES)
+#define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
+#define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
+#define STAGE_BYTES (AT_UNITS + WARPS * FORMAT::unit_bytes)
+
+struct MATRIX_WORK {
+    const unsigned char *planes, *weights;
+    const unsigned char *sums;
+    const float *scales;
+    unsigned units, tiles, first_token, tokens;
+};
+
+// Begins to copy unit `unit` of everything the block reads into a stage.
+DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned unit) {
+    for (unsigned i = threadIdx.x; i < BLOCK_TOKENS * 34; i += blockDim.x) {
+        const unsigned row = i / 34, part = i % 34;
+        const unsigned token = min(work.first_token + row, work.tokens - 1);
+        const size_t index = (size_t)token * work.units + unit;
+        if (part < 32)
+            begin_part(stage + AT_PLANES + row * TOKEN_BYTES + part * 16,
+                       work.planes + index * UNIT_PLANES + part * 16);
+        else
+            begin_part(stage + AT_TOKEN_SUMS + row * 32 + (part - 32) * 16,
+                       work.sums + index * 32 + (part - 32) * 16);
+    }
+    if (threadIdx.x < BLOCK_TOKENS) {
+        const unsigned token = min(work.first_token + threadIdx.x, work.tokens - 1);
+        begin_word(stage + AT_SCALES + threadIdx.x * 4,
+                   work.scales + (size_t)token * work.units + unit);
+    }
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const unsigned tile = min(blockIdx.x * WARPS + warp, work.tiles - 1);
+    const unsigned char *source =
+        work.weights + ((size_t)tile * work.units + unit) * FORMAT::unit_bytes;
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < FORMAT::unit_bytes;
+         at += WARP_LANES * 16)
+        begin_part(stage + AT_UNITS + warp * FORMAT::unit_bytes + at, source + at);
+    end_parts();
+}
+
+// Operands and scales of a warp's unit. `sums` multiplies the sums of activations: minima, or for
+// codes above their integers the scales.
+struct UNIT_OPERANDS {
+    unsigned a[UNIT_SUB_BLOCKS][4], sums[2];
+    int factor[2][FORMAT::halves ? 16 : 8];
+    float d[2], d_min[2];
+
+    __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
+        UPPER_PLANES<FORMAT_ID> upper;
+        upper.load(unit, lane);
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            unit_operands<FORMAT_ID>(unit, upper, lane, v, a[2 * v], a[2 * v + 1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[2 * v + 1][i] >>= FORMAT::odd_shift;
+        }
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const unsigned char *scales =
+                unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
+            const uint4 header = vector_at(scales);
+            if (FORMAT::halves) {
+#pragma unroll
+                for (int s = 0; s < 16; s++)
+                    factor[r][s] = (int)(word_of(header, s / 4) << (24 - s % 4 * 8)) >> 24;
+                sums[r] = ((const unsigned short *)scales)[t] |
+                          (unsigned)((const unsigned short *)scales)[4 + t] << 16;
+                d[r] = half_bits(((const unsigned short *)(unit + FORMAT::rest_at))[g + 8 * r]);
+            } else {
+                unsigned six[2], minima[2];
+                six_bit_pairs(header, six, minima);
+#pragma unroll
+                for (int b = 0; b < 8; b++)
+                    factor[r][b % (FORMAT::halves ? 16 : 8)] = byte_of(six[b / 4], b % 4);
+                sums[r] = byte_of(minima[0], t) * 0x0101u | byte_of(minima[1], t) * 0x01010000u;
+                d[r] = half_bits(header.x & 0xFFFFu), d_min[r] = half_bits(header.x >> 16);
+            }
+        }
+    }
+};
+
+// Adds sum[e] += factor (16 high + low) of one sub-block.
+DEVICE void add_scaled(int (&sum)[4], const int (&high)[4], const int (&low)[4], int upper,
+                       int lower) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum[e] += (e / 2 ? lower : upper) * (16 * high[e] + low[e]);
+}
+
+// Values of rows g and g + 8 and tokens 2 t and 2 t + 1 of eight: elements (row, token).
+DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *stage, unsigned group,
+                             int lane, float (&value)[4]) {
+    const int g = lane / 4, t = lane % 4;
+    const unsigned char *planes = stage + AT_PLANES + (group * 8 + g) * TOKEN_BYTES + t * 16;
+    int j[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        const uint4 high = vector_at(planes + p * 128), low = vector_at(planes + p * 128 + 64);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int b = p + 4 * half, width = FORMAT::halves ? 16 : 8;
+            const unsigned h0 = word_of(high, 2 * half), h1 = word_of(high, 2 * half + 1);
+            const unsigned l0 = word_of(low, 2 * half), l1 = word_of(low, 2 * half + 1);
+            int sum_high[4] = {0, 0, 0, 0}, sum_low[4] = {0, 0, 0, 0};
+            if (FORMAT::halves) {
+                multiply_16(sum_high, unit.a[b][0], unit.a[b][1], h0);
+                multiply_16(sum_low, unit.a[b][0], unit.a[b][1], l0);
+                add_scaled(j, sum_high, sum_low, unit.factor[0][2 * b % width],
+                           unit.factor[1][2 * b % width]);
+                int more_high[4] = {0, 0, 0, 0}, more_low[4] = {0, 0, 0, 0};
+                multiply_16(more_high, unit.a[b][2], unit.a[b][3], h1);
+                multiply_16(more_low, unit.a[b][2], unit.a[b][3], l1);
+                add_scaled(j, more_high, more_low, unit.factor[0][(2 * b + 1) % width],
+                           unit.factor[1][(2 * b + 1) % width]);
+            } else {
+                multiply_32<false>(sum_high, unit.a[b], h0, h1);
+                multiply_32<false>(sum_low, unit.a[b], l0, l1);
+                add_scaled(j, sum_high, sum_low, unit.factor[0][b], unit.factor[1][b]);
+            }
+        }
+    }
+    // Sums of activations are 256 high + low.
+    const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (group * 8 + g) * 32 + t * 8);
+    int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
+    multiply_sums<FORMAT::halves>(high, low, unit.sums[0], unit.sums[1],
+                                  __byte_perm(sums.x, sums.y, 0x7531),
+                                  __byte_perm(sums.x, sums.y, 0x6420));
+    const float *scales = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int p = 256 * high[e] + low[e], r = e / 2;
+        const float scale = scales[e % 2];
+        if (FORMAT::minima)
+            value[e] = (unit.d[r] * (float)j[e] - unit.d_min[r] * (float)p) * scale;
+        else
+            value[e] = unit.d[r] * (float)(j[e] - FORMAT::zero * p) * scale;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
+    unit_matrix(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, packets, index};
+    const PACKET *product = packet_of(launch, PRODUCT);
+    const unsigned rows = product->size[MATMUL_ROWS];
+    MATRIX_WORK work;
+    work.tokens = count_of(launch, product);
+    work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    work.tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    work.first_token = blockIdx.y * BLOCK_TOKENS;
+    work.planes = operand_at(launch, M);
+    work.sums = operand_at(launch, SUMS);
+    work.scales = (const float *)operand_at(launch, SCALE);
+    work.weights = operand_at(launch, W);
+    PRECEDING_DONE;
+    if (work.first_token >= work.tokens) return;
+    const int lane = threadIdx.x % WARP_LANES, g = lane / 4, t = lane % 4;
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    float total[GROUPS_OF_TOKENS][4] = {}, span[GROUPS_OF_TOKENS][4] = {};
+    begin_stage(work, shared, 0);
+    for (unsigned unit = 0; unit < work.units; unit++) {
+        unsigned char *stage = shared + unit % STAGES * STAGE_BYTES;
+        if (unit + 1 < work.units)
+            begin_stage(work, shared + (unit + 1) % STAGES * STAGE_BYTES, unit + 1);
+        else
+            end_parts();
+        await_parts<STAGES - 1>();
+        __syncthreads();
+        UNIT_OPERANDS operands;
+        operands.load(stage + AT_UNITS + warp * FORMAT::unit_bytes, lane);
+        const bool last = unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == work.units;
+#pragma unroll
+        for (int n = 0; n < GROUPS_OF_TOKENS; n++) {
+            float value[4];
+            unit_times_eight(operands, stage, n, lane, value);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                span[n][e] = span[n][e] + value[e];
+                if (last) total[n][e] = total[n][e] + span[n][e], span[n][e] = 0.0f;
+            }
+        }
+        __syncthreads();
+    }
+    const float *bias = (const float *)operand_at(launch, B);
+    const float *residual = (const float *)operand_at(launch, RESIDUAL);
+#pragma unroll
+    for (int n = 0; n < GROUPS_OF_TOKENS; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const unsigned row = (blockIdx.x * WARPS + warp) * UNIT_ROWS + g + 8 * (e / 2);
+            const size_t token = work.first_token + n * 8 + 2 * t + e % 2;
+            if (row >= rows || token >= work.tokens) continue;
+            float value = total[n][e];
+            if (bias) value = value + bias[row];
+            if (residual) value = residual[token * stride_at(launch, RESIDUAL) + row] + value;
+            ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + row] = value;
+        }
+}

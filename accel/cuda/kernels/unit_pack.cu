@@ -1,0 +1,40 @@
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu reads: a block takes
+// one token at a time. They go where quantize_activation's would, in the order of unit_product.h.
+//
+// Compiled with WARPS and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
+// SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
+
+#include "activations.h"
+#include "packets.h"
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    unit_pack(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, packets, index};
+    const PACKET *quantize = packet_of(launch, QUANTIZE);
+    const unsigned tokens = count_of(launch, quantize);
+    const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
+    const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    PRECEDING_DONE;
+    for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
+        const size_t first = (size_t)token * units;
+        const ACTIVATIONS x = {
+            operand_at(launch, M) + first * UNIT_PLANES,
+            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS,
+            (float *)operand_at(launch, SCALE) + first,
+            units,
+        };
+        const size_t stride = stride_at(launch, X);
+        const FLOAT_ROWS rows = {
+            (const float *)operand_at(launch, X) + token * stride,
+            stride,
+            (const float *)operand_at(launch, NORM_WEIGHT),
+            NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
+            columns,
+            1,
+        };
+        ROW_QUANTIZER<WARPS, (NORM >= 0)> quantizer(x, rows);
+        quantizer.load_weights(threadIdx.x / WARP_LANES);
+        quantizer.run((float *)shared);
+    }
+}

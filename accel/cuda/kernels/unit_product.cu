@@ -1,0 +1,126 @@
+// y = x weight^T for few tokens and one to three matrices that share x, kept in units (units.h),
+// with what stands around the products in the step: the norm and the quantization of x before them,
+// biases, a residual or a gated activation behind them (rules R2 to R5).
+//
+// Compiled with the places of the operands, 16 times a packet's number from the first one on plus
+// the operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and
+// SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
+// RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
+// gated activation, -1 where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix
+// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h.
+// Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
+
+#include "packets.h"
+#include "unit_stream.h"
+
+#define PAIRED (GATE >= 0)
+typedef SHAPE<WARPS, SLOTS, TOKENS, FIRST, SECOND, MATRICES> PRODUCT_SHAPE;
+
+struct RESULT {
+    float *y;
+    const float *bias;
+    size_t stride;
+    unsigned rows;
+};
+
+struct OUTPUTS {
+    RESULT result[MATRICES];
+    const float *residual;
+    size_t residual_stride;
+    uint activation;
+    unsigned first_token;
+
+    __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
+                                               float value, float other) const {
+        RESULT r = result[0];
+#pragma unroll
+        for (int i = 1; i < MATRICES; i++)
+            if (matrix == i) r = result[i];
+        const unsigned at = tile * UNIT_ROWS + row;
+        if (at >= r.rows) return;
+        const size_t t = first_token + token;
+        if (PAIRED)
+            value = (activation == 2   ? sigmoid_of(value)
+                     : activation == 1 ? gelu_of(value)
+                                       : silu_of(value)) *
+                    other;
+        if (r.bias) value = value + r.bias[at];
+        if (residual) value = residual[t * residual_stride + at] + value;
+        r.y[t * r.stride + at] = value;
+    }
+};
+
+// Places of one matrix' operands.
+DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, UNIT_MATRIX &matrix,
+                        RESULT &result) {
+    const PACKET *product = packet_of(launch, w / 16);
+    result.rows = product->size[MATMUL_ROWS];
+    result.y = (float *)operand_at(launch, y);
+    result.bias = (const float *)operand_at(launch, b);
+    result.stride = stride_at(launch, y);
+    matrix.units = operand_at(launch, w);
+    matrix.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
+    unit_product(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, packets, index};
+    FOLLOWING_MAY_START;
+    const PACKET *product = packet_of(launch, PRODUCT);
+    const unsigned columns = product->size[MATMUL_COLUMNS];
+    const unsigned tokens = count_of(launch, product);
+    OUTPUTS outputs;
+    outputs.first_token = blockIdx.y * TOKENS;
+    if (outputs.first_token >= tokens) {
+        PRECEDING_DONE;
+        return;
+    }
+    const int own = min(tokens - outputs.first_token, TOKENS);
+    UNIT_WORK<MATRICES> work;
+    work.units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    work.paired = PAIRED;
+    open_matrix(launch, 0, W0, B0, Y0, work.matrix[0], outputs.result[0]);
+#if MATRICES > 1
+    open_matrix(launch, 1, W1, B1, Y1, work.matrix[1], outputs.result[1]);
+#endif
+#if MATRICES > 2
+    open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
+#endif
+    outputs.residual = (const float *)operand_at(launch, RESIDUAL);
+    outputs.residual_stride = stride_at(launch, RESIDUAL);
+    outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
+
+    STREAM_MEMORY<PRODUCT_SHAPE> memory(shared, work, SLOT_BITS);
+    memory.begin();
+    RING<PRODUCT_SHAPE> ring;
+    ring.begin(work, SECONDS, memory, threadIdx.x / WARP_LANES);
+#if X >= 0
+    const size_t stride = stride_at(launch, X);
+    const FLOAT_ROWS rows = {
+        (const float *)operand_at(launch, X) + outputs.first_token * stride,
+        stride,
+        (const float *)operand_at(launch, NORM_WEIGHT),
+        NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
+        columns,
+        (unsigned)own,
+    };
+    ROW_QUANTIZER<WARPS, (NORM >= 0)> quantizer(memory.x, rows);
+    quantizer.load_weights(threadIdx.x / WARP_LANES);
+    PRECEDING_DONE;
+    quantizer.run(memory.squares);
+#else
+    const INTEGER_ROWS rows = {
+        (const unsigned *)operand_at(launch, M) + outputs.first_token * (stride_at(launch, M) / 2),
+        (const unsigned *)operand_at(launch, SUMS) + outputs.first_token * stride_at(launch, SUMS),
+        (const float *)operand_at(launch, SCALE) + outputs.first_token * stride_at(launch, SCALE),
+        stride_at(launch, M) / 2,
+        stride_at(launch, SUMS),
+        stride_at(launch, SCALE),
+        (unsigned)own,
+    };
+    PRECEDING_DONE;
+    take_rows<WARPS>(memory.x, rows);
+#endif
+    stream_product<PRODUCT_SHAPE>(work, SECONDS, ring, memory, own, outputs);
+}

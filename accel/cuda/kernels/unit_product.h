@@ -1,0 +1,341 @@
+// Products of one unit of units.h with quantized activations, by rule R5.
+//
+// Activations of a token lie in shared memory so that a lane reads what it needs for a unit at
+// once. m = 16 high + low, bytes -128..127 and 0..15; for each unit of 256 columns:
+//   planes 512 bytes: 16 a lane; lane (g, t) = (lane / 4, lane % 4) has of plane g % 2 (0: high)
+//   the
+//                     columns 32 (g / 2) + 4 t + (0..3), 16 and 128 more, and 16 and 128
+//   sums   16 shorts: of 16 columns each; of t = 0..3 in turn those of the columns 32 t, 32 t + 16,
+//                     128 + 32 t, 128 + 32 t + 16
+//   scale  a float
+
+#ifndef UNIT_PRODUCT_H
+#define UNIT_PRODUCT_H
+
+#include "units.h"
+#include "warp.h"
+
+#define UNIT_PLANES 512
+#define UNIT_SUMS 16
+
+// Quantized activations of one token or, `token_*` apart, of several.
+struct ACTIVATIONS {
+    unsigned char *planes;
+    short *sums;
+    float *scales;
+    unsigned units;
+};
+
+DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
+
+// Four nibbles of the low half and of the high half of each byte become the integers of IQ4's or
+// E2M1's table.
+template <int dtype> DEVICE void look_up(unsigned codes, unsigned &low, unsigned &high) {
+    constexpr bool iq4 = dtype != FORMAT_MXFP4;
+    constexpr unsigned t0 = iq4 ? 0xBFAD9881u : 0x03020100u, t1 = iq4 ? 0xF6EADDCFu : 0x0C080604u;
+    constexpr unsigned t2 = iq4 ? 0x26190D01u : 0xFDFEFF00u, t3 = iq4 ? 0x71594535u : 0xF4F8FAFCu;
+    const unsigned places = codes & 0x77777777u, upper = (codes & 0x88888888u) >> 1;
+    const unsigned first = __byte_perm(__byte_perm(t0, t1, places), __byte_perm(t2, t3, places),
+                                       0x3210u | (upper & 0xFFFFu));
+    const unsigned second = __byte_perm(__byte_perm(t0, t1, places >> 16),
+                                        __byte_perm(t2, t3, places >> 16), 0x3210u | upper >> 16);
+    low = __byte_perm(first, second, 0x6420u);
+    high = __byte_perm(first, second, 0x7531u);
+}
+
+// The planes of a unit but the nibbles and bytes, which are read where they are needed.
+template <int dtype> struct UPPER_PLANES {
+    uint4 pairs[2], bits;
+    __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
+        typedef UNIT_FORMAT<dtype> FORMAT;
+        if (FORMAT::pairs) {
+            pairs[0] = vector_at(unit + FORMAT::pairs_at + lane * 16);
+            pairs[1] = vector_at(unit + FORMAT::pairs_at + 512 + lane * 16);
+        }
+        if (FORMAT::bits) bits = vector_at(unit + FORMAT::bits_at + lane * 16);
+    }
+};
+
+DEVICE unsigned word_of(const uint4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+DEVICE unsigned shifted(unsigned word, int left) { return left < 0 ? word >> -left : word << left; }
+
+// Sub-blocks 2 v and 2 v + 1 as operands of a product. Where odd_shift is not 0 the second counts
+// 2^odd_shift times.
+template <int dtype> DEVICE void unit_operands(const unsigned char *unit,
+                                               const UPPER_PLANES<dtype> &upper, int lane, int v,
+                                               unsigned (&even)[4], unsigned (&odd)[4]) {
+    typedef UNIT_FORMAT<dtype> FORMAT;
+    if (FORMAT::bytes) {
+        const uint4 a = vector_at(unit + 2 * v * 512 + lane * 16);
+        const uint4 b = vector_at(unit + (2 * v + 1) * 512 + lane * 16);
+#pragma unroll
+        for (int r = 0; r < 4; r++) even[r] = word_of(a, r), odd[r] = word_of(b, r);
+        return;
+    }
+    const uint4 nibbles = FORMAT::nibbles ? vector_at(unit + v * 512 + lane * 16) : uint4{};
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const unsigned x = word_of(nibbles, r);
+        if (FORMAT::table) {
+            look_up<dtype>(x, even[r], odd[r]);
+            continue;
+        }
+        even[r] = x & 0x0F0F0F0Fu;
+        odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : x >> 4 & 0x0F0F0F0Fu;
+        int above = FORMAT::nibbles ? 4 : 0;
+        if (FORMAT::pairs) {
+            const unsigned p = word_of(upper.pairs[v / 2], r), mask = 0x03030303u << above;
+            even[r] |= shifted(p, above - v % 2 * 4) & mask;
+            odd[r] |= shifted(p, above - v % 2 * 4 - 2) & mask;
+            above += 2;
+        }
+        if (FORMAT::bits) {
+            const unsigned b = word_of(upper.bits, r), mask = 0x01010101u << above;
+            even[r] |= shifted(b, above - 2 * v) & mask;
+            odd[r] |= shifted(b, above - 2 * v - 1) & mask;
+        }
+    }
+}
+
+DEVICE int byte_of(unsigned word, int i) { return (int)(word >> 8 * i & 0xFFu); }
+
+// The 6-bit scales and minima of eight sub-blocks, a byte each, of a row's 16 bytes.
+DEVICE void six_bit_pairs(const uint4 &row, unsigned (&scales)[2], unsigned (&minima)[2]) {
+    scales[0] = row.y & 0x3F3F3F3Fu;
+    scales[1] = (row.w & 0x0F0F0F0Fu) | (row.y >> 2 & 0x30303030u);
+    minima[0] = row.z & 0x3F3F3F3Fu;
+    minima[1] = (row.w >> 4 & 0x0F0F0F0Fu) | (row.z >> 2 & 0x30303030u);
+}
+
+// Where of a unit's sums those of columns 16 s .. 16 s + 15 stand.
+DEVICE int sum_place(int s) { return s / 2 % 4 * 4 + s % 2 + s / 8 * 2; }
+
+// 2^(e - 128), +0 where that is subnormal.
+DEVICE float exponent_scale(unsigned e) { return __uint_as_float(e < 2 ? 0u : (e - 1) << 23); }
+
+// The scale of sub-block b of IQ4_XS.
+DEVICE int iq4_xs_factor(const unsigned char *scales, int b) {
+    const unsigned high = ((const unsigned short *)scales)[1], low = ((const unsigned *)scales)[1];
+    return (int)((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32;
+}
+
+// The scale of half block s of Q2_K, Q3_K and Q6_K.
+template <int dtype> DEVICE int half_block_factor(const unsigned char *scales, int s) {
+    if (dtype == FORMAT_Q2_K) return scales[s] & 15;
+    if (dtype == FORMAT_Q6_K) return (signed char)scales[s];
+    return (int)((scales[s % 8] >> s / 8 * 4 & 15) | (scales[8 + s % 4] >> s / 4 * 2 & 3) << 4) -
+           32;
+}
+
+// One row's value for one token: sums of products q m by sub-block, of m, the activation's scale.
+// `sub` has 8 sums, of 16 columns 16; zeros of codes are still in them.
+template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, const int *sub,
+                                            const short *sums, float scale) {
+    typedef UNIT_FORMAT<dtype> FORMAT;
+    const unsigned char *scales = unit + FORMAT::scales_at + row * FORMAT::row_scales;
+    const unsigned char *rest = unit + FORMAT::rest_at + row * FORMAT::row_rest;
+    if (!FORMAT::super) {
+        float segment = 0.0f;
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            const int m = sums[sum_place(2 * b)] + sums[sum_place(2 * b + 1)];
+            const float d = dtype == FORMAT_MXFP4 ? exponent_scale(scales[b])
+                                                  : half_bits(((const unsigned short *)scales)[b]);
+            const int dot = (b % 2 ? sub[b] >> FORMAT::odd_shift : sub[b]) - FORMAT::zero * m;
+            float term = d * (float)dot;
+            if (FORMAT::minima)
+                term = term + half_bits(((const unsigned short *)rest)[b]) * (float)m;
+            segment = segment + term;
+        }
+        return segment * scale;
+    }
+    int j = 0, p = 0;
+    if (dtype == FORMAT_Q4_K || dtype == FORMAT_Q5_K) {
+        const uint4 header = vector_at(scales);
+        unsigned factor[2], minimum[2];
+        six_bit_pairs(header, factor, minimum);
+        int shifted_j = 0;
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            const int m = sums[sum_place(2 * b)] + sums[sum_place(2 * b + 1)];
+            const int product = byte_of(factor[b / 4], b % 4) * sub[b];
+            if (b % 2)
+                shifted_j += product;
+            else
+                j += product;
+            p += byte_of(minimum[b / 4], b % 4) * m;
+        }
+        j += shifted_j >> FORMAT::odd_shift;
+        const float d = half_bits(header.x & 0xFFFFu), d_min = half_bits(header.x >> 16);
+        return (d * (float)j - d_min * (float)p) * scale;
+    }
+    if (dtype == FORMAT_IQ4_XS) {
+#pragma unroll
+        for (int b = 0; b < 8; b++) j += iq4_xs_factor(scales, b) * sub[b];
+        return half_bits(*(const unsigned short *)scales) * (float)j * scale;
+    }
+#pragma unroll
+    for (int s = 0; s < 16; s++) {
+        const int m = sums[sum_place(s)];
+        if (FORMAT::minima) p += (scales[s] >> 4) * m;
+        j += half_block_factor<dtype>(scales, s) * (sub[s] - FORMAT::zero * m);
+    }
+    const float d = half_bits(*(const unsigned short *)rest);
+    if (!FORMAT::minima) return d * (float)j * scale;
+    return (d * (float)j - half_bits(((const unsigned short *)rest)[1]) * (float)p) * scale;
+}
+
+// Values of rows g and g + 8 of a unit for token t of up to four, `tokens` of which exist: lane
+// (g, t) gets what it stores. Every sub-block has a product of its own.
+template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit,
+                                                       const ACTIVATIONS &x, unsigned index,
+                                                       int tokens, int lane, float (&value)[2]) {
+    typedef UNIT_FORMAT<dtype> FORMAT;
+    const int g = lane / 4, t = lane % 4, column = min(g / 2, tokens - 1),
+              token = min(t, tokens - 1);
+    const unsigned char *planes =
+        x.planes + ((size_t)column * x.units + index) * UNIT_PLANES + (g % 2 * 4 + t) * 16;
+    uint4 b[4];
+#pragma unroll
+    for (int p = 0; p < 4; p++) b[p] = vector_at(planes + p * 128);
+    UPPER_PLANES<dtype> upper;
+    upper.load(unit, lane);
+    constexpr int subs = FORMAT::halves ? 16 : 8;
+    int sub[2][subs];
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        unsigned a[2][4];
+        unit_operands<dtype>(unit, upper, lane, v, a[0], a[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int j = 2 * v + odd;
+            const unsigned b0 = word_of(b[j % 4], j / 4 * 2), b1 = word_of(b[j % 4], j / 4 * 2 + 1);
+            if (FORMAT::halves) {
+                int first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+                multiply_16(first, a[odd][0], a[odd][1], b0);
+                multiply_16(second, a[odd][2], a[odd][3], b1);
+                sub[0][2 * j % subs] = 16 * first[0] + first[1];
+                sub[1][2 * j % subs] = 16 * first[2] + first[3];
+                sub[0][(2 * j + 1) % subs] = 16 * second[0] + second[1];
+                sub[1][(2 * j + 1) % subs] = 16 * second[2] + second[3];
+            } else {
+                int sum[4] = {0, 0, 0, 0};
+                multiply_32<FORMAT::is_signed>(sum, a[odd], b0, b1);
+                sub[0][j] = 16 * sum[0] + sum[1];
+                sub[1][j] = 16 * sum[2] + sum[3];
+            }
+        }
+    }
+    const size_t place = (size_t)token * x.units + index;
+    alignas(16) short sums[UNIT_SUMS];
+    *(uint4 *)sums = ((const uint4 *)(x.sums + place * UNIT_SUMS))[0];
+    *(uint4 *)(sums + 8) = ((const uint4 *)(x.sums + place * UNIT_SUMS))[1];
+    value[0] = row_value<dtype>(unit, g, sub[0], sums, x.scales[place]);
+    value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[place]);
+}
+
+// A lane's part of the sums of rows g and g + 8 for one token: what it keeps, of row g for t < 2,
+// and what it gives to lane ^ 2. Of formats with minima odd lanes have the sums over those.
+template <int dtype> DEVICE void lane_sums(const unsigned char *unit, const ACTIVATIONS &x,
+                                           unsigned index, int lane, int &kept, int &given) {
+    typedef UNIT_FORMAT<dtype> FORMAT;
+    const int g = lane / 4, t = lane % 4, pair = g / 2;
+    const uint4 b = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
+    const uint2 packed = *(const uint2 *)(x.sums + (size_t)index * UNIT_SUMS + t * 4);
+    const int m[4] = {(short)packed.x, (int)packed.x >> 16, (short)packed.y, (int)packed.y >> 16};
+    UPPER_PLANES<dtype> upper;
+    upper.load(unit, lane);
+    int sum[4][4] = {};
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        // Sub-blocks 2 v and 2 v + 1 belong to pairs 2 (v % 2) and 2 (v % 2) + 1.
+        unsigned even[4], odd[4];
+        unit_operands<dtype>(unit, upper, lane, v, even, odd);
+        const bool first = pair == v % 2 * 2, second = pair == v % 2 * 2 + 1;
+        const unsigned b0 = v / 2 ? b.z : b.x, b1 = v / 2 ? b.w : b.y;
+        if (FORMAT::halves) {
+            const unsigned low[4] = {even[0], even[1], odd[0], odd[1]};
+            const unsigned high[4] = {even[2], even[3], odd[2], odd[3]};
+            multiply_32<false>(sum[v / 2 * 2], low, first ? b0 : 0, second ? b0 : 0);
+            multiply_32<false>(sum[v / 2 * 2 + 1], high, first ? b1 : 0, second ? b1 : 0);
+        } else {
+            multiply_32<FORMAT::is_signed>(sum[v / 2], even, first ? b0 : 0, first ? b1 : 0);
+            multiply_32<FORMAT::is_signed>(sum[v / 2], odd, second ? b0 : 0, second ? b1 : 0);
+        }
+    }
+    int j[2] = {0, 0}, p[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const unsigned char *scales = unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
+        if (FORMAT::halves) {
+            // Sums 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t of the sixteen.
+            const unsigned near = ((const unsigned short *)scales)[t];
+            const unsigned far = ((const unsigned short *)scales)[4 + t];
+            const int factor[4] = {(signed char)near, (signed char)(near >> 8), (signed char)far,
+                                   (signed char)(far >> 8)};
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                j[r] += factor[q] * (16 * sum[q][2 * r] + sum[q][2 * r + 1] - FORMAT::zero * m[q]);
+        } else {
+            const uint4 header = vector_at(scales);
+            unsigned factor[2], minimum[2];
+            six_bit_pairs(header, factor, minimum);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int dot = 16 * sum[h][2 * r] + sum[h][2 * r + 1];
+                if (FORMAT::odd_shift) dot >>= t % 2 * FORMAT::odd_shift;
+                j[r] += byte_of(factor[h], t) * dot;
+                p[r] += byte_of(minimum[h], t) * (m[2 * h] + m[2 * h + 1]);
+            }
+        }
+    }
+    const bool upper_row = t / 2, minima = t % 2;
+    int low = j[0], high = j[1];
+    if (FORMAT::minima) {
+        low = (minima ? p[0] : j[0]) + __shfl_xor_sync(ALL_LANES, minima ? j[0] : p[0], 1);
+        high = (minima ? p[1] : j[1]) + __shfl_xor_sync(ALL_LANES, minima ? j[1] : p[1], 1);
+    }
+    kept = upper_row ? high : low;
+    given = upper_row ? low : high;
+}
+
+// The same for one token and COUNT units side by side, in formats of super-blocks: the four pairs
+// of columns take sub-blocks in turn, so that every lane has sums to scale. Lanes t = 0 get row g,
+// lanes t = 2 row g + 8.
+template <int dtype, int COUNT> DEVICE void unit_values_of_one(const unsigned char *units,
+                                                               const ACTIVATIONS &x, unsigned index,
+                                                               int lane, float (&value)[COUNT]) {
+    typedef UNIT_FORMAT<dtype> FORMAT;
+    const int t = lane % 4, row = lane / 4 + (t / 2 ? 8 : 0);
+    int kept[COUNT], given[COUNT];
+#pragma unroll
+    for (int n = 0; n < COUNT; n++)
+        lane_sums<dtype>(units + n * FORMAT::unit_bytes, x, index + n, lane, kept[n], given[n]);
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        const unsigned char *unit = units + n * FORMAT::unit_bytes;
+        int all = kept[n] + __shfl_xor_sync(ALL_LANES, given[n], 2);
+        if (FORMAT::minima) {
+            // Odd lanes have the minima.
+            const unsigned short *halves =
+                (const unsigned short *)(unit + FORMAT::scales_at + row * FORMAT::row_scales);
+            const float part = half_bits(halves[t % 2]) * (float)all;
+            value[n] = (part - __shfl_xor_sync(ALL_LANES, part, 1)) * x.scales[index + n];
+        } else {
+            all += __shfl_xor_sync(ALL_LANES, all, 1);
+            const float d = half_bits(((const unsigned short *)(unit + FORMAT::rest_at))[row]);
+            value[n] = d * (float)all * x.scales[index + n];
+        }
+    }
+}
+
+// Whether one token has a path of its own.
+template <int dtype> struct SINGLE_TOKEN {
+    static constexpr bool quick =
+        dtype == FORMAT_Q4_K || dtype == FORMAT_Q5_K || dtype == FORMAT_Q6_K;
+};
+
+#endif

@@ -1,0 +1,240 @@
+// The main loop of a product with few tokens: weights stream through a ring of shared memory, a
+// slot of which a warp fills for itself; what it computes of a span meets the other spans of the
+// tile in shared memory, where the warp that comes last folds them (rule R3).
+
+#ifndef UNIT_STREAM_H
+#define UNIT_STREAM_H
+
+#include "activations.h"
+
+#define CHUNK_UNITS 2
+#define MOST_TILE_SLOTS 8
+
+// One matrix of units; `tiles` of 16 rows.
+struct UNIT_MATRIX {
+    const unsigned char *units;
+    unsigned tiles;
+};
+
+// What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
+// whose tiles belong together.
+template <int most> struct UNIT_WORK {
+    UNIT_MATRIX matrix[most];
+    unsigned units;
+    bool paired;
+    __device__ __forceinline__ unsigned tiles() const {
+        if (paired) return matrix[0].tiles;
+        unsigned all = 0;
+#pragma unroll
+        for (int i = 0; i < most; i++) all += matrix[i].tiles;
+        return all;
+    }
+};
+
+// A place in a block's work: tile (of all matrices), matrix, tile of the matrix, and step: a chunk
+// of the tile, of a pair of tiles first all of one and then of the other.
+template <int most> struct PLACE {
+    unsigned tile, local, matrix, in_matrix, step, unit;
+
+    __device__ __forceinline__ void begin(const UNIT_WORK<most> &work, unsigned warp) {
+        tile = blockIdx.x, local = 0, step = warp;
+        settle(work);
+    }
+    // From any step on to one inside its tile.
+    __device__ __forceinline__ void settle(const UNIT_WORK<most> &work) {
+        const unsigned chunks = (work.units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        const unsigned steps = work.paired ? 2 * chunks : chunks;
+        while (step >= steps) step -= steps, tile += gridDim.x, local++;
+        in_matrix = tile, matrix = 0, unit = step * CHUNK_UNITS;
+        if (work.paired) {
+            if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < most; i++)
+            if (matrix == i && in_matrix >= work.matrix[i].tiles)
+                in_matrix -= work.matrix[i].tiles, matrix++;
+    }
+    __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
+        return min((unsigned)CHUNK_UNITS, work.units - unit);
+    }
+    template <int warps> __device__ __forceinline__ void next(const UNIT_WORK<most> &work) {
+        step += warps;
+        settle(work);
+    }
+};
+
+// How one kernel is built: warps of a block, ring slots of a warp, most tokens, at most two formats
+// and matrices of a launch.
+template <int warps_, int slots_, int tokens_, int first_, int second_, int matrices_>
+struct SHAPE {
+    static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
+    static constexpr int first = first_, second = second_, matrices = matrices_;
+    static constexpr unsigned first_bytes = UNIT_FORMAT<first_>::unit_bytes;
+    static constexpr unsigned second_bytes = UNIT_FORMAT<second_>::unit_bytes;
+    static constexpr unsigned slot_bytes =
+        CHUNK_UNITS * (first_bytes > second_bytes ? first_bytes : second_bytes);
+};
+
+// Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
+// wait for those of their tile in one of 2^slot_bits places.
+template <class S> struct STREAM_MEMORY {
+    unsigned char *ring;
+    COPY_BARRIER *barriers;
+    unsigned *arrived, *folded;
+    float *values, *squares;
+    ACTIVATIONS x;
+    unsigned steps, tile_units, slot_bits;
+
+    __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared,
+                                             const UNIT_WORK<S::matrices> &work,
+                                             unsigned slot_bits_) {
+        const unsigned units = work.units, matrices = work.paired ? 2 : 1;
+        slot_bits = slot_bits_;
+        steps = (units + CHUNK_UNITS - 1) / CHUNK_UNITS * matrices;
+        tile_units = units * matrices;
+        ring = shared;
+        barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
+        arrived = (unsigned *)(barriers + S::warps * S::slots);
+        folded = arrived + MOST_TILE_SLOTS;
+        x.planes = (unsigned char *)(folded + MOST_TILE_SLOTS);
+        x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
+        values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
+        x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
+        squares = x.scales + S::most_tokens * units;
+        x.units = units;
+    }
+    // Of one unit: most_tokens rows of UNIT_ROWS.
+    __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
+        const unsigned slot = local & ((1u << slot_bits) - 1);
+        return values + (slot * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
+    }
+    __device__ __forceinline__ void begin() {
+        if (threadIdx.x < 2 * MOST_TILE_SLOTS) arrived[threadIdx.x] = 0;
+    }
+};
+
+DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
+
+// One warp's ring. `fetched` runs ahead of what is computed.
+template <class S> struct RING {
+    PLACE<S::matrices> fetched;
+    unsigned filled, taken;
+
+    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work, unsigned second,
+                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
+        filled = taken = 0;
+        open_copies(memory.barriers + warp * S::slots, S::slots);
+        fetched.begin(work, warp);
+        for (int i = 0; i < S::slots; i++) fetch(work, second, memory, warp);
+    }
+    __device__ __forceinline__ void fetch(const UNIT_WORK<S::matrices> &work, unsigned second,
+                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
+        if (fetched.tile >= work.tiles()) {
+            no_copy();
+            return;
+        }
+        const unsigned bytes = second >> fetched.matrix & 1 ? S::second_bytes : S::first_bytes;
+        const unsigned char *units = work.matrix[0].units;
+#pragma unroll
+        for (int i = 1; i < S::matrices; i++)
+            if (fetched.matrix == i) units = work.matrix[i].units;
+        const size_t unit = (size_t)fetched.in_matrix * work.units + fetched.unit;
+        const unsigned slot = warp * S::slots + filled % S::slots;
+        begin_copy(memory.barriers + slot, memory.ring + slot * S::slot_bytes, units + unit * bytes,
+                   fetched.units(work) * bytes);
+        filled++;
+        fetched.template next<S::warps>(work);
+    }
+};
+
+// Values of a chunk's units go where the tile's last warp finds them.
+template <class S, int dtype>
+DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsigned first,
+                         unsigned units, int tokens, int lane, float *values) {
+    const int g = lane / 4, t = lane % 4;
+    constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
+    if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
+        float value[CHUNK_UNITS];
+        if (units == CHUNK_UNITS)
+            unit_values_of_one<dtype, CHUNK_UNITS>(chunk, x, first, lane, value);
+        else
+            unit_values_of_one<dtype, 1>(chunk, x, first, lane, *(float (*)[1])value);
+        if (t % 2 == 0)
+#pragma unroll
+            for (int n = 0; n < CHUNK_UNITS; n++)
+                if (n < units) values[n * UNIT_ROWS + g + 4 * t] = value[n];
+    } else {
+#pragma unroll
+        for (int n = 0; n < CHUNK_UNITS; n++) {
+            if (n >= units) break;
+            float value[2];
+            unit_values_of_tokens<dtype>(chunk + n * unit_bytes, x, first + n, tokens, lane, value);
+            float *of_unit = values + (n * S::most_tokens + t) * UNIT_ROWS + g;
+            if (t < tokens) of_unit[0] = value[0], of_unit[8] = value[1];
+        }
+    }
+}
+
+// The warp that stored the last value of a tile folds them all.
+template <class S, class OUTPUT> DEVICE void finish_tile(const UNIT_WORK<S::matrices> &work,
+                                                         const PLACE<S::matrices> &at,
+                                                         const STREAM_MEMORY<S> &memory, int tokens,
+                                                         int lane, const OUTPUT &output) {
+    const unsigned slot = at.local & ((1u << memory.slot_bits) - 1);
+    block_fence();
+    __syncwarp();
+    unsigned before = 0;
+    if (lane == 0) before = atomicAdd(memory.arrived + slot, 1);
+    if (__shfl_sync(ALL_LANES, before, 0) != memory.steps - 1) return;
+    block_fence();
+    const unsigned stride = S::most_tokens * UNIT_ROWS;
+    for (int i = lane; i < UNIT_ROWS * tokens; i += WARP_LANES) {
+        const float *values = memory.value_of(at.local, 0) + i;
+        const float total = fold_units(values, work.units, stride);
+        const float other =
+            work.paired ? fold_units(values + work.units * stride, work.units, stride) : 0.0f;
+        output(work.paired ? 0 : at.matrix, at.in_matrix, i % UNIT_ROWS, i / UNIT_ROWS, total,
+               other);
+    }
+    __syncwarp();
+    if (lane == 0) {
+        memory.arrived[slot] = 0;
+        block_fence();
+        *(volatile unsigned *)(memory.folded + slot) = (at.local >> memory.slot_bits) + 1;
+    }
+    __syncwarp();
+}
+
+// Whole product of a block, for `tokens` tokens. output(matrix, tile, row, token, value, other) is
+// called once for every row of a tile and token; `other` is the second matrix' where paired.
+template <class S, class OUTPUT>
+DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, RING<S> &ring,
+                           const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles();
+    PLACE<S::matrices> at;
+    at.begin(work, warp);
+    while (at.tile < tiles) {
+        const unsigned place = warp * S::slots + ring.taken % S::slots;
+        const unsigned slot = at.local & ((1u << memory.slot_bits) - 1);
+        await_copy<S::slots>(memory.barriers + place, ring.taken / S::slots);
+        ring.taken++;
+        while (now_at(memory.folded + slot) != at.local >> memory.slot_bits) spin_pause();
+        const unsigned char *chunk = memory.ring + place * S::slot_bytes;
+        float *values =
+            memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
+        if (S::first == S::second || !(second >> at.matrix & 1))
+            chunk_values<S, S::first>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
+                                      values);
+        else
+            chunk_values<S, S::second>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
+                                       values);
+        __syncwarp();
+        ring.fetch(work, second, memory, warp);
+        finish_tile<S>(work, at, memory, tokens, lane, output);
+        at.template next<S::warps>(work);
+    }
+}
+
+#endif

@@ -1,0 +1,156 @@
+// Instructions of a warp that have no C++ spelling: integer tensor cores, copies to shared memory.
+
+#ifndef WARP_H
+#define WARP_H
+
+#define ALL_LANES 0xFFFFFFFFu
+#define WARP_LANES 32
+#define DEVICE static __device__ __forceinline__
+
+// The bits of a binary16 as binary32.
+DEVICE float half_bits(unsigned bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+
+// sum += A B of a 16 x 32 and a 32 x 8 operand; A is signed or unsigned bytes, B signed ones.
+template <bool SIGNED>
+DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of unsigned 16 x 16 and 16 x 8.
+DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+// Products of 16 x 16 operands of bytes, signed or not, and the high and the low bytes of 16 x 8
+// sums: high bytes are signed, low ones are not.
+template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
+                                                 unsigned a1, unsigned b_high, unsigned b_low) {
+    if (SIGNED) {
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+            "{%0,%1,%2,%3};"
+            : "+r"(high[0]), "+r"(high[1]), "+r"(high[2]), "+r"(high[3])
+            : "r"(a0), "r"(a1), "r"(b_high));
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+            "{%0,%1,%2,%3};"
+            : "+r"(low[0]), "+r"(low[1]), "+r"(low[2]), "+r"(low[3])
+            : "r"(a0), "r"(a1), "r"(b_low));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+            "{%0,%1,%2,%3};"
+            : "+r"(high[0]), "+r"(high[1]), "+r"(high[2]), "+r"(high[3])
+            : "r"(a0), "r"(a1), "r"(b_high));
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+            "{%0,%1,%2,%3};"
+            : "+r"(low[0]), "+r"(low[1]), "+r"(low[2]), "+r"(low[3])
+            : "r"(a0), "r"(a1), "r"(b_low));
+    }
+}
+
+// Copies of 16 and of 4 bytes into shared memory, in stages: each thread waits for its own, all but
+// the latest `left` stages it ended.
+DEVICE void begin_part(void *to, const void *from) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+DEVICE void begin_word(void *to, const void *from) {
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+DEVICE void end_parts() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int left> DEVICE void await_parts() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
+
+// What every lane has of the largest unsigned of all.
+DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
+
+// Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
+// One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
+// begun in it has arrived, with `phase` counting how often the slot was filled before.
+#if __CUDA_ARCH__ >= 900
+typedef unsigned long long COPY_BARRIER;
+
+DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
+    if (threadIdx.x % WARP_LANES == 0) {
+        for (int i = 0; i < count; i++)
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers + i))
+                         : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+}
+
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
+    if (threadIdx.x % WARP_LANES != 0) return;
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(slot)),
+        "l"(source), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+DEVICE void no_copy() {}
+
+template <int slots> DEVICE void await_copy(COPY_BARRIER *barrier, unsigned phase) {
+    unsigned done = 0;
+    while (!done)
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(phase & 1)
+            : "memory");
+}
+#else
+typedef unsigned long long COPY_BARRIER;
+
+DEVICE void open_copies(COPY_BARRIER *, int) {}
+
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
+                     "l"((const char *)source + at)
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Keeps the count of groups where there is nothing left to copy.
+DEVICE void no_copy() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(slots - 1) : "memory");
+    __syncwarp();
+}
+#endif
+
+// Orders what this thread wrote to shared memory before what it writes next, for the block.
+DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+DEVICE void spin_pause() {}
+
+#endif

@@ -1,0 +1,240 @@
+"""Products with few tokens, and what stands around them in a step, as one launch.
+
+A run of ops that follow each other becomes one launch of ``kernels/unit_product.cu``:
+
+    rms_norm?  quantize_activation  matmul bias_add? (up to three times)  [swiglu or add]?
+
+wherever nobody reads later what lies between. A product whose integers another op made is a launch
+of its own. Nothing here knows a model: the run is found in the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from accel.cuda.device import Device
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_place,
+    packet_number,
+    result,
+    size_places,
+    source,
+)
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.units import UNIT_ROWS, in_units, unit_bytes, unit_count
+from accel.packets.step import Op
+from contract.dtypes import DType
+
+MOST_MATRICES = 3
+MOST_FORMATS = 2
+CHUNK_UNITS = 2
+"""Units a warp copies at a time."""
+RING_SLOTS = 2
+SINGLE, FEW = 1, 4
+"""Tokens kernels are built for."""
+UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
+"""Of one token: two planes of 256 bytes, 16 sums, a scale and a sum of squares."""
+MOST_TILE_SLOTS = 8
+BARRIER_BYTES = 8
+ALIGNED_FLOATS = 4
+"""Rows are read 16 bytes at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ops that become one launch, by their places among the ops of the step that are left.
+
+    ``norm`` and ``quantize`` stand before the ``products``; ``biases`` has one place or None for
+    each of them; ``gate`` or ``residual`` stands behind. ``length`` counts all.
+    """
+
+    products: tuple[int, ...]
+    length: int
+    quantize: int | None = None
+    norm: int | None = None
+    biases: tuple[int | None, ...] = (None,)
+    gate: int | None = None
+    residual: int | None = None
+
+
+def product_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """The longest run the ops begin with."""
+    for run in runs(ops):
+        if is_private(ops, run) and (launch := _launch(ops, run, device)) is not None:
+            return Replacement(run.length, (launch,))
+    return None
+
+
+def runs(ops: Sequence[Op]) -> Iterator[Run]:
+    """Runs that ``ops`` begin with, longer ones first."""
+    at = 0
+    norm = quantize = None
+    if ops[0].name == "rms_norm" and ops[0].most_sizes()["groups"] == 1:
+        norm, at = 0, 1
+    if at < len(ops) and ops[at].name == "quantize_activation":
+        quantize, at = at, at + 1
+    if norm is not None and (quantize is None or result(ops[norm]) != source(ops[at - 1])):
+        return
+    found = _products(ops, at, quantize)
+    for count in range(len(found), 0, -1):
+        products = tuple(product for product, _ in found[:count])
+        biases = tuple(bias for _, bias in found[:count])
+        last = max(place for pair in found[:count] for place in pair if place is not None) + 1
+        run = Run(products, last, quantize, norm, biases)
+        yield from _with_end(ops, run)
+        yield run
+
+
+def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[int, int | None]]:
+    """Products of the same integers one after the other, each with the bias behind it."""
+    found: list[tuple[int, int | None]] = []
+    formats: set[DType | None] = set()
+    most = MOST_MATRICES if quantize is not None else 1
+    while at < len(ops) and in_units(ops[at]) and len(found) < most:
+        shared = ops[quantize].operands[1] if quantize is not None else source(ops[at])
+        if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MOST_FORMATS:
+            break
+        formats.add(ops[at].dtype)
+        product, at = at, at + 1
+        bias = None
+        if at < len(ops) and ops[at].name == "bias_add" and source(ops[at]) == result(ops[product]):
+            bias, at = at, at + 1
+        found.append((product, bias))
+    return found
+
+
+def _with_end(ops: Sequence[Op], run: Run) -> Iterator[Run]:
+    """The same with the op behind it, where that takes all there is of the products."""
+    if run.length >= len(ops):
+        return
+    end = ops[run.length]
+    results = [result(ops[writer(run, i)]) for i in range(len(run.products))]
+    more = replace(run, length=run.length + 1)
+    if end.name == "swiglu" and len(results) == 2 and list(end.operands[:2]) == results:
+        first, second = (ops[product] for product in run.products)
+        if first.dtype == second.dtype and run.biases == (None, None):
+            yield replace(more, gate=run.length)
+    if end.name == "add" and len(results) == 1 and results[0] in end.operands[:2]:
+        others = [tensor for tensor in end.operands[:2] if tensor != results[0]]
+        inside = {name for op in ops[: run.length] for name in op.results()}
+        if others and others[0] is not None and others[0].buffer not in inside:
+            yield replace(more, residual=run.length)
+
+
+def writer(run: Run, number: int) -> int:
+    """Which op of the run writes what is left of product ``number``."""
+    bias = run.biases[number]
+    return run.products[number] if bias is None else bias
+
+
+def is_private(ops: Remaining, run: Run) -> bool:
+    """Whether nobody behind the run reads what its launches do not write."""
+    last = [run.gate, run.residual]
+    ends = [end for end in last if end is not None] or [
+        writer(run, i) for i in range(len(run.products))
+    ]
+    return nobody_reads(ops, run.length, (result(ops[end]) for end in ends))
+
+
+def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
+    products = [ops[place] for place in run.products]
+    first = products[0]
+    tokens, columns = first.count.most, first.most_sizes()["columns"]
+    if run.quantize is not None and not aligned_rows(ops, run):
+        return None
+    formats = list(dict.fromkeys(product.dtype for product in products))
+    together = SINGLE if tokens == 1 else FEW
+    shape = _shape(formats, together, unit_count(columns), run.gate is not None, device)
+    if shape is None:
+        return None
+    warps, slot_bits, shared_bytes = shape
+    tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
+    tiles //= 2 if run.gate is not None else 1
+    numbers = {
+        "FIRST": _id(formats[0]),
+        "SECOND": _id(formats[-1]),
+        "SECONDS": sum(1 << i for i, p in enumerate(products) if p.dtype != formats[0]),
+        "MATRICES": len(products),
+        "WARPS": warps,
+        "SLOTS": RING_SLOTS,
+        "TOKENS": together,
+        "SLOT_BITS": slot_bits,
+    }
+    return KernelLaunch(
+        "unit_product.cu",
+        "unit_product",
+        (min(tiles, device.multiprocessors), -(-tokens // together), 1),
+        (warps * 32, 1, 1),
+        shared_bytes,
+        {**numbers, **_places(ops, run)},
+    )
+
+
+def _shape(
+    formats: Sequence[DType | None], tokens: int, units: int, paired: bool, device: Device
+) -> tuple[int, int, int] | None:
+    """Warps, slot bits and bytes of shared memory of a block; None where nothing fits."""
+    slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
+    tile_units = units * (2 if paired else 1)
+    for warps in (16, 12, 8, 4) if tokens == SINGLE else (8, 4, 2):
+        for slot_bits in (
+            (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
+        ):
+            nbytes = warps * RING_SLOTS * (slot + BARRIER_BYTES) + 2 * 4 * MOST_TILE_SLOTS
+            nbytes += tokens * units * UNIT_ACTIVATION_BYTES
+            nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
+            if nbytes <= device.shared_bytes:
+                return warps, slot_bits, nbytes
+    return None
+
+
+def _places(ops: Sequence[Op], run: Run) -> dict[str, int]:
+    """Where the kernel finds its operands: see the head of ``kernels/unit_product.cu``."""
+    x = run.norm if run.norm is not None else run.quantize
+    integers = run.products[0] if run.quantize is None else None
+    numbers = {
+        "X": operand_place(ops, x, "x"),
+        "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
+        "M": operand_place(ops, integers, "x"),
+        "SCALE": operand_place(ops, integers, "scale"),
+        "SUMS": operand_place(ops, integers, "sums"),
+        "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
+        "NORM": packet_number(run.norm),
+        "PRODUCT": run.products[0],
+        "GATE": packet_number(run.gate),
+        **size_places("matmul", "rows", "columns"),
+        **size_places("swiglu", "activation"),
+        **size_places("rms_norm", "eps"),
+    }
+    end = run.gate if run.gate is not None else run.residual
+    for i, product in enumerate(run.products):
+        numbers[f"W{i}"] = operand_place(ops, product, "weight")
+        numbers[f"B{i}"] = operand_place(ops, run.biases[i], "bias")
+        numbers[f"Y{i}"] = operand_place(ops, writer(run, i) if end is None else end, "y")
+    return numbers
+
+
+def residual_operand(ops: Sequence[Op], run: Run) -> str:
+    """Which operand of the addition is not the product."""
+    if run.residual is None:
+        return "a"
+    return "b" if source(ops[run.residual]) == result(ops[writer(run, 0)]) else "a"
+
+
+def aligned_rows(ops: Sequence[Op], run: Run) -> bool:
+    """Whether rows of x, and a norm's weights, can be read 16 bytes at a time."""
+    first = ops[run.norm if run.norm is not None else run.quantize or 0]
+    weight = first.operands[1] if run.norm is not None else None
+    tensors = [tensor for tensor in (source(first), weight) if tensor is not None]
+    return all(
+        tensor.start % ALIGNED_FLOATS == 0 and tensor.stride % ALIGNED_FLOATS == 0
+        for tensor in tensors
+        if tensor.stride > 1
+    )
+
+
+def _id(dtype: DType | None) -> int:
+    assert dtype is not None
+    return dtype.ggml_id

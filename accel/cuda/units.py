@@ -1,0 +1,75 @@
+"""Quantized matrices kept as operands of tensor cores: ``kernels/units.h`` says how."""
+
+from __future__ import annotations
+
+from accel.cuda.device import Device
+from accel.cuda.tuned import ArrangedLayout, Extent, KernelLaunch, Remaining, Replacement
+from accel.packets.layouts import WeightLayout
+from accel.packets.step import Op
+from contract.dtypes import DType, StorageClass
+from contract.ir.nodes import BufferDecl
+
+UNIT_ROWS = 16
+UNIT_COLUMNS = 256
+ARRANGING_THREADS = 256
+MOST_BLOCKS = 1 << 16
+EMBEDDING_THREADS = 256
+
+
+def unit_count(columns: int) -> int:
+    """Units one behind the other in a tile of 16 rows; the last is padded with zeros."""
+    return -(-columns // UNIT_COLUMNS)
+
+
+def unit_bytes(dtype: DType) -> int:
+    """Bytes of 16 rows and 256 columns: those of the model file."""
+    return UNIT_ROWS * UNIT_COLUMNS // dtype.block_elements * dtype.block_bytes
+
+
+def tile_bytes(dtype: DType, columns: int) -> int:
+    """Bytes of 16 whole rows."""
+    return unit_count(columns) * unit_bytes(dtype)
+
+
+def _grid(dtype: DType, columns: int, tiles: int) -> Extent:
+    return (min(unit_count(columns) * tiles, MOST_BLOCKS), 1, 1)
+
+
+UNITS = ArrangedLayout(
+    "units_arrange.cu", "arrange_units", UNIT_ROWS, tile_bytes, _grid, ARRANGING_THREADS
+)
+
+
+def unit_layout(decl: BufferDecl, device: Device) -> WeightLayout | None:
+    """Every quantized matrix but stacks of them, which the products by experts read."""
+    quantized = decl.dtype.storage is not StorageClass.FLOAT
+    return WeightLayout.UNITS if quantized and len(decl.shape) == 2 else None
+
+
+def in_units(op: Op) -> bool:
+    """Whether ``op`` is a product by one quantized matrix, which ``unit_layout`` keeps in units."""
+    if op.name != "matmul" or op.dtype is None or op.dtype.storage is StorageClass.FLOAT:
+        return False
+    return op.matrix is not None and op.most_sizes()["places"] == 0
+
+
+def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """EMBED from a table that a product of the step reads, too."""
+    op = ops[0]
+    if op.name != "embed" or op.dtype is None or op.matrix is None:
+        return None
+    table = op.operands[op.matrix]
+    products = (other.operands[other.matrix or 0] for other in ops if in_units(other))
+    if table is None or all(m is None or m.buffer != table.buffer for m in products):
+        return None
+    elements = op.count.most * op.most_sizes()["hidden"]
+    blocks = max(1, min(-(-elements // EMBEDDING_THREADS), device.multiprocessors))
+    launch = KernelLaunch(
+        "units_embed.cu",
+        "units_embed",
+        (blocks, 1, 1),
+        (EMBEDDING_THREADS, 1, 1),
+        macros={"DTYPE": op.dtype.ggml_id},
+        op="embed",
+    )
+    return Replacement(1, (launch,))

@@ -1,0 +1,131 @@
+"""A step of tuned kernels on emulated blocks: lowered, planned and bound as on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.plan import plain_ops, plan_launches
+from accel.cuda.program import tuned_source
+from accel.cuda.units import UNITS, tile_bytes
+from accel.packets.binding import bind_step
+from accel.packets.layouts import WeightLayout
+from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
+from contract.dtypes import DType
+from contract.ir.graph import Graph
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.shape_key import ShapeKey
+from reference.exact.activation import quantize_activation
+from tests.cuda.emulator import emulate
+
+Bytes = NDArray[np.uint8]
+OFFSET_MASK = (1 << BANK_SHIFT) - 1
+DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
+
+
+def aligned_memory(nbytes: int) -> Bytes:
+    """uint8[nbytes] at a multiple of 256 bytes, every float a NaN."""
+    room = np.full(nbytes + 512, 0xFF, np.uint8)
+    start = -room.ctypes.data % 256
+    return room[start : start + nbytes]
+
+
+def arranged(dtype: DType, stored: Bytes, folder: Path) -> Bytes:
+    """The units of uint8[rows, row_bytes]."""
+    rows, row_bytes = stored.shape
+    columns = row_bytes // dtype.block_bytes * dtype.block_elements
+    tiles = -(-rows // UNITS.group_rows)
+    target = aligned_memory(tiles * tile_bytes(dtype, columns))
+    source = tuned_source(UNITS.file, {"DTYPE": dtype.ggml_id})
+    emulate(source, folder).run(
+        UNITS.entry,
+        UNITS.grid(dtype, columns, tiles),
+        UNITS.block,
+        *(stored.ctypes.data, target.ctypes.data, rows, columns, 0, tiles),
+    )
+    return target
+
+
+def in_device_memory(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy that lies as buffers of a device do."""
+    place = aligned_memory(values.nbytes)
+    place[:] = np.frombuffer(values.tobytes(), np.uint8)
+    return place.view(values.dtype).reshape(values.shape)
+
+
+def run_step(
+    graph: Graph,
+    sizes: tuple[ShapeKey, ShapeKey],
+    inputs: Mapping[str, NDArray[Any]],
+    kept: Mapping[str, NDArray[Any]],
+    matrices: Mapping[str, tuple[DType, Bytes]],
+    folder: Path,
+    parts: int = 1,
+) -> None:
+    """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
+    but quantize_activation, for which the definition stands in.
+
+    ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
+    as a file stores them; row reductions are cut in ``parts``.
+    """
+    key, form = sizes
+    step = lower_graph(graph, form, parts, "cuda")
+    plan = plan_launches(step.ops, DEVICE)
+    assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
+    schedule = schedule_launches(step, plan.levels)
+    layout = input_layout(graph, form)
+    block, scratch = aligned_memory(layout.nbytes), aligned_memory(max(1, schedule.shared_bytes))
+    block[:] = pack_inputs(layout, key, inputs)
+    units = {name: arranged(*matrix, folder) for name, matrix in matrices.items()}
+
+    def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
+        dtype, stored = matrices[name]
+        columns = stored.shape[1] // dtype.block_bytes * dtype.block_elements
+        return units[name].ctypes.data, tile_bytes(dtype, columns), WeightLayout.UNITS
+
+    packets = bind_step(step, schedule, layout, lambda name: kept[name].ctypes.data, matrix_of)
+    workspace = aligned_memory(max(1, plan.workspace_bytes))
+    workspace[:] = 0
+    for launch in plan.launches:
+        if launch.workspace is None:
+            quantize_plainly(packets[launch.first], key.tokens, scratch, block)
+            continue
+        own = workspace.ctypes.data + launch.workspace
+        addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
+        assert launch.shared_bytes <= DEVICE.shared_bytes
+        emulate(launch.source, folder).run(
+            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
+        )
+    assert not workspace.any()
+
+
+def quantize_plainly(packet: np.void, tokens: int, scratch: Bytes, inputs: Bytes) -> None:
+    """What the plain kernel of quantize_activation leaves: of every 32 columns 32 high and 32 low
+    bytes, four columns in the order 0, 2, 1, 3, and sums over 16 columns each."""
+    columns = int(packet["size"][1])
+    padded = -(-columns // 256) * 256
+
+    def rows(number: int, width: int, dtype: type) -> NDArray[Any]:
+        stored, stride = int(packet["operand"][number]), int(packet["stride"][number])
+        base = scratch if stored & SCRATCH_MEMORY else inputs
+        at = stored & OFFSET_MASK
+        size = np.dtype(dtype).itemsize
+        whole = base[at : at + ((tokens - 1) * stride + width) * size].view(dtype)
+        return np.lib.stride_tricks.as_strided(whole, (tokens, width), (stride * size, size))
+
+    made = quantize_activation(np.ascontiguousarray(rows(0, columns, np.float32)))
+    m = np.zeros((tokens, padded), np.int32)
+    m[:, :columns] = made.m
+    fours = m.reshape(tokens, padded // 32, 8, 4)[..., [0, 2, 1, 3]]
+    parts = np.stack([fours >> 4, fours & 15], axis=2).astype(np.int8)
+    rows(1, padded, np.int16)[:] = parts.reshape(tokens, -1).view(np.int16)
+    rows(2, padded // 256, np.float32)[:] = made.scale
+    sums = m.reshape(tokens, padded // 16, 16).sum(axis=-1).astype(np.int16)
+    rows(3, padded // 32, np.uint32)[:] = sums.view(np.uint32)

@@ -1,0 +1,79 @@
+"""Tuned kernels on the CPU, compiled as C++ over ``warp_emulator.h``: the bits without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.cuda.program import Source
+from tests.needs import missing
+
+HERE = Path(__file__).parent
+OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+ENTRY = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """Kernels of one source."""
+
+    library: ctypes.CDLL
+
+    def run(self, entry: str, grid: tuple[int, int, int], threads: int, *arguments: int) -> None:
+        """Every block of a launch, one after the other."""
+        run = getattr(self.library, f"run_{entry}")
+        run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))
+
+
+def emulate(source: Source, folder: Path) -> Emulated:
+    """The kernels of ``source``, built into ``folder`` once."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        missing("there is no g++", "apt install g++")
+        raise AssertionError
+    # Behind the headers of the system, which have other uses for such names.
+    macros = "".join(f"#define {name} {value}\n" for name, value in source.macros)
+    text = '#include "warp_emulator.h"\n' + macros + source.text + _runners(source.text)
+    emulator = (HERE / "warp_emulator.h").read_text(encoding="utf-8")
+    name = hashlib.sha256((emulator + text).encode()).hexdigest()[:20]
+    library = folder / f"{name}.so"
+    if not library.exists():
+        code = folder / f"{name}.cpp"
+        code.write_text(text, encoding="utf-8")
+        words = [compiler, *OPTIONS, f"-I{HERE}", str(code), "-o", str(library)]
+        built = subprocess.run(words, capture_output=True, text=True)
+        assert built.returncode == 0, built.stderr[:4000]
+    return Emulated(ctypes.CDLL(str(library)))
+
+
+def _runners(text: str) -> str:
+    """A function for every kernel that runs it with arguments of 64 bits."""
+    return "".join(_runner(*match.groups()) for match in ENTRY.finditer(text))
+
+
+def _runner(entry: str, parameters: str) -> str:
+    kinds = [re.sub(r"\w+$", "", one.strip()).strip() for one in parameters.split(",")]
+    values = ", ".join(f"({kind})arguments[{i}]" for i, kind in enumerate(kinds))
+    names = ", ".join(f"uint64_t a{i}" for i in range(len(kinds)))
+    stores = " ".join(f"arguments[{i}] = a{i};" for i in range(len(kinds)))
+    return f"""
+namespace of_{entry} {{
+static uint64_t arguments[{len(kinds)}];
+static void body() {{ {entry}({values}); }}
+}}
+extern "C" void run_{entry}(unsigned grid_x, unsigned grid_y, unsigned threads, {names}) {{
+    using namespace of_{entry};
+    {stores}
+    gridDim = {{grid_x, grid_y, 1}};
+    blockDim = {{threads, 1, 1}};
+    for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++)
+        for (blockIdx.x = 0; blockIdx.x < grid_x; blockIdx.x++) emulator::run_block(threads, body);
+}}
+"""

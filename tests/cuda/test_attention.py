@@ -1,0 +1,150 @@
+"""Attention of few tokens over I12 pages, on emulated blocks, against the definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.cuda.plan import plain_ops, plan_launches
+from accel.packets.rules import lower_graph
+from contract.dtypes import F32, I12, I32
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.ir.scratch import buffer_bytes
+from contract.opcodes import Opcode
+from contract.records import QUERY_TOKEN
+from contract.shape_key import ShapeKey
+from reference.exact.kv_storage import page_view, store
+from reference.ops.flash_attn_batched import flash_attn_batched
+from tests.cuda.emulated_step import DEVICE, aligned_memory, run_step
+
+SLOTS, SLOT_PAGES = 2, 208
+"""3,328 positions: up to four spans, the last of few tiles."""
+PARTS = 64
+
+
+def attention(heads: int, kv_heads: int, head_dim: int, window: int, soft_cap: float) -> Graph:
+    builder = GraphBuilder("attention")
+    builder.emit(
+        Opcode.FLASH_ATTN_BATCHED,
+        q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", heads * head_dim)),
+        kv=builder.buffer("kv", BufferKind.STATE, I12, (SLOT_PAGES, 2, 16, kv_heads, head_dim)),
+        page_table=builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
+        query=builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
+        y=builder.output("y", "tokens", heads * head_dim),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+    )
+    return builder.build()
+
+
+def filled_pages(raw: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Keys and values of very different sizes; the rows of position 70 are zeros."""
+    pool = page_view(raw, I12, shape)
+    pages, _, _, kv_heads, head_dim = shape
+    for offset in range(16):
+        rows = rng.standard_normal((2, pages, kv_heads, head_dim))
+        rows *= 2.0 ** rng.integers(-4, 5, (2, pages, kv_heads, 1))
+        rows[:, 4] *= offset != 6
+        keys, values = rows.astype(np.float32)
+        store(pool, np.arange(pages), np.full(pages, offset), keys, values)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "positions"),
+    [
+        (4, 1, 128, 0, (0,)),
+        (4, 1, 64, 0, (63,)),
+        (8, 2, 128, 0, (70, 71)),
+        (6, 1, 64, 0, (1100,)),
+        (2, 2, 128, 0, (2047, 2048, 2049)),
+        (4, 1, 256, 0, (3300,)),
+        (4, 1, 128, 100, (1060,)),
+        (4, 2, 64, 1024, (3000, 3001)),
+    ],
+    ids=str,
+)
+def test_every_split_has_the_bits_of_the_definition(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    positions: tuple[int, ...],
+    folder: Path,
+) -> None:
+    """One tile to four spans, windows, heads that fill no group; two steps after each other."""
+    graph = attention(heads, kv_heads, head_dim, window, 0.0)
+    key = ShapeKey(len(positions), 0)
+    rng = np.random.default_rng(heads * head_dim + window)
+    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
+    kept = {
+        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
+        "y": aligned_memory(len(positions) * heads * head_dim * 4).view(np.float32),
+    }
+    filled_pages(kept["kv"], shape, rng)
+    query = np.zeros(len(positions), QUERY_TOKEN)
+    query["slot"], query["position"] = 1, positions
+    pages = np.full((SLOTS, SLOT_PAGES), -1, np.int32)
+    used = max(positions) // 16 + 1
+    pages[1, :used] = rng.permutation(SLOT_PAGES)[:used]
+    q = rng.standard_normal((len(positions), heads * head_dim)).astype(np.float32)
+    q[0, :head_dim] *= 100
+    if heads > 1:
+        q[-1, -1] = np.nan
+    inputs = {
+        "q": q,
+        "page_table": pages,
+        "query": query.view(np.int32).reshape(len(positions), 4),
+    }
+    run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
+    want = flash_attn_batched(
+        **inputs,
+        kv=page_view(kept["kv"], I12, shape),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=window,
+    )
+    assert np.array_equal(kept["y"].reshape(want.shape), want, equal_nan=True)
+    assert np.isfinite(want[0, :head_dim]).all()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_broken_row_breaks_its_head_alone(broken: int, folder: Path) -> None:
+    """The key or value of one KV head at a visible position is not finite."""
+    graph, key = attention(4, 2, 64, 0, 0.0), ShapeKey(1, 0)
+    shape = (SLOT_PAGES, 2, 16, 2, 64)
+    kept = {
+        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
+        "y": aligned_memory(4 * 64 * 4).view(np.float32),
+    }
+    rng = np.random.default_rng(1)
+    filled_pages(kept["kv"], shape, rng)
+    rows = rng.standard_normal((2, 1, 2, 64)).astype(np.float32)
+    rows[broken, 0, 1, 5] = np.inf
+    store(page_view(kept["kv"], I12, shape), np.array([9]), np.array([3]), rows[0], rows[1])
+    pages = np.tile(np.arange(SLOT_PAGES, dtype=np.int32), (SLOTS, 1))
+    query = np.zeros(1, QUERY_TOKEN)
+    query["position"] = 400
+    inputs = {
+        "q": rng.standard_normal((1, 256)).astype(np.float32),
+        "page_table": pages,
+        "query": query.view(np.int32).reshape(1, 4),
+    }
+    run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
+    got = kept["y"].reshape(4, 64)
+    assert np.isfinite(got[:2]).all()
+    assert np.isnan(got[2:]).all()
+
+
+def test_a_soft_cap_is_left_to_the_plain_kernels() -> None:
+    """Nothing stands in for what the tuned kernel does not do."""
+    for soft_cap, plain in ((0.0, []), (30.0, [0, 1])):
+        step = lower_graph(attention(4, 1, 128, 0, soft_cap), ShapeKey(1, 0), PARTS, "cuda")
+        assert plain_ops(plan_launches(step.ops, DEVICE)) == plain

@@ -1,0 +1,261 @@
+"""Tuned products: the launches that runs of ops become, and their bits, on an emulated block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.cuda.plan import Plan, plain_ops, plan_launches
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
+from accel.packets.step import Step
+from contract import dtypes
+from contract.dtypes import F32, DType
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.ops.rms_norm import rms_norm
+from reference.ops.swiglu import swiglu
+from reference.quant import FORMATS
+from reference.quant.dot import matmul
+from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
+
+Float32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+QUANTIZED = sorted(
+    (dtype for dtype in FORMATS if dtype.storage is not F32.storage), key=lambda d: d.ggml_id
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph with what its buffers hold. ``y`` names the results."""
+
+    graph: Graph
+    x: Float32
+    matrices: Mapping[str, tuple[DType, Bytes]]
+    vectors: Mapping[str, Float32]
+
+
+def planned(case: Case) -> tuple[Step, Plan]:
+    step = lower_graph(case.graph, ShapeKey(len(case.x), 0), 1, "cuda")
+    return step, plan_launches(step.ops, DEVICE)
+
+
+def run(case: Case, folder: Path, most: int = 0) -> dict[str, Float32]:
+    """Every output of the graph, in a form of ``most`` tokens; no plain kernel may be left."""
+    key = ShapeKey(len(case.x), 0)
+    form = ShapeKey(max(most, len(case.x)), 0)
+    outputs: dict[str, Float32] = {
+        decl.name: aligned_memory(form.tokens * int(decl.shape[-1]) * 4)
+        .view(np.float32)
+        .reshape(form.tokens, -1)
+        for decl in case.graph.of_kind(BufferKind.OUTPUT)
+    }
+    kept = {name: in_device_memory(vector) for name, vector in case.vectors.items()}
+    run_step(case.graph, (key, form), {"x": case.x}, kept | outputs, case.matrices, folder)
+    return {name: values[: len(case.x)] for name, values in outputs.items()}
+
+
+def activations(tokens: int, columns: int, seed: int) -> Float32:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, columns)) * 10.0 ** rng.uniform(-5, 3, (tokens, 1))
+    x[rng.random(x.shape) < 0.02] *= 40
+    return x.astype(np.float32)
+
+
+def weights(dtype: DType, rows: int, columns: int, seed: int) -> Bytes:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((rows, columns)) * 10.0 ** rng.uniform(-2, 1, (rows, 1))
+    return FORMATS[dtype].quantize(values.astype(np.float32))
+
+
+def one_product(dtype: DType, rows: int, columns: int, tokens: int) -> Case:
+    builder = GraphBuilder("product")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtype, (rows, columns))
+    builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", rows))
+    stored = weights(dtype, rows, columns, rows)
+    x_values = activations(tokens, columns, dtype.ggml_id)
+    return Case(builder.build(), x_values, {"w": (dtype, stored)}, {})
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, folder: Path) -> None:
+    """Rows that fill no tile, a last span of one unit, of 32-blocks a last unit of 3 blocks."""
+    columns = 1280 + (96 if dtype.block_elements == 32 else 0)
+    case = one_product(dtype, 21, columns, tokens)
+    assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 6])
+def test_integers_made_elsewhere(tokens: int, folder: Path) -> None:
+    """Rows of x that do not lie at multiples of 16 bytes are quantized by the plain kernel."""
+    columns, dtype = 544, dtypes.Q5_0
+    builder = GraphBuilder("sliced")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns + 3))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtype, (40, columns))
+    y = builder.output("y", "tokens", 40)
+    builder.emit(Opcode.MATMUL, x=x[1 : columns + 1], weight=w, y=y)
+    stored = weights(dtype, 40, columns, 5)
+    case = Case(builder.build(), activations(tokens, columns + 3, 8), {"w": (dtype, stored)}, {})
+    step, plan = planned(case)
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["quantize_activation"]
+    want = matmul(stored, dtype, np.ascontiguousarray(case.x[:, 1 : columns + 1]))
+    assert np.array_equal(run(case, folder)["y"], want)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
+def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
+    """Tokens are cut in fours, and a form may have more than the step."""
+    case = one_product(dtype, 50, 512, 6)
+    got = run(case, folder, most=10)["y"]
+    assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
+def test_many_tokens(dtype: DType, folder: Path) -> None:
+    """Two blocks of rows and two of tokens, neither full; a span of one unit; broken segments."""
+    case = one_product(dtype, 150, 1280, 70)
+    case.x[3, 300] = np.inf
+    case.x[66] = 0
+    got = run(case, folder, most=80)["y"]
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_layer_of_many_tokens(biases: bool, folder: Path) -> None:
+    """Norms are packed with their integers; biases and the residual go along."""
+    case = layer(9, dtypes.Q6_K, biases, gated=False)
+    _, plan = planned(case)
+    entries = [launch.entry for launch in plan.launches]
+    assert entries == ["unit_pack", *["unit_matrix"] * 3, "unit_pack", "unit_matrix"]
+    got, want = run(case, folder), layer_by_definition(case, biases)
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+def test_broken_and_silent_segments(folder: Path) -> None:
+    """NaN reaches its token's outputs alone; a segment below 2^-64 is zero."""
+    case = one_product(dtypes.Q4_K, 16, 768, 3)
+    case.x[0, 300] = np.nan
+    case.x[1, 512:] = 2.0**-65
+    case.x[2] = 0
+    got = run(case, folder)["y"]
+    want = matmul(case.matrices["w"][1], dtypes.Q4_K, case.x)
+    assert np.isnan(got[0]).all()
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+def layer(tokens: int, value_format: DType, biases: bool = False, gated: bool = True) -> Case:
+    """Norm and three products; two products, gate and a product with a residual. Without gate the
+    last product is that of the second norm."""
+    hidden, width, rows = 512, 96, {"q": 64, "k": 32, "v": 48}
+    builder = GraphBuilder("layer")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
+    formats = {"q": dtypes.Q4_K, "k": dtypes.Q4_K, "v": value_format}
+    matrices: dict[str, tuple[DType, Bytes]] = {}
+    vectors: dict[str, Float32] = {}
+
+    def vector(name: str, size: int) -> View:
+        vectors[name] = activations(1, size, len(vectors) + 90)[0]
+        return builder.buffer(name, BufferKind.WEIGHT, F32, (size,))
+
+    def matrix(name: str, dtype: DType, rows: int, columns: int) -> View:
+        matrices[name] = dtype, weights(dtype, rows, columns, len(matrices))
+        return builder.buffer(name, BufferKind.WEIGHT, dtype, (rows, columns))
+
+    norm = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm", hidden), eps=1e-6, groups=1)
+    for name, count in rows.items():
+        y = builder.output(f"y.{name}", "tokens", count)
+        w = matrix(name, formats[name], count, hidden)
+        if biases:
+            product = builder.emit(Opcode.MATMUL, x=norm, weight=w)
+            builder.emit(Opcode.BIAS_ADD, x=product, bias=vector(f"b.{name}", count), y=y)
+        else:
+            builder.emit(Opcode.MATMUL, x=norm, weight=w, y=y)
+    other = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm2", hidden), eps=1e-5, groups=1)
+    wide = width * 8 if gated else hidden
+    if gated:
+        gate_weight = matrix("gate", dtypes.Q4_K, wide, hidden)
+        gate = builder.emit(Opcode.MATMUL, x=other, weight=gate_weight)
+        up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", dtypes.Q4_K, wide, hidden))
+        other = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
+    down = builder.emit(Opcode.MATMUL, x=other, weight=matrix("down", dtypes.Q6_K, hidden, wide))
+    builder.emit(Opcode.ADD, a=x, b=down, y=builder.output("y", "tokens", hidden))
+    return Case(builder.build(), activations(tokens, hidden, 7), matrices, vectors)
+
+
+def layer_by_definition(case: Case, biases: bool) -> dict[str, Float32]:
+    def product(name: str, x: Float32) -> Float32:
+        dtype, stored = case.matrices[name]
+        return matmul(stored, dtype, x)
+
+    first = rms_norm(x=case.x, weight=case.vectors["norm"], eps=1e-6)
+    results = {f"y.{name}": product(name, first) for name in "qkv"}
+    if biases:
+        results = {f"y.{n}": results[f"y.{n}"] + case.vectors[f"b.{n}"] for n in "qkv"}
+    second = rms_norm(x=case.x, weight=case.vectors["norm2"], eps=1e-5)
+    if "gate" in case.matrices:
+        second = swiglu(gate=product("gate", second), up=product("up", second))
+    return results | {"y": case.x + product("down", second)}
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_layer_is_three_launches(tokens: int, biases: bool, folder: Path) -> None:
+    """q, k, v behind their norm; gate and up; down and the residual: with the definition's bits."""
+    case = layer(tokens, dtypes.Q6_K, biases)
+    step, plan = planned(case)
+    assert [launch.first for launch in plan.launches] == [0, 8 if biases else 5, len(step.ops) - 3]
+    got, want = run(case, folder), layer_by_definition(case, biases)
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+def test_another_weight_gives_other_bits(folder: Path) -> None:
+    """The comparison would notice one flipped nibble."""
+    case = one_product(dtypes.Q4_K, 16, 256, 1)
+    dtype, stored = case.matrices["w"]
+    other = stored.copy()
+    other[3, 40] ^= 0x10
+    got = run(case, folder)["y"]
+    assert not np.array_equal(got, matmul(other, dtype, case.x))
+
+
+def test_a_result_somebody_reads_is_not_left_out() -> None:
+    """The norm's result is an output too: the run begins behind it, and the norm is plain."""
+    case = layer(1, dtypes.Q4_K)
+    builder = GraphBuilder("norm is read")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    norm = builder.emit(Opcode.RMS_NORM, x=x, eps=1e-6, groups=1)
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (32, 256))
+    builder.emit(Opcode.MATMUL, x=norm, weight=w, y=builder.output("y", "tokens", 32))
+    builder.emit(Opcode.ADD, a=x, b=norm, y=builder.output("z", "tokens", 256))
+    step, plan = planned(replace(case, graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm", "add"]
+    assert len(plan.launches) == 3
+
+
+def test_ops_of_one_launch_share_no_memory() -> None:
+    """A block may read x while another writes y: the schedule keeps them apart."""
+    step, plan = planned(layer(1, dtypes.Q6_K))
+    apart, together = (schedule_launches(step, levels).shared for levels in (None, plan.levels))
+    down = step.ops[-3:]
+    x, y = down[0].operands[0], down[1].operands[down[1].written[0]]
+    assert x is not None
+    assert y is not None
+
+    def place(shared: Mapping[str, int], name: str) -> range:
+        return range(shared[name], shared[name] + step.scratch[name])
+
+    assert set(place(together, x.buffer)).isdisjoint(place(together, y.buffer))
+    assert apart != together
