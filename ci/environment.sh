@@ -58,8 +58,9 @@ install_lavapipe() {
     apt_install libvulkan1 mesa-vulkan-drivers
 }
 
-# Compiler and validator of Vulkan's modules.
-install_glslang() {
-    command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null && return 0
-    apt_install glslang-tools spirv-tools
+# What compiles the kernels of other devices: for Vulkan, and Metal's text as C++.
+install_compilers() {
+    command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null &&
+        command -v g++ >/dev/null && return 0
+    apt_install glslang-tools spirv-tools g++
 }

@@ -47,6 +47,17 @@ class RequestError(ZincError):
         super().__init__(f"{field}: {problem}")
 
 
+class QueueFull(ZincError):
+    """As many requests wait as may: ``depth`` of them. Try again in ``retry_after`` seconds."""
+
+    def __init__(self, depth: int, retry_after: float) -> None:
+        self.depth = depth
+        self.retry_after = retry_after
+        super().__init__(
+            f"the queue is full: {depth:,} requests wait; try again in {retry_after:.0f} s"
+        )
+
+
 class DoesNotFit(ZincError):
     """What was asked for needs more memory than may be used; sizes in bytes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +18,9 @@ MAX_INT32 = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
 MAX_UINT64 = 2**64 - 1
 
+Clock = Callable[[], float]
+"""Seconds since any fixed moment, never decreasing. Whatever needs the time is given one."""
+
 
 class QosClass(Enum):
     """What a tenant's requests are for: who waits and who is preempted first."""
@@ -25,14 +29,25 @@ class QosClass(Enum):
     STANDARD = "standard"
     BATCH = "batch"
 
+    @property
+    def rank(self) -> int:
+        """0 for the most urgent class, then 1 and 2."""
+        return _CLASS_RANK[self]
+
+
+_CLASS_RANK = {qos: rank for rank, qos in enumerate(QosClass)}
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who a request belongs to, and what its requests may hold at once.
 
     ``weight`` scales the tenant's fair share; ``max_slots`` and ``max_kv_pages`` are hard caps, and
-    a request beyond them waits. Tenants of one ``isolation_group`` share prefix pages, None shares
-    with nobody.
+    a request beyond them waits. So does one while the tenant computes more than
+    ``decode_tokens_per_s`` or ``prefill_tokens_per_s`` over a sliding window of 5 s: running
+    requests are not slowed. A request longer than ``max_context`` tokens, prompt and answer, is
+    refused. ``reserved_pages`` of the pages are the tenant's even while others want them. Tenants
+    of one ``isolation_group`` share prefix pages, None shares with nobody.
     """
 
     id: int
@@ -42,22 +57,54 @@ class Tenant:
     max_kv_pages: int = 4096
     isolation_group: int | None = None
     qos: QosClass = QosClass.STANDARD
+    decode_tokens_per_s: int = 1000
+    prefill_tokens_per_s: int = 100_000
+    max_context: int = 128_000
+    reserved_pages: int = 0
 
     def validate(self) -> None:
         """Raise ConfigError naming the field that is out of range."""
-        for name, value in (
-            ("id", self.id),
-            ("isolation_group", 0 if self.isolation_group is None else self.isolation_group),
-        ):
+        group = 0 if self.isolation_group is None else self.isolation_group
+        for name, value in (("id", self.id), ("isolation_group", group)):
             if not _is_int(value, 0, MAX_UINT32):
                 raise ConfigError(f"tenant {self.name!r}: {name} is {value!r}, not a 32-bit number")
-        if not self.name or not self.name.isprintable():
+        if type(self.name) is not str or not self.name or not self.name.isprintable():
             raise ConfigError(f"tenant {self.id}: name {self.name!r} is empty or not printable")
         if not _is_real(self.weight, 0.0, math.inf) or not 0 < self.weight < math.inf:
             raise ConfigError(f"tenant {self.name!r}: weight is {self.weight!r}, not above 0")
-        for name, value in (("max_slots", self.max_slots), ("max_kv_pages", self.max_kv_pages)):
+        if not isinstance(self.qos, QosClass):
+            raise ConfigError(f"tenant {self.name!r}: qos is {self.qos!r}, not a QosClass")
+        for name in _TENANT_QUOTAS:
+            value = getattr(self, name)
             if not _is_int(value, 1, MAX_INT32):
-                raise ConfigError(f"tenant {self.name!r}: {name} is {value!r}, not 1 or more")
+                raise ConfigError(
+                    f"tenant {self.name!r}: {name} is {value!r}, not from 1 to {MAX_INT32}"
+                )
+        if not _is_int(self.reserved_pages, 0, self.max_kv_pages):
+            raise ConfigError(
+                f"tenant {self.name!r}: reserved_pages is {self.reserved_pages!r}, "
+                f"not from 0 to max_kv_pages, {self.max_kv_pages}"
+            )
+
+
+_TENANT_QUOTAS = (
+    "max_slots",
+    "max_kv_pages",
+    "decode_tokens_per_s",
+    "prefill_tokens_per_s",
+    "max_context",
+)
+
+LOCAL_TENANT = Tenant(
+    0,
+    "local",
+    max_slots=MAX_INT32,
+    max_kv_pages=MAX_INT32,
+    decode_tokens_per_s=MAX_INT32,
+    prefill_tokens_per_s=MAX_INT32,
+    max_context=MAX_INT32,
+)
+"""The user of the machine: the engine's own limits are the only ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +168,9 @@ class Request:
     """One sequence to continue: at most ``max_tokens`` tokens after ``prompt``.
 
     Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
-    ``ignore_end``, at an end-of-generation token.
+    ``ignore_end``, at an end-of-generation token. ``logit_bias`` are pairs (token, what is added to
+    its logit), the tokens distinct. ``log_probabilities`` k asks for that of every generated token
+    and of the k likeliest in its place; None asks for nothing.
     """
 
     id: int
@@ -131,6 +180,8 @@ class Request:
     stop: tuple[str, ...] = ()
     tenant: int = 0
     ignore_end: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    log_probabilities: int | None = None
 
 
 class FinishReason(Enum):
@@ -139,6 +190,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    CLIENT_TOO_SLOW = "client_too_slow"
     ERROR = "error"
 
 
@@ -148,12 +200,18 @@ class TokenEvent:
 
     ``token`` is -1 when the request ends without one. ``position`` is the token's place in the
     sequence, the prompt included. ``finish_reason`` is None until the last event.
+
+    For a request that asked, ``log_probability`` is the token's and ``top`` has the likeliest in
+    its place, (token, log-probability) by falling logit: natural logarithms of what the model gives
+    before mask, bias, penalties and temperature (rule R10).
     """
 
     request_id: int
     token: int
     position: int
     finish_reason: FinishReason | None = None
+    log_probability: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def _is_int(value: object, low: int, high: int) -> bool:

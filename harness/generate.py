@@ -26,14 +26,25 @@ from harness.memory import budget_of, longest_context, plan_context
 from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
+from reference.engine.speculation import PromptLookup
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.model.text_stream import TextStream
+from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
 
 SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """New files for what a session does: all that its tier is told, and a timeline of its engine
+    (docs/tracing.md)."""
+
+    trace: Path | None = None
+    timeline: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,8 @@ class SessionOptions:
     ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
     longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
-    gives them, need ``all_logits``.
+    gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
+    again for one that begins alike. At most ``draft`` tokens are guessed ahead.
     """
 
     tier: str = "auto"
@@ -55,6 +67,9 @@ class SessionOptions:
     all_logits: bool = False
     memory_budget: int | None = None
     chat: bool = False
+    prefix_cache: bool = True
+    draft: int = 0
+    recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
@@ -64,8 +79,8 @@ class SessionOptions:
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + 1,
-            step_rows=chunk if self.all_logits else 1,
-            recent_tokens=max(1, min(self.repeat_last_n, context)),
+            step_rows=chunk if self.all_logits else 1 + min(self.draft, chunk - 1),
+            recent_tokens=max(1, min(self.repeat_last_n, context)) + self.draft,
         )
 
 
@@ -118,7 +133,8 @@ class Generation(Iterator[TextPiece]):
         self._progress = progress
         self._text: list[str] = []
         self._stream = TextStream(request.stop)
-        self._steps = 0
+        self._steps = self._read = 0
+        self._reading = False
         session.engine.submit(request)
         self._started = self._first = self._latest = time.perf_counter()
         self._pieces = self._run()
@@ -156,10 +172,10 @@ class Generation(Iterator[TextPiece]):
             self._session.engine.cancel(self._request.id)
 
     def _run(self) -> Iterator[TextPiece]:
-        self._prefill()
         engine, tokenizer = self._session.engine, self._session.model.tokenizer
+        self._start_progress()
         while self.finish_reason is None:
-            for event in self._session.step(self._request.id):
+            for event in self._events():
                 self._count_step()
                 if event.finish_reason is FinishReason.ERROR:
                     self.finish_reason = event.finish_reason
@@ -181,19 +197,28 @@ class Generation(Iterator[TextPiece]):
         if rest:
             yield TextPiece(None, rest)
 
-    def _prefill(self) -> None:
-        """Compute all whole chunks of the prompt but the last, which gives the first token."""
-        engine, count = self._session.engine, len(self._request.prompt)
-        whole_chunks = (count - 1) // engine.chunk_tokens
-        if whole_chunks == 0:
-            return
-        self._progress.start("reading the prompt", count, "token")
+    def _start_progress(self) -> None:
+        """Show the reading of a prompt that takes several steps."""
+        count = len(self._request.prompt)
+        self._reading = count > self._session.engine.chunk_tokens
+        if self._reading:
+            self._progress.start("reading the prompt", count, "token")
+
+    def _events(self) -> list[TokenEvent]:
+        """What a step gave; until there is a token the progress of the prompt goes on."""
         try:
-            for _ in range(whole_chunks):
-                engine.step()
-                self._progress.advance(engine.chunk_tokens)
-        finally:
+            events = self._session.step(self._request.id)
+        except BaseException:
             self._progress.close()
+            raise
+        if self._reading:
+            read = self._session.engine.progress(self._request.id)
+            self._progress.advance(max(0, read - self._read))
+            self._read = read
+            if events:
+                self._progress.close()
+                self._reading = False
+        return events
 
     def _count_step(self) -> None:
         self._latest = time.perf_counter()
@@ -233,30 +258,47 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
 class Session:
     """A model on a tier, ready to generate for one user. A context manager."""
 
-    def __init__(self, model: Model, tier: Tier, runner: ModelRunner, chunk: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tier: Tier,
+        runner: ModelRunner,
+        engine: Engine,
+    ) -> None:
         self.model = model
         self.tier = tier
         self.runner = runner
         self.load_seconds = 0.0
-        self._chunk = chunk
         self._owned = ExitStack()
         self._requests = 0
         self._latest: Generation | None = None
-        self.engine = Engine(runner, end_of_generation=model.tokenizer.eog_ids, chunk_tokens=chunk)
+        self.engine = engine
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
         """Load the model file at ``path``.
 
         Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model
-        does not have, and DoesNotFit before anything is uploaded.
+        does not have, DoesNotFit and, for files that cannot be recorded to, ConfigError before
+        anything is uploaded.
         """
         started = time.perf_counter()
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
-            model, tier = prepared.model, prepared.tier
+            model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            observer = _observed(options.recording, owned)
             runner = owned.enter_context(_load(model, tier, prepared.limits, progress))
-            session = cls(model, tier, runner, min(options.chunk, prepared.plan.context))
+            engine = Engine(
+                runner,
+                end_of_generation=model.tokenizer.eog_ids,
+                chunk_tokens=min(options.chunk, prepared.plan.context),
+                prefix_cache=options.prefix_cache,
+                drafter=PromptLookup() if options.draft else None,
+                draft_tokens=options.draft,
+                observer=observer,
+                clock=time.perf_counter,
+            )
+            session = cls(model, tier, runner, engine)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -300,7 +342,7 @@ class Session:
         A generation that is not finished is cancelled.
         Raises RequestError; the session must have been opened with ``all_logits``.
         """
-        if self.runner.limits.step_rows < self._chunk:
+        if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
         def store(first: int, rows: NDArray[np.float32]) -> None:
@@ -309,8 +351,11 @@ class Session:
         unpenalized = SamplingParams(repeat_last_n=0)
         request = Request(self._next_id(), tuple(tokens), 0, unpenalized)
         self.engine.submit(request, store)
-        for _ in self.engine.run():
-            pass
+        try:
+            for _ in self.engine.run():
+                pass
+        finally:
+            self.engine.cancel(request.id)
 
     def _next_id(self) -> int:
         """The id of a new request, for which whatever still runs makes room."""
@@ -341,6 +386,26 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     template = load_chat_template(model.file.metadata, model.tokenizer, str(model.file.path))
     owned.callback(template.close)
     return template
+
+
+def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace."""
+    if recording.trace is None:
+        return prepared.tier
+    from harness.trace.record import record_on
+
+    return owned.enter_context(
+        record_on(prepared.tier, recording.trace, prepared.model, prepared.limits)
+    )
+
+
+def _observed(recording: Recording, owned: ExitStack) -> Observer:
+    """Who watches the engine."""
+    if recording.timeline is None:
+        return NOBODY
+    from harness.trace.timeline import Timeline
+
+    return owned.enter_context(Timeline(recording.timeline))
 
 
 def _load(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:

@@ -9,11 +9,9 @@ they come from, and an error names the place.
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +21,10 @@ import platformdirs
 
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
+from harness.toml_file import read_toml, unknown_key
 
 ENV_PREFIX = "ZINC_RT_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-CONFIG_BYTES_MAX = 1 << 20
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -204,6 +202,13 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
+            "draft",
+            integer(0, 63),
+            11,
+            "most tokens guessed ahead where the text repeats itself; the answer is the same, a "
+            "step gives several tokens of it. 0 guesses nothing",
+        ),
+        Setting(
             "threads",
             integer(1, 4096),
             None,
@@ -313,34 +318,11 @@ def _config_path(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path
 
 
 def _read_file(path: Path, required: bool) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
-    except FileNotFoundError:
-        if required:
-            raise ConfigError(f"{path}: no such configuration file") from None
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
-    if len(content) > CONFIG_BYTES_MAX:
-        raise ConfigError(f"{path}: longer than {CONFIG_BYTES_MAX:,} bytes")
-    try:
-        values = tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except (RecursionError, ValueError):
-        raise ConfigError(f"{path}: not a table of settings") from None
+    values = read_toml(path, "configuration file", may_be_absent=not required)
     unknown = sorted(set(values) - set(SETTINGS))
     if unknown:
-        raise ConfigError("; ".join(f"{path}: {_unknown_key(key)}" for key in unknown))
+        raise ConfigError("; ".join(f"{path}: {unknown_key(key, SETTINGS)}" for key in unknown))
     return values
-
-
-def _unknown_key(key: str) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), SETTINGS, n=1, cutoff=0)
-    return f"unknown key {key!r}; the nearest known key is {near[0]!r}"
 
 
 def _from_file(setting: Setting, value: object, path: Path, source: str) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contract.arithmetic import PAGE_TOKENS
+from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, PAGE_TOKENS
 from contract.dtypes import F32, DType
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 
 RING_STEPS = 4
 """Steps whose events the output ring holds: more than are ever under way at once."""
+
+MOST_BIASES = 4096
+"""Most logit biases of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,14 @@ class Limits:
 
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits;
     ``recent_tokens`` tokens are kept for the sampling penalties; ``saved_states`` recurrent states
-    can be kept beside those of the slots. Raises ValueError for storage that
-    keys and values cannot have.
+    can be kept beside those of the slots.
+
+    Up to ``masks`` rows of a step can have an allowed-token mask and every sequence up to
+    ``biases`` logit biases; ``top_log_probabilities`` tokens of a row can be listed with theirs.
+    Where one of these is 0 the graph has nothing of it.
+
+    Raises ValueError for storage that keys and values cannot have, and for a number of these three
+    out of range.
     """
 
     slots: int
@@ -32,11 +41,21 @@ class Limits:
     step_tokens: int = 64
     step_rows: int = 16
     saved_states: int = 0
+    masks: int = 0
+    biases: int = 0
+    top_log_probabilities: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:
             accepted = ", ".join(map(str, KV))
             raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
+        for name, most in (
+            ("masks", self.step_rows),
+            ("biases", MOST_BIASES),
+            ("top_log_probabilities", MOST_LOG_PROBABILITIES),
+        ):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {most}")
 
     @property
     def largest(self) -> ShapeKey:
@@ -57,6 +76,11 @@ class Limits:
 def pages_for(positions: int) -> int:
     """KV pages that hold so many positions of one sequence."""
     return -(-positions // PAGE_TOKENS)
+
+
+def mask_words(vocab: int) -> int:
+    """32-bit words of an allowed-token mask."""
+    return -(-vocab // MASK_WORD_BITS)
 
 
 def whole_contexts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -12,19 +11,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DeviceLost, ModelFileError
+from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
-from contract.records import OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
+from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
-from reference.exact.rotary import rotary_table
 from reference.limits import Limits
+from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
-from reference.model.weights import weight_bytes
+from reference.model.weights import constant_bytes, weight_bytes
 
 LOGITS = "output.logits"
+CHOSEN = "output.log_probability"
+TOP_IDS = "output.top_ids"
+TOP_LOGS = "output.top_log_probabilities"
+LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
+"""The outputs of rule R10, which a graph has whose limits list some."""
 PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
@@ -40,6 +44,10 @@ class StepInput:
 
     ``output_rows`` int32[rows] indexes query; ``sampling`` is SAMPLING[rows]; ``page_table``
     int32[slots, slot_pages]. ``wanted`` names the OUTPUT buffers to keep, such as LOGITS.
+
+    ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
+    records of ``sampling`` refer to; None where no record does. Of n there are at most
+    ``limits.masks``, and ``limits.slots * limits.biases``.
     """
 
     query: NDArray[np.void]
@@ -47,6 +55,8 @@ class StepInput:
     sampling: NDArray[np.void]
     page_table: NDArray[np.int32]
     wanted: tuple[str, ...] = ()
+    allowed: NDArray[np.uint32] | None = None
+    bias: NDArray[np.void] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +72,28 @@ class StepOutput:
     @property
     def logits(self) -> NDArray[np.float32]:
         """float32[rows, vocab]; the step must have wanted LOGITS."""
+        return self._rows(LOGITS, np.float32)
+
+    @property
+    def log_probability(self) -> NDArray[np.float32]:
+        """float32[rows] of the sampled tokens (rule R10), NaN for token -1; the step must have
+        wanted CHOSEN."""
+        return self.outputs[CHOSEN].view(np.float32)
+
+    @property
+    def top_ids(self) -> NDArray[np.int32]:
+        """int32[rows, top], the likeliest first; the step must have wanted TOP_IDS."""
+        return self._rows(TOP_IDS, np.int32)
+
+    @property
+    def top_log_probabilities(self) -> NDArray[np.float32]:
+        """float32[rows, top] of ``top_ids``; the step must have wanted TOP_LOGS."""
+        return self._rows(TOP_LOGS, np.float32)
+
+    def _rows(self, name: str, dtype: Any) -> NDArray[Any]:
         rows = len(self.token)
-        logits = self.outputs[LOGITS].view(np.float32)
-        return logits.reshape(rows, -1) if rows else logits.reshape(0, 0)
+        values: NDArray[Any] = self.outputs[name].view(dtype)
+        return values.reshape(rows, -1) if rows else values.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +120,7 @@ class ModelRunner:
         self.graph: Graph = model.graph(limits)
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
+        self._copies: PageCopies | None = None
         self._saved = ExitStack()
         try:
             tier.reserve(self.graph, limits.largest)
@@ -105,8 +135,10 @@ class ModelRunner:
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
-        attends = PAGE_TABLE in self.graph.buffers
-        self._page_table = self._input(PAGE_TABLE, np.int32) if attends else None
+        self._page_table = self._optional_input(PAGE_TABLE, np.int32)
+        allowed = self._optional_input("request.allowed", np.uint32)
+        self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
+        self._bias = self._optional_input("request.bias", LOGIT_BIAS)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -120,9 +152,12 @@ class ModelRunner:
     def submit(self, inputs: StepInput) -> Submission:
         """Start a step after those submitted before it; at most RING_STEPS may be under way.
 
-        A query token of LAST_TOKEN is the one the slot's step before samples.
+        A query token of LAST_TOKEN is the one the slot's step before samples. Raises ValueError for
+        more masks or biases than the limits allow.
         """
         tokens, rows = len(inputs.query), len(inputs.output_rows)
+        _put(self._allowed, inputs.allowed, "masks")
+        _put(self._bias, inputs.bias, "biases")
         self.recurrent.advance(inputs.query)
         first = self._event_count
         self._event_count = (first + rows) % EVENT_NUMBERS
@@ -142,6 +177,14 @@ class ModelRunner:
         numbers = (submission.first_event + np.arange(submission.rows)) % EVENT_NUMBERS
         token = self._events["token"][numbers % len(self._events)]
         return StepOutput(token, submission.fence.outputs)
+
+    def page_copies(self) -> PageCopies | None:
+        """Copies of whole KV pages in the queue of steps; None for a model that has none. Made when
+        first asked for: it lowers three graphs."""
+        if self._copies is None and self._page_table is not None:
+            self._copies = PageCopies(self.tier, self.graph, self._buffers)
+            self._saved.callback(self._copies.close)
+        return self._copies
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""
@@ -182,29 +225,26 @@ class ModelRunner:
                 progress(data.nbytes)
             buffer = self.tier.upload(decl, data)
         elif decl.kind is BufferKind.CONSTANT:
-            table = self._rotary_table(decl.name)
-            buffer = self.tier.upload(decl, table.reshape(-1, table.shape[-1]).view(np.uint8))
+            buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
         else:
             heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
             buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
         return buffer
 
-    def _rotary_table(self, name: str) -> NDArray[np.float32]:
-        rope = next(rope for rope in self.model.config.ropes if rope.table == name)
-        tensor = rope.factors_for(self.limits.context)
-        factors = None
-        if tensor:
-            factors = self.model.file.tensor_array(tensor).tolist()
-            if not all(0.0 < factor < math.inf for factor in factors):
-                raise ModelFileError(
-                    self.model.file.path,
-                    f"tensor {tensor}",
-                    "holds a divisor that is not a positive number",
-                    "fetch the file again or convert it again",
-                )
-        return rotary_table(self.limits.context, rope.base, rope.dims, rope.scaling, factors)
-
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]
         nbytes = buffer_bytes(self.graph.buffers[name], self.limits.largest)
         return self._inputs[start : start + nbytes].view(dtype)
+
+    def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
+        return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:
+    """Write ``given`` to the first rows of an input."""
+    if given is None:
+        return
+    if target is None or len(given) > len(target) or given.shape[1:] != target.shape[1:]:
+        room = "none" if target is None else target.shape
+        raise ValueError(f"a step's {what} are {given.shape}, the limits allow {room}")
+    target[: len(given)] = given

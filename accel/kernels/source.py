@@ -70,6 +70,7 @@ class Language(Enum):
     VULKAN = "vk.h"
     OPENCL = "cl.h"
     CUDA = "cu.h"
+    METAL = "msl.h"
 
 
 @dataclass(frozen=True, slots=True)

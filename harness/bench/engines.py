@@ -107,6 +107,7 @@ class TierEngine:
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             chunk=min(CHUNK_TOKENS, setup.context),
+            prefix_cache=False,
         )
         self._session = Session.open(Path(setup.model), options)
         self._requests = 0

@@ -19,7 +19,7 @@ from harness.cli.prompt import (
 )
 from harness.cli.serving import open_session, sampling_of
 from harness.console import note
-from harness.generate import Session
+from harness.generate import Recording, Session
 from harness.progress import progress_on
 from harness.settings import Settings
 
@@ -37,7 +37,8 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
     given = args.prompt is not None or args.file is not None
     first = read_prompt(args.prompt, args.file) if given else None
     interactive = sys.stdin.isatty()
-    with open_session(settings, chat=True) as session:
+    recording = Recording(args.trace, args.timeline)
+    with open_session(settings, chat=True, recording=recording) as session:
         if session.template is None:
             raise TemplateError(
                 f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"

@@ -196,7 +196,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
         for name, count, note in rows
         if count or name in always
     ]
-    return f"{table(shown, right=(1,))}\n\n{_kinds(memory['kinds'])}"
+    tables = table(shown, right=(1,)), _kinds(memory["kinds"]), _sequences(memory)
+    return "\n\n".join(tables)
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
@@ -212,6 +213,24 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
             total = format_bytes(kind["total"])
             rows.append((name, f"{kind['kv_per_token']:,}", f"{kind['longest_context']:,}", total))
     return table(rows, right=(1, 2))
+
+
+def _sequences(memory: Mapping[str, Any]) -> str:
+    """How many sequences of which context fit, and why not more."""
+    from harness.progress import format_bytes
+
+    rows = [("SLOTS", "CONTEXT OF EACH", "TOTAL", "WHY NOT MORE")]
+    for row in memory["sequences"]:
+        if row["context"] is None:
+            why = f"a page of each takes {format_bytes(-row['left'])} more than the budget"
+        elif row["more"] is None:
+            why = "it is the whole context"
+        else:
+            more, left = format_bytes(row["more"]), format_bytes(row["left"])
+            why = f"a page more of each takes {more}, {left} are left"
+        context = "none" if row["context"] is None else f"{row['context']:,}"
+        rows.append((str(row["slots"]), context, format_bytes(row["total"]), why))
+    return table(rows, right=(0, 1))
 
 
 def _graph(graph: Mapping[str, Any]) -> str:

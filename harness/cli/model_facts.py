@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,8 @@ from reference.model.tokenizer import load_tokenizer
 SHOWN_CHARACTERS = 200
 """Longest text shown whole in a summary."""
 SHOWN_ITEMS = 5
+SLOTS = (1, 2, 4, 8, 16)
+"""Sequences at once for which a summary tells the context that fits."""
 """Items of an array shown in a summary."""
 
 
@@ -169,7 +171,37 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
         "budget": wanted.budget,
         "fits": shown.budgeted <= wanted.budget,
         "kinds": kinds,
+        "sequences": [
+            sequence_facts(model, replace(wanted, slots=slots), longest)
+            for slots in sorted({*SLOTS, wanted.slots})
+        ],
     }
+
+
+def sequence_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
+    """The longest context up to ``longest`` of which ``wanted.slots`` sequences fit at once.
+
+    ``context`` is None where not even a page of each does, and ``total`` then what that takes.
+    ``more`` is what one page more for each would take, None where ``longest`` is reached; ``left``
+    what of the budget is not used.
+    """
+    dtype = BY_NAME[wanted.kv_dtype]
+    footprint = declared_footprint if wanted.tier is None else wanted.tier.footprint
+    unified = wanted.tier is None or wanted.tier.info.host_unified
+    plan_at = plans_of(model, partial(wanted.limits, kv_dtype=dtype), footprint, unified)
+    fitting = longest_plan(plan_at, longest, wanted.budget)
+    plan = fitting or plan_at(min(longest, PAGE_TOKENS))
+    facts: dict[str, Any] = {
+        "slots": wanted.slots,
+        "context": plan.context if fitting is not None else None,
+        "total": plan.total,
+        "left": wanted.budget - plan.budgeted,
+        "more": None,
+    }
+    if fitting is not None and plan.context < longest:
+        longer = plan_at(min(longest, plan.context + PAGE_TOKENS))
+        facts["more"] = longer.budgeted - plan.budgeted
+    return facts
 
 
 def graph_facts(graph: Graph, context: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
@@ -71,6 +72,15 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end the answer before this text; may be given several times",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="record everything the tier is told, for python -m harness.replay",
+    )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev"
+    )
     add_flags(parser, NAMES)
     parser.set_defaults(func=run)
 
@@ -92,10 +102,12 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import INTERRUPTED, closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, read_prompt
+    from harness.generate import Recording
     from harness.progress import progress_on
 
     prompt = read_prompt(args.prompt, args.file)
-    with open_session(settings, chat=not args.raw) as session:
+    recording = Recording(args.trace, args.timeline)
+    with open_session(settings, chat=not args.raw, recording=recording) as session:
         tokens = encode_turn(
             session,
             prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,12 @@ from harness.settings import Settings
 
 if TYPE_CHECKING:
     from contract.types import SamplingParams
-    from harness.generate import Session, SessionOptions
+    from harness.generate import Recording, Session, SessionOptions
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
 TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "memory_budget")
+ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "draft", "memory_budget")
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -50,7 +51,13 @@ def tier_options(settings: Settings) -> TierOptions:
     )
 
 
-def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = False) -> Session:
+def open_session(
+    settings: Settings,
+    *,
+    all_logits: bool = False,
+    chat: bool = False,
+    recording: Recording | None = None,
+) -> Session:
     """The session the settings describe, with progress on standard error.
 
     Settings that are not among ``settings`` do not matter to the command.
@@ -59,6 +66,8 @@ def open_session(settings: Settings, *, all_logits: bool = False, chat: bool = F
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
+    if recording is not None:
+        options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))
 
 
@@ -74,6 +83,7 @@ def session_options(
         context=settings["context"],
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
+        draft=settings.get("draft", 0),
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],

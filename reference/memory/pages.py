@@ -1,13 +1,14 @@
-"""The KV page pool: which physical pages are free, and which a slot's page table names."""
+"""The KV page pool: which physical pages are free, who refers to the others, and who pays."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.records import NO_SLOT, PAGE_META
 
 
@@ -15,12 +16,22 @@ class PagePool:
     """A fixed number of pages, handed out first freed first reused.
 
     ``order`` is the order in which the pages are handed out at first; no order changes a result.
+    ``meta`` is PAGE_META[pages]: ``owner_slot`` is NO_SLOT for a page that was ever shared,
+    ``tenant`` who is charged, ``token_count`` 16 once the page was published. A page without
+    references is free only once it was given back: between the two it can be held again, with what
+    is in it.
+
+    Each page with references is charged to one tenant that holds it. Where that one lets go and
+    another still holds the page, the charge moves to it.
     """
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
         self._free = deque(range(pages) if order is None else order)
         self.meta: NDArray[np.void] = np.zeros(pages, PAGE_META)
         self.meta["owner_slot"] = NO_SLOT
+        self._references = self.meta["ref_count"]
+        self._charged: Counter[int] = Counter()
+        self._others: dict[int, list[int]] = {}
         if sorted(self._free) != list(range(pages)):
             raise ValueError("the order names every page once")
 
@@ -29,20 +40,107 @@ class PagePool:
         """Pages nobody owns."""
         return len(self._free)
 
+    def charged(self, tenant: int) -> int:
+        """Pages the tenant pays for."""
+        return self._charged[tenant]
+
+    def references(self, page: int) -> int:
+        """How many hold the page."""
+        return int(self._references[page])
+
+    def holders(self, page: int) -> list[int]:
+        """The tenant of every reference to the page, the one it is charged to first."""
+        if not self._references[page]:
+            return []
+        return [int(self.meta["tenant"][page]), *self._others.get(page, ())]
+
     def take(self, count: int, slot: int, tenant: int = 0) -> list[int]:
-        """``count`` pages for ``slot``; the caller has checked ``free``."""
+        """``count`` free pages for ``slot``; the caller has checked ``free``."""
         if count > len(self._free):
             raise AssertionError(f"{count} pages asked of {len(self._free)} free ones")
         pages = [self._free.popleft() for _ in range(count)]
+        self._occupy(pages, slot, tenant)
+        return pages
+
+    def hold(self, pages: Sequence[int], slot: int, tenant: int = 0) -> None:
+        """One more reference to each page; none of them may be free."""
+        counts = self._references[list(pages)].tolist()
+        self._occupy([p for p, count in zip(pages, counts, strict=True) if not count], slot, tenant)
+        for page, count in zip(pages, counts, strict=True):
+            if count:
+                self._others.setdefault(page, []).append(tenant)
+                self._references[page] += 1
+                self.meta["owner_slot"][page] = NO_SLOT
+
+    def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
+        """Drop one reference of ``tenant`` to each page, and return those without any, in order.
+
+        Raises AssertionError, having changed nothing, when it has none to one of them or when one
+        is named twice.
+        """
+        self._check_held(pages, tenant)
+        left = []
+        for page in pages:
+            others = self._others.get(page)
+            if others is None:
+                left.append(page)
+                continue
+            leaver = tenant
+            if int(self.meta["tenant"][page]) == tenant and tenant not in others:
+                leaver = others[0]
+                self._charge(leaver, 1)
+                self._charge(tenant, -1)
+                self.meta["tenant"][page] = leaver
+            others.remove(leaver)
+            self._references[page] -= 1
+            if not others:
+                del self._others[page]
+        self._charge(tenant, -len(left))
+        self.meta["ref_count"][left] = 0
+        self.meta["owner_slot"][left] = NO_SLOT
+        self.meta["tenant"][left] = 0
+        return left
+
+    def mark_whole(self, page: int) -> None:
+        """Note that the page has keys and values of all its positions."""
+        self.meta["token_count"][page] = PAGE_TOKENS
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Make pages without references free."""
+        held = [page for page in pages if self._references[page]]
+        if held:
+            raise AssertionError(f"page {held[0]} is held")
+        self.meta["token_count"][pages] = 0
+        self._free.extend(pages)
+
+    def check(self) -> None:
+        """Raise AssertionError when the books contradict each other."""
+        free, references = list(self._free), self._references
+        assert len(free) == len(set(free)), "a page is free twice"
+        assert not references[free].any(), "a page is free and held"
+        charged: Counter[int] = Counter(self.meta["tenant"][references > 0].tolist())
+        assert charged == self._charged, f"charged are {self._charged}, pages say {charged}"
+        for page in np.flatnonzero(references).tolist():
+            assert references[page] == 1 + len(self._others.get(page, ())), (
+                f"page {page} counts {references[page]} references"
+            )
+        assert not any(references[page] == 0 for page in self._others), "a holder of nothing"
+
+    def _occupy(self, pages: list[int], slot: int, tenant: int) -> None:
         self.meta["ref_count"][pages] = 1
         self.meta["owner_slot"][pages] = slot
         self.meta["tenant"][pages] = tenant
-        return pages
+        self._charge(tenant, len(pages))
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """Return pages to the pool; each must be owned."""
-        for page in pages:
-            if self.meta["ref_count"][page] != 1:
-                raise AssertionError(f"page {page} is not owned")
-            self.meta[page] = (0, NO_SLOT, 0, 0)
-            self._free.append(page)
+    def _charge(self, tenant: int, pages: int) -> None:
+        self._charged[tenant] += pages
+        if not self._charged[tenant]:
+            del self._charged[tenant]
+
+    def _check_held(self, pages: Sequence[int], tenant: int) -> None:
+        if len(set(pages)) != len(pages):
+            raise AssertionError("a page is released twice at once")
+        charged = (self._references[list(pages)] > 0) & (self.meta["tenant"][list(pages)] == tenant)
+        for page in np.asarray(pages)[~charged].tolist():
+            if tenant not in self._others.get(page, ()):
+                raise AssertionError(f"page {page} is not owned by tenant {tenant}")

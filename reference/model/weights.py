@@ -1,6 +1,8 @@
-"""The bytes of a graph's weights, as the file holds them."""
+"""The bytes of a graph's read-only buffers: weights as the file holds them, and tables."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,9 @@ from numpy.typing import NDArray
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, parse_source
+from reference.exact.rotary import rotary_table
 from reference.model.gguf import GgufFile
+from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
 
@@ -32,3 +36,26 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
             "fetch the file again or convert it again",
         )
     return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data
+
+
+def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
+    """What the CONSTANT buffer ``decl`` of the model's graph holds, uint8[rows, row_bytes]: the
+    rotary table of that name for ``decl.shape[0]`` positions.
+
+    Raises ModelFileError for frequency divisors that are no positive numbers.
+    """
+    context = int(decl.shape[0])
+    rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
+    tensor = rope.factors_for(context)
+    factors = None
+    if tensor:
+        factors = model.file.tensor_array(tensor).tolist()
+        if not all(0.0 < factor < math.inf for factor in factors):
+            raise ModelFileError(
+                model.file.path,
+                f"tensor {tensor}",
+                "holds a divisor that is not a positive number",
+                "fetch the file again or convert it again",
+            )
+    table = rotary_table(context, rope.base, rope.dims, rope.scaling, factors)
+    return table.reshape(-1, table.shape[-1]).view(np.uint8)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.records import LAST_TOKEN, QUERY_TOKEN, SAMPLING
+from contract.arithmetic import PAGE_TOKENS
+from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import LOGITS, StepInput
+from reference.runner import LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import PENDING
 
 Int32 = NDArray[np.int32]
@@ -23,59 +24,108 @@ Int32 = NDArray[np.int32]
 class SlotTable:
     """The sequences in slots: where each stands, its pages and how it is sampled.
 
-    Positions below ``computed`` were submitted. The first ``known`` tokens are the host's to give,
-    the others the device samples; nothing is computed from position ``end`` on. ``every_row``
-    marks sequences whose logits are wanted at every position, ``samples`` those that go on.
+    Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
+    those that come next. The first ``known`` tokens are the host's to give, the others the device
+    samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
+    logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
+    step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
+    No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
+    behind the known ones are guesses, computed in one step with the last known one. Of the
+    ``listed`` ones the log-probabilities are wanted.
     """
 
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
         self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
-        self.computed, self.known, self.end = (np.zeros(slots, np.int32) for _ in range(3))
-        self.every_row = np.zeros(slots, bool)
-        self.samples = np.zeros(slots, bool)
+        self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
+            np.zeros(slots, np.int32) for _ in range(6)
+        )
+        self.every_row, self.samples, self.lockstep, self.stalled, self.listed = (
+            np.zeros(slots, bool) for _ in range(5)
+        )
         self._sampling = np.zeros(slots, SAMPLING)
+        self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
 
     def occupy(
         self,
         slot: int,
-        pages: Sequence[int],
+        *,
+        computed: int,
         known: int,
         end: int,
         sampling: SamplingParams,
-        *,
         every_row: bool,
         samples: bool,
+        lockstep: bool,
+        bias: NDArray[np.void],
+        listed: bool,
     ) -> None:
-        """Begin a sequence of ``known`` given tokens in ``slot``, none of them computed."""
-        self.page_table[slot] = 0
-        self.page_table[slot, : len(pages)] = pages
-        self.computed[slot], self.known[slot], self.end[slot] = 0, known, end
+        """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
+
+        ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
+        """
+        self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
+        self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.every_row[slot], self.samples[slot] = every_row, samples
+        self.lockstep[slot], self.stalled[slot] = lockstep, False
+        self.listed[slot] = listed
         self._sampling[slot] = sampling_record(sampling, slot)
+        self._bias[slot, : len(bias)] = bias
+        self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
+        self._sampling["bias_count"][slot] = len(bias)
+
+    def add_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """The next pages of the slot's sequence."""
+        count = int(self.page_count[slot])
+        self.page_table[slot, count : count + len(pages)] = pages
+        self.page_count[slot] = count + len(pages)
 
     def pending(self, slots: Int32) -> NDArray[np.void]:
         """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
         computed, known = self.computed[slots], self.known[slots]
+        following = np.minimum(computed + ~self.lockstep[slots], self.end[slots])
         pending = np.empty(len(slots), PENDING)
         pending["slot"], pending["computed"] = slots, computed
-        pending["length"] = np.where(
-            computed < known, known, np.minimum(computed + 1, self.end[slots])
-        )
+        length = np.where(computed < known, known + self.draft[slots], following)
+        cut = self.cut[slots]
+        length = np.where(computed < cut, np.minimum(length, cut), length)
+        pending["length"] = np.where(self.stalled[slots], computed, length)
+        pending["draft"] = self.draft[slots]
         return pending
+
+    def missing_pages(self, chunks: NDArray[np.void]) -> Int32:
+        """How many more pages each chunk's sequence needs before the chunk can be computed."""
+        stop = chunks["start"] + chunks["count"]
+        missing = -(-stop // PAGE_TOKENS) - self.page_count[chunks["slot"]]
+        wanted: Int32 = np.maximum(missing, 0).astype(np.int32)
+        return wanted
 
     def rows_of(self, chunks: NDArray[np.void]) -> Int32:
         """Rows of logits each chunk needs."""
         slots, stop = chunks["slot"], chunks["start"] + chunks["count"]
         last = (stop >= self.known[slots]) & self.samples[slots]
-        return np.where(self.every_row[slots], chunks["count"], last).astype(np.int32)
+        every = self.every_row[slots] | (self.draft[slots] > 0)
+        return np.where(every, chunks["count"], last).astype(np.int32)
+
+    def within_rows(self, chunks: NDArray[np.void], most: int) -> NDArray[np.void]:
+        """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
+        if not self.every_row[chunks["slot"]].any():
+            return chunks
+        kept = np.zeros(len(chunks), bool)
+        for index in range(len(chunks)):
+            if self.every_row[chunks["slot"][index]]:
+                chunks["count"][index] = min(chunks["count"][index], most)
+            rows = int(self.rows_of(chunks[index : index + 1])[0])
+            kept[index] = chunks["count"][index] > 0 and rows <= most
+            most -= rows if kept[index] else 0
+        return chunks[kept]
 
     def step_input(
-        self, chunks: NDArray[np.void], rows: Int32, prompts: Sequence[Int32]
+        self, chunks: NDArray[np.void], rows: Int32, tokens: Sequence[Int32]
     ) -> StepInput:
         """The inputs of a step over ``chunks``, ``rows`` rows of each.
 
-        ``prompts`` gives the known tokens of each chunk's sequence.
+        ``tokens`` gives what the host knows of each chunk's sequence.
         """
         count = chunks["count"]
         ends = np.cumsum(count)
@@ -86,7 +136,7 @@ class SlotTable:
         for index in np.flatnonzero(chunks["start"] < self.known[chunks["slot"]]).tolist():
             start, stop = int(chunks["start"][index]), int(ends[index])
             length = int(count[index])
-            query["token"][stop - length : stop] = prompts[index][start : start + length]
+            query["token"][stop - length : stop] = tokens[index][start : start + length]
         output_rows = np.arange(int(rows.sum())) + np.repeat(ends - np.cumsum(rows), rows)
         sampling = self._sampling[query["slot"][output_rows]]
         sampling["position"] = query["position"][output_rows] + 1
@@ -95,16 +145,21 @@ class SlotTable:
             output_rows=output_rows.astype(np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            wanted=(LOGITS,) if self.every_row[chunks["slot"]].any() else (),
+            wanted=self._wanted(chunks["slot"]),
+            bias=self._bias.reshape(-1) if sampling["bias_count"].any() else None,
         )
+
+    def _wanted(self, slots: Int32) -> tuple[str, ...]:
+        logits = (LOGITS,) if self.every_row[slots].any() else ()
+        return (*logits, *LOG_PROBABILITIES) if self.listed[slots].any() else logits
 
 
 @dataclass(slots=True)
 class SteadyDecode:
     """Steps of one token for each of the same sequences: each is the one before, a position on.
 
-    ``left`` steps follow before one of the sequences has its last. Valid until a sequence joins or
-    leaves.
+    ``left`` steps follow before one of the sequences has its last or needs a page. Valid until a
+    sequence joins or leaves.
     """
 
     table: SlotTable
@@ -117,10 +172,15 @@ class SteadyDecode:
         cls, table: SlotTable, chunks: NDArray[np.void], rows: Int32, inputs: StepInput
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
-        if inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
-            return None
         slots = chunks["slot"]
-        left = int((table.end[slots] - table.computed[slots]).min())
+        if LOGITS in inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+            return None
+        if table.lockstep[slots].any():
+            return None
+        ends = np.minimum(table.end[slots], table.page_count[slots] * PAGE_TOKENS)
+        cut = table.cut[slots]
+        ends = np.where(cut > table.computed[slots], np.minimum(ends, cut), ends)
+        left = int((ends - table.computed[slots]).min())
         return cls(table, chunks, inputs, left) if left > 0 else None
 
     def next(self) -> tuple[NDArray[np.void], StepInput]:

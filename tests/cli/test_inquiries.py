@@ -103,6 +103,34 @@ def test_inspect_plans_for_slots_and_a_tier(zinc: Zinc, tiny_model: Path) -> Non
     assert sum(cpu["weights"].values()) > sum(one["weights"].values())
 
 
+def test_inspect_says_how_many_sequences_fit_and_why_not_more(zinc: Zinc, tiny_model: Path) -> None:
+    """Each line is exact: its context fits that many slots, and a page more of each does not."""
+    budget = ("--memory-budget", "1700K", "--chunk", "16")
+    words = ("inspect", tiny_model, "--json", *budget)
+    rows = json_of(zinc(*words, "--slots", 3))["run"]["memory"]["sequences"]
+    assert [row["slots"] for row in rows] == [1, 2, 3, 4, 8, 16]
+    contexts = [row["context"] for row in rows if row["context"] is not None]
+    assert contexts == sorted(contexts, reverse=True)
+    assert len(set(contexts)) > 2
+    for row in rows:
+        sized = (*words, "--slots", row["slots"], "--context")
+        if row["context"] is None:
+            assert row["left"] < 0
+            continue
+        exact = json_of(zinc(*sized, row["context"]))["run"]["memory"]
+        assert exact["fits"]
+        assert exact["total"] == row["total"]
+        longer = json_of(zinc(*sized, row["context"] + 16))["run"]["memory"]
+        assert not longer["fits"]
+        assert longer["total"] - exact["total"] == row["more"] > row["left"]
+    text = zinc("inspect", tiny_model, *budget).out
+    assert "WHY NOT MORE" in text
+    assert "a page more of each takes" in text
+    short = zinc("inspect", tiny_model, *budget, "--context", 16).out
+    assert "it is the whole context" in short
+    assert "more than the budget" in zinc("inspect", tiny_model, "--memory-budget", "1M").out
+
+
 def test_inspect_says_which_storage_the_heads_do_not_allow(zinc: Zinc, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_synthetic(path, SynthSpec("qwen3", "q8_0", seed=3, head_dim=48))

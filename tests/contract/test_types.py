@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import ConfigError, QueueFull, RequestError, ZincError
 from contract.types import (
+    LOCAL_TENANT,
+    MAX_INT32,
     MIN_TEMPERATURE,
     MIN_TOP_P,
     FinishReason,
@@ -28,8 +30,17 @@ def test_defaults_are_greedy_and_valid() -> None:
     assert sampling.temperature == 0
     assert not sampling.penalizes
     assert Request(1, (5,), 3).sampling == sampling
+    assert Request(1, (5,), 3).logit_bias == ()
+    assert Request(1, (5,), 3).log_probabilities is None
     assert TokenEvent(1, 5, 0).finish_reason is None
-    assert {reason.value for reason in FinishReason} == {"stop", "length", "cancelled", "error"}
+    assert {reason.value for reason in FinishReason} == {
+        "stop",
+        "length",
+        "cancelled",
+        "client_too_slow",
+        "error",
+    }
+    assert (TokenEvent(1, 5, 0).log_probability, TokenEvent(1, 5, 0).top) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -89,6 +100,32 @@ def test_only_penalties_look_back(changes: dict[str, float], penalizes: bool) ->
 def test_a_plain_tenant_is_valid() -> None:
     Tenant(0, "default").validate()
     Tenant(7, "team", 0.25, 1, 1, isolation_group=3, qos=QosClass.BATCH).validate()
+    Tenant(2, "guaranteed", max_kv_pages=10, reserved_pages=10).validate()
+    LOCAL_TENANT.validate()
+
+
+def test_the_local_tenant_is_the_one_of_a_request_that_names_none() -> None:
+    assert Request(1, (5,), 3).tenant == LOCAL_TENANT.id == 0
+    quotas = (
+        LOCAL_TENANT.max_slots,
+        LOCAL_TENANT.max_kv_pages,
+        LOCAL_TENANT.decode_tokens_per_s,
+        LOCAL_TENANT.prefill_tokens_per_s,
+        LOCAL_TENANT.max_context,
+    )
+    assert set(quotas) == {MAX_INT32}
+
+
+def test_classes_are_ranked_from_the_most_urgent() -> None:
+    assert [qos.rank for qos in QosClass] == [0, 1, 2]
+    assert QosClass.INTERACTIVE.rank < QosClass.STANDARD.rank < QosClass.BATCH.rank
+
+
+def test_a_full_queue_says_how_deep_it_is_and_when_to_return() -> None:
+    error = QueueFull(1024, 2.4)
+    assert isinstance(error, ZincError)
+    assert (error.depth, error.retry_after) == (1024, 2.4)
+    assert str(error) == "the queue is full: 1,024 requests wait; try again in 2 s"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +141,15 @@ def test_a_plain_tenant_is_valid() -> None:
         ("max_slots", 0),
         ("max_kv_pages", 0),
         ("max_kv_pages", True),
+        ("max_kv_pages", 2**31),
         ("isolation_group", -1),
+        ("qos", "batch"),
+        ("decode_tokens_per_s", 0),
+        ("decode_tokens_per_s", 10.5),
+        ("prefill_tokens_per_s", 0),
+        ("max_context", 0),
+        ("reserved_pages", -1),
+        ("reserved_pages", 4097),
     ],
 )
 def test_a_tenant_field_out_of_range_is_named(field: str, value: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from contract.dtypes import F32, DType
 from contract.tier import Tier
-from contract.types import Request, SamplingParams
+from contract.types import LOCAL_TENANT, QosClass, Request, SamplingParams
 from harness.digest import logits_digest
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
@@ -27,11 +27,14 @@ from reference.engine import Engine
 from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
+from reference.sched.tenants import Tenants
 from tests.late_tier import LateTier
 from tests.needs import need_device
 
 SLOTS = 4
 CONTEXT = 176
+INTERACTIVE = replace(LOCAL_TENANT, id=1, name="interactive", qos=QosClass.INTERACTIVE)
+BATCH = replace(LOCAL_TENANT, id=2, name="batch", qos=QosClass.BATCH, isolation_group=None)
 PAGES = 26
 """Fewer than four full slots need, so that requests also wait for pages."""
 STEP_TOKENS = 72
@@ -102,7 +105,11 @@ class Schedule:
     """How requests are run. ``joins`` and ``cancels``: request id -> step before which it happens.
 
     ``slot_order`` is the order in which free slots are handed out, ``page_order`` that of pages;
-    ``steps_ahead`` steps are submitted before the oldest one is read.
+    ``steps_ahead`` steps are submitted before the oldest one is read. ``stalls``: request id ->
+    steps between which its consumer takes nothing. ``batch`` requests are of a batch tenant, the
+    others of an interactive one; ``withheld`` pages are reserved for a tenant that never comes.
+    Of requests in ``unscored`` only the logits behind the prompt are wanted, so that what others
+    computed may stand in for it; ``host_pages`` of it are kept in host memory.
     """
 
     chunk_tokens: int = 64
@@ -111,6 +118,11 @@ class Schedule:
     page_order: tuple[int, ...] | None = None
     joins: Mapping[int, int] = field(default_factory=dict)
     cancels: Mapping[int, int] = field(default_factory=dict)
+    stalls: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    batch: frozenset[int] = frozenset()
+    withheld: int = 0
+    unscored: frozenset[int] = frozenset()
+    host_pages: int = 0
 
 
 class Bench:
@@ -142,6 +154,7 @@ class Bench:
         runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)
         self.runner = ObservedRunner(wrap(runner))
+        self.preempted = self.reused = 0
         self._oracle = oracle or self
         self._alone: dict[Request, Trace] = {}
 
@@ -171,6 +184,10 @@ class Bench:
             chunk_tokens=schedule.chunk_tokens,
             page_order=schedule.page_order,
             steps_ahead=schedule.steps_ahead,
+            tenants=tenants_of(schedule),
+            copy_pages=schedule.host_pages > 0,
+            host_pages=schedule.host_pages,
+            stall_steps=1 << 30,
         )
         if schedule.slot_order is not None:
             permute_slots(engine, schedule.slot_order)
@@ -181,7 +198,15 @@ class Bench:
         while step <= last_join or not engine.idle:
             for request in requests:
                 if schedule.joins.get(request.id, 0) == step:
-                    engine.submit(request, traces[request.id].sink)
+                    first = len(request.prompt) - 1 if request.id in schedule.unscored else 0
+                    tenant = BATCH if request.id in schedule.batch else INTERACTIVE
+                    sink = traces[request.id].sink
+                    engine.submit(replace(request, tenant=tenant.id), sink, first)
+            for id_, (begin, end) in schedule.stalls.items():
+                if begin == step:
+                    engine.stall(id_)
+                elif end == step:
+                    engine.unstall(id_)
             for id_, at in schedule.cancels.items():
                 if at == step and id_ in unfinished:
                     engine.cancel(id_)
@@ -193,8 +218,16 @@ class Bench:
                     if event.finish_reason is not None:
                         unfinished.discard(event.request_id)
             step += 1
-        assert engine.pool.free == self.runner.limits.pages, "a page was not given back"
+        engine.memory.check([])
+        self.preempted += engine.statistics.preempted
+        self.reused += engine.statistics.prefix.tokens_hit
         return traces
+
+
+def tenants_of(schedule: Schedule) -> Tenants:
+    """Those that requests belong to, and one that only keeps pages from them."""
+    absent = replace(BATCH, id=3, name="absent", reserved_pages=schedule.withheld)
+    return Tenants((LOCAL_TENANT, INTERACTIVE, BATCH, absent), clock=lambda: 0.0)
 
 
 def permute_slots(engine: Engine, order: Sequence[int]) -> None:
@@ -214,11 +247,14 @@ def assert_schedule_invariant(
     """Proof: every request gives the logits and tokens it gives alone."""
     for request, trace in zip(requests, bench.execute(requests, schedule).values(), strict=True):
         alone = bench.alone(request)
+        assert trace.digests.keys() <= alone.digests.keys()
         for position, digest in trace.digests.items():
             assert digest == alone.digests[position], f"request {request.id} position {position}"
         assert trace.tokens == alone.tokens[: len(trace.tokens)], f"request {request.id}"
         if not trace.cancelled:
-            assert trace.digests.keys() == alone.digests.keys()
+            first = len(request.prompt) - 1 if request.id in schedule.unscored else 0
+            wanted = {position for position in alone.digests if position >= first}
+            assert wanted <= trace.digests.keys()
             assert len(trace.tokens) == len(alone.tokens)
 
 
@@ -244,15 +280,25 @@ def request_pool(vocab: int, count: int = 10, longest: int = 96) -> tuple[Reques
     )
     lengths = np.unique(np.geomspace(1, longest, count).astype(int))
     lengths = np.concatenate([lengths, random.integers(2, longest, count - len(lengths))])
+    common = random.integers(0, vocab, longest)
     return tuple(
         Request(
             id=number,
-            prompt=tuple(int(token) for token in random.integers(0, vocab, length)),
+            prompt=_prompt(random, vocab, int(length), common if number % 3 else common[:0]),
             max_tokens=int(random.integers(2, 9)),
             sampling=samplings[number % len(samplings)],
         )
         for number, length in enumerate(lengths, 1)
     )
+
+
+def _prompt(
+    random: np.random.Generator, vocab: int, length: int, common: np.ndarray
+) -> tuple[int, ...]:
+    """Two thirds of it begin as ``common`` does."""
+    shared = common[: length * 2 // 3]
+    own = random.integers(0, vocab, length - len(shared))
+    return tuple(int(token) for token in (*shared, *own))
 
 
 @st.composite
@@ -274,4 +320,15 @@ def loads(
         page_order=tuple(int(page) for page in pages),
         joins=draw(st.fixed_dictionaries(dict.fromkeys(ids, steps))),
         cancels=draw(st.dictionaries(st.sampled_from(ids), st.integers(1, 16), max_size=2)),
+        stalls=draw(
+            st.dictionaries(
+                st.sampled_from(ids),
+                st.tuples(st.integers(1, 8), st.integers(9, 16)),
+                max_size=2,
+            )
+        ),
+        batch=draw(st.frozensets(st.sampled_from(ids))),
+        withheld=draw(st.sampled_from((0, 8, PAGES - 7))),
+        unscored=draw(st.frozensets(st.sampled_from(ids))),
+        host_pages=draw(st.sampled_from((0, 0, 6))),
     )

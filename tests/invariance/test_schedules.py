@@ -17,6 +17,7 @@ from contract.dtypes import F16, F32, I12, Q8_0
 from contract.types import Request
 from tests.invariance import controls
 from tests.invariance.engines import (
+    PAGES,
     SLOTS,
     TIERS,
     Bench,
@@ -101,6 +102,25 @@ def test_no_schedule_changes_a_bit(bench: Bench) -> None:
     prove_schedules(bench, PROOF)
     assert {1, 2} <= bench.runner.sequence_counts <= set(range(1, SLOTS + 1))
     assert len(bench.runner.batch_sizes) >= 8, "the batch size hardly varied"
+
+
+def test_preemption_and_prefixes_change_no_bit(bench: Bench) -> None:
+    """Seven pages for four slots: who runs is preempted, comes back, and begins from what others
+    computed."""
+    ids = [request.id for request in POOL]
+    for ahead in (0, 3):
+        schedule = Schedule(
+            chunk_tokens=24,
+            steps_ahead=ahead,
+            joins={id_: place for place, id_ in enumerate(ids)},
+            batch=frozenset(ids[::2]),
+            withheld=PAGES - 7,
+            unscored=frozenset(ids),
+            host_pages=6,
+        )
+        assert_schedule_invariant(bench, [*POOL], schedule)
+    assert bench.preempted > 0
+    assert bench.reused > 0
 
 
 def test_prefill_logits_are_decode_logits(bench: Bench) -> None:

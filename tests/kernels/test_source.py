@@ -33,7 +33,7 @@ def test_a_text_is_complete(language: Language) -> None:
     """Nothing is left to include, and nothing is there twice."""
     for module in modules():
         text = module_source(language, module)
-        assert "#include" not in text
+        assert '#include "' not in text
         assert text.count('#line 1 "exact.k"') == text.count(f'#line 1 "{module.op}.k"') == 1
 
 

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,16 @@ def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case
     fields, kv_dtype, slots = CASES[case]
     model = open_model(synthetic_model(**fields))
     check(model, tier, whole_contexts(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
+
+
+def test_constraints_are_in_the_plan(tier: Tier, synthetic_model: Callable[..., Path]) -> None:
+    """Masks, biases and listed tokens of every slot; without them nothing is planned for them."""
+    model = open_model(synthetic_model(architecture="llama", quant="q4_k_m", vocab=40_000))
+    plain = whole_contexts(4, CONTEXT, F16, CHUNK + 4, 4)
+    limits = replace(plain, masks=4, biases=1000, top_log_probabilities=20)
+    check(model, tier, limits)
+    more = plan_on(model, tier, limits)[0].step_data - plan_on(model, tier, plain)[0].step_data
+    assert more >= 4 * 40_000 // 8 + 4 * 1000 * 8 + 4 * (1 + 2 * 20) * 4
 
 
 def test_experts_are_kept_up_to_a_limit(

@@ -33,7 +33,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.owned)))
-        self.pool.give_back(self.owned.pop(slot))
+        left = self.pool.release(self.owned[slot], tenant=7)
+        assert left == self.owned.pop(slot)
+        self.pool.give_back(left)
 
     @invariant()
     def every_page_has_one_owner_or_none(self) -> None:
@@ -59,9 +61,34 @@ def test_pages_for_holds_exactly_enough(tokens: int) -> None:
 def test_a_page_cannot_be_given_back_twice() -> None:
     pool = PagePool(2)
     pages = pool.take(1, slot=0)
-    pool.give_back(pages)
-    with pytest.raises(AssertionError, match="not owned"):
+    with pytest.raises(AssertionError, match="is held"):
         pool.give_back(pages)
+    with pytest.raises(AssertionError, match="not owned by tenant 1"):
+        pool.release(pages, tenant=1)
+    with pytest.raises(AssertionError, match="twice"):
+        pool.release(pages * 2)
+    pool.give_back(pool.release(pages))
+    with pytest.raises(AssertionError, match="not owned"):
+        pool.release(pages)
+    pool.check()
+
+
+def test_the_charge_of_a_shared_page_moves_when_its_payer_leaves() -> None:
+    pool = PagePool(2)
+    pages = pool.take(1, slot=0, tenant=1)
+    pool.hold(pages, slot=1, tenant=1)
+    pool.hold(pages, slot=2, tenant=2)
+    assert (pool.charged(1), pool.charged(2), pool.references(pages[0])) == (1, 0, 3)
+    assert pool.release(pages, tenant=1) == []
+    assert (pool.charged(1), pool.charged(2)) == (1, 0)
+    assert pool.release(pages, tenant=1) == []
+    assert (pool.charged(1), pool.charged(2)) == (0, 1)
+    assert pool.holders(pages[0]) == [2]
+    assert pool.release(pages, tenant=2) == pages
+    assert (pool.charged(2), pool.free) == (0, 1)
+    pool.hold(pages, slot=3, tenant=5)
+    assert pool.meta[pages[0]].tolist() == (1, 3, 5, 0)
+    pool.check()
 
 
 def test_more_pages_than_free_is_a_broken_caller() -> None:

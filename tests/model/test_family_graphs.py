@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,10 @@ TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
 """More than a page, more than a window, and no multiple of anything."""
 
 
-def graph_of(file: FamilyFile, folder: Path) -> Graph:
+def graph_of(file: FamilyFile, folder: Path, limits: Limits = LIMITS) -> Graph:
     """The verified graph of a file."""
     model = open_model(file.write(folder / "model.gguf"))
-    graph = model.graph(LIMITS)
+    graph = model.graph(limits)
     model.file.close()
     return graph
 
@@ -145,6 +146,28 @@ def test_every_family_builds_the_graph_of_its_formulas(architecture: str, tmp_pa
     graph = graph_of(family_file(architecture), tmp_path)
     expected = {name: count for name, count in COMPOSITION[architecture].items() if count}
     assert counts(graph) == expected
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_takes_constraints_where_its_limits_do(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Masks and biases are operands of the sampling, log-probabilities one node more."""
+    plain = graph_of(family_file(architecture), tmp_path)
+    limits = replace(LIMITS, masks=3, biases=5, top_log_probabilities=7)
+    graph = graph_of(family_file(architecture), tmp_path, limits)
+    added = {name: decl.shape for name, decl in graph.buffers.items() if name not in plain.buffers}
+    assert added == {
+        "request.allowed": (3, VOCAB // 32),
+        "request.bias": (LIMITS.slots * 5, 2),
+        "output.log_probability": ("rows",),
+        "output.top_ids": ("rows", 7),
+        "output.top_log_probabilities": ("rows", 7),
+    }
+    assert counts(graph) == {**counts(plain), "log_probabilities": 1}
+    sample = next(node for node in graph.nodes if node.opcode is Opcode.SAMPLE)
+    assert sample.operands["allowed"].buffer == "request.allowed"
+    assert sample.operands["bias"].buffer == "request.bias"
 
 
 def test_delta_net_states(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ def populations(draw: st.DrawFn) -> Pending:
     slots = draw(st.lists(st.integers(0, 63), unique=True, min_size=1, max_size=20))
     computed = [draw(st.integers(0, 200)) for _ in slots]
     left = [draw(st.sampled_from((0, 1, 1, 2, 40, 200))) for _ in slots]
-    rows = [(s, c, c + n) for s, c, n in zip(slots, computed, left, strict=True)]
+    draft = [draw(st.sampled_from((0, 0, n - 1))) if n > 1 else 0 for n in left]
+    rows = [(s, c, c + n, d) for s, c, n, d in zip(slots, computed, left, draft, strict=True)]
     return np.array(rows, PENDING)
 
 
@@ -29,22 +30,32 @@ def remaining(pending: Pending) -> dict[int, int]:
     return dict(zip(pending["slot"].tolist(), left.tolist(), strict=True))
 
 
+def decoding(pending: Pending) -> list[tuple[int, int, int]]:
+    """The chunks of sequences with one token left and its guesses."""
+    return [
+        (slot, computed, 1 + draft)
+        for slot, computed, length, draft in pending.tolist()
+        if length - computed == 1 + draft
+    ]
+
+
 @given(populations(), st.integers(1, 300))
 def test_every_decoding_sequence_is_in_every_step(pending: Pending, cap: int) -> None:
-    """A sequence with one token left is never delayed, and comes before all prefill."""
+    """A sequence with one token left is never delayed, and comes before all prefill; its guesses
+    come with it."""
     plan = plan_step(pending, cap).tolist()
-    left = remaining(pending)
-    decoding = [(slot, computed, 1) for slot, computed, _ in pending.tolist() if left[slot] == 1]
-    assert plan[: len(decoding)] == decoding
+    expected = decoding(pending)
+    assert plan[: len(expected)] == expected
 
 
 @given(populations(), st.integers(1, 300))
 def test_prefill_stays_within_the_cap_and_in_order_of_age(pending: Pending, cap: int) -> None:
     """Prefill tokens sum to at most the cap; only the last prefilling sequence may be cut short."""
     left = remaining(pending)
-    prefill = [chunk for chunk in plan_step(pending, cap).tolist() if left[chunk[0]] > 1]
+    decodes = {slot for slot, _, _ in decoding(pending)}
+    prefill = [chunk for chunk in plan_step(pending, cap).tolist() if chunk[0] not in decodes]
     total = sum(count for _, _, count in prefill)
-    waiting = [slot for slot in pending["slot"].tolist() if left[slot] > 1]
+    waiting = [slot for slot in pending["slot"].tolist() if left[slot] and slot not in decodes]
     assert [slot for slot, _, _ in prefill] == waiting[: len(prefill)]
     assert total == min(cap, sum(left[slot] for slot in waiting))
     for slot, _, count in prefill[:-1]:
@@ -79,4 +90,4 @@ def test_repeated_planning_finishes_everything(pending: Pending, cap: int) -> No
 
 def test_a_step_needs_a_positive_cap() -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        plan_step(np.array([(0, 0, 5)], PENDING), 0)
+        plan_step(np.array([(0, 0, 5, 0)], PENDING), 0)

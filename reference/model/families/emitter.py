@@ -13,7 +13,7 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.opcodes import Opcode
-from reference.limits import Limits
+from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.families.equalise import Channels
 from reference.model.families.tensors import ModelTensors
@@ -196,7 +196,7 @@ class Emitter:
             )
         if has_cap:
             builder.emit(Opcode.SOFT_CAP, "logit_cap", x=y, cap=config.logit_cap, y=logits)
-        emit_tokens(builder, self.limits, logits, rows, self.query)
+        emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query)
 
 
 def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
@@ -213,16 +213,25 @@ def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View
 
 
 def emit_tokens(
-    builder: GraphBuilder, limits: Limits, logits: View, rows: View, query: View
+    builder: GraphBuilder, limits: Limits, vocab: int, logits: View, rows: View, query: View
 ) -> None:
     """Sample every output row, report it in the ring and keep it for the slot's next step."""
+    allowed = bias = None
+    if limits.masks:
+        allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
+    if limits.biases:
+        bias = builder.request("request.bias", limits.slots * limits.biases, 2)
     token = builder.emit(
         Opcode.SAMPLE,
         "sample",
         logits=logits,
         sampling=builder.request("request.sampling", "rows", 16),
         recent=_recent(builder, limits),
+        allowed=allowed,
+        bias=bias,
     )
+    if limits.top_log_probabilities:
+        _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
     written = {"token": token, "output_rows": rows, "query": query}
     builder.emit(
         Opcode.STREAM_OUT,
@@ -233,6 +242,19 @@ def emit_tokens(
     )
     slots = _slot_table(builder, limits)
     builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
+
+
+def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:
+    builder.emit(
+        Opcode.LOG_PROBABILITIES,
+        "log_probabilities",
+        logits=logits,
+        token=token,
+        chosen=builder.output("output.log_probability", "rows"),
+        top_ids=builder.output("output.top_ids", "rows", top, dtype=I32),
+        top_logs=builder.output("output.top_log_probabilities", "rows", top),
+        top=top,
+    )
 
 
 def _slot_table(builder: GraphBuilder, limits: Limits) -> View:

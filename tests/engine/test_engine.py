@@ -66,6 +66,13 @@ def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object)
     return Request(number, prompt, max_tokens, **fields)  # type: ignore[arg-type]
 
 
+def assert_nothing_is_held(engine: Engine) -> None:
+    """Every page is free or only the prefix cache's."""
+    engine.memory.check([])
+    assert engine.memory.free + engine.memory.cached == PAGES
+    assert (engine.memory.meta["ref_count"] == 0).all()
+
+
 def events_of(engine: Engine) -> dict[int, list[TokenEvent]]:
     events: dict[int, list[TokenEvent]] = {}
     for event in engine.run():
@@ -92,20 +99,39 @@ def test_everything_is_free_again_when_idle(runner: ModelRunner) -> None:
         engine.submit(request(number))
     list(engine.run())
     assert engine.idle
-    assert engine.pool.free == PAGES
-    assert (engine.pool.meta["ref_count"] == 0).all()
+    assert_nothing_is_held(engine)
 
 
-def test_a_request_waits_for_pages_and_keeps_its_place(runner: ModelRunner) -> None:
-    """The pool holds two of these at a time although there are three slots."""
+def test_pages_are_taken_as_sequences_grow(runner: ModelRunner) -> None:
+    """Requests that could need all pages run side by side as long as they do not."""
     engine = Engine(runner)
-    for number in range(4):
-        engine.submit(request(number, length=60, max_tokens=30))
-    first = engine.step()
-    assert engine.pool.free == 0
-    finished = [e.request_id for e in [*first, *engine.run()] if e.finish_reason]
-    assert sorted(finished) == [0, 1, 2, 3]
-    assert set(finished[:2]) == {0, 1}
+    for number in range(SLOTS):
+        engine.submit(request(number, length=3, max_tokens=90))
+    engine.step()
+    assert engine.statistics.running == SLOTS
+    assert engine.memory.held(0) == SLOTS
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_who_runs_out_of_pages_is_preempted_and_resumes(
+    kept_runner: ModelRunner, prefix_cache: bool
+) -> None:
+    """Three grow beyond the pool: nobody is lost, and every token is that of the request alone."""
+    requests = [request(number, length=20, max_tokens=70) for number in range(4)]
+    alone = {}
+    for one in requests:
+        engine = Engine(kept_runner, prefix_cache=prefix_cache)
+        engine.submit(one)
+        alone[one.id] = [event.token for event in engine.run()]
+    engine = Engine(kept_runner, prefix_cache=prefix_cache)
+    for one in requests:
+        engine.submit(one)
+    events = events_of(engine)
+    assert engine.statistics.preempted > 0
+    for number, produced in events.items():
+        assert [event.token for event in produced] == alone[number]
+        assert [event.position for event in produced] == list(range(20, 90))
+    assert_nothing_is_held(engine)
 
 
 def test_cancel_frees_slot_and_pages_at_once(runner: ModelRunner) -> None:
@@ -115,7 +141,8 @@ def test_cancel_frees_slot_and_pages_at_once(runner: ModelRunner) -> None:
     engine.step()
     engine.cancel(1)
     engine.cancel(99)
-    assert engine.pool.free == PAGES - len(range(0, 55, 16))
+    assert engine.statistics.running == 1
+    assert engine.memory.held(0) == 1
     assert {e.request_id for e in engine.run()} == {2}
 
 
@@ -263,7 +290,7 @@ def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead:
         while not engine.idle:
             assert len(tier.queue) == steps_ahead
             engine.step()
-            if len(engine._running) < SLOTS:
+            if engine.statistics.running < SLOTS:
                 break
         assert tier.longest == steps_ahead + 1
 
@@ -290,8 +317,8 @@ def test_nothing_is_computed_beyond_the_last_token(
 def test_an_interrupted_step_spoils_nothing(
     kept_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C at any point of a step: what runs is given up, what waits is served, every bit as
-    before, and no slot or page is lost."""
+    """Ctrl-C at any point of a step: what ran goes on in the next, every bit as before, and no
+    slot or page is lost."""
     quiet = Engine(kept_runner, steps_ahead=2)
     quiet.submit(request(9, length=30, max_tokens=6))
     expected = [event.token for event in quiet.run()]
@@ -304,17 +331,16 @@ def test_an_interrupted_step_spoils_nothing(
         for after in (False, True):
             for at in (1, 3, 5):
                 engine = Engine(kept_runner, steps_ahead=2)
-                for number in range(4):
-                    engine.submit(request(number, length=25, max_tokens=9))
+                engine.submit(request(9, length=30, max_tokens=6))
+                tokens: list[int] = []
                 with monkeypatch.context() as patch:
                     patch.setattr(owner, name, _interrupted(getattr(owner, name), at, after))
                     with pytest.raises(KeyboardInterrupt):
-                        list(engine.run())
-                assert len(engine._running) == 0
-                engine.submit(request(9, length=30, max_tokens=6))
-                events = events_of(engine)
-                assert [event.token for event in events[9]] == expected, (name, after, at)
-                assert engine.pool.free == PAGES
+                        tokens.extend(event.token for event in engine.run())
+                assert engine.statistics.running == 0
+                tokens += [event.token for event in engine.run()]
+                assert tokens == expected, (name, after, at)
+                assert_nothing_is_held(engine)
 
 
 def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> None:
@@ -336,7 +362,10 @@ def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> N
         for number in range(1, calls - 2, max(1, calls // 100)):
             with pytest.raises(KeyboardInterrupt):
                 _calls_of(decoding(), interrupted_at=number)
+            assert engine.statistics.running == 0
+            engine.cancel(1)
             assert engine.idle
+            assert_nothing_is_held(engine)
 
 
 def _calls_of(function: Callable[[], object], interrupted_at: int = -1) -> int:
@@ -397,5 +426,5 @@ def _tokens(
             for event in engine.step():
                 tokens[event.request_id].append(event.token)
         step += 1
-    assert engine.pool.free == PAGES
+    assert_nothing_is_held(engine)
     return tokens

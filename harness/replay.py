@@ -1,0 +1,128 @@
+"""``python -m harness.replay``: do again what a trace recorded, on any tier; compare the bits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from contract.errors import ZincError
+from harness.catalog import resolve_model
+from harness.console import note, printable, table
+from harness.settings import add_flags, resolve
+from harness.tiers import TierOptions, open_tier
+from harness.trace.framing import Kind, TraceReader
+from harness.trace.play import play
+from harness.trace.records import TracedModel
+from reference.model.open import Model, open_model
+
+SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device", "cache_dir")
+DIFFERENT = 1
+
+EXAMPLES = """\
+examples:
+  zinc-rt run --trace run.trace "Why is the sky blue?"   record a run
+  python -m harness.replay run.trace                     replay it on the best tier here
+  python -m harness.replay run.trace --tier cpu          on the tier everything is judged by
+  python -m harness.replay run.trace --model other/path.gguf
+  python -m harness.replay run.trace --list              what is in it; replays nothing
+
+A trace holds all that a tier was told to do, and digests of what came out. Every tier gives the
+same bits, so a trace of one replays on every other. The first submission that gives other bytes is
+named; then either the tier is wrong, or memory or a file changed under the recording.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.replay",
+        description="Replay a recorded run and compare every result. Exit code 0: identical; "
+        "1: something differs; 2: it cannot be read or replayed.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that --trace wrote")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="a file or a name [default: the file it was recorded with]; once for every model of "
+        "the trace, in their order",
+    )
+    parser.add_argument("--list", action="store_true", help="say what the trace holds, and stop")
+    add_flags(parser, SETTINGS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """See ``build_parser``."""
+    args = build_parser().parse_args(argv)
+    try:
+        with TraceReader(args.trace) as reader:
+            return _list(reader) if args.list else _replay(args, reader)
+    except ZincError as error:
+        note(f"error: {error}")
+        return error.exit_code
+
+
+def _list(reader: TraceReader) -> int:
+    counts = dict.fromkeys(Kind, 0)
+    nbytes = dict.fromkeys(Kind, 0)
+    models = []
+    for record in reader.records():
+        if record.kind is Kind.MODEL:
+            models.append(TracedModel.unpack(record.payload))
+        counts[record.kind] += 1
+        nbytes[record.kind] += len(record.payload)
+    for name, value in reader.header.items():
+        print(printable(f"{name}: {value}"))
+    for model in models:
+        print(printable(f"model: {model.path}, SHA-256 {' '.join(model.sha256)}"))
+        limits = (f"{name} {value}" for name, value in model.limits.items())
+        print(printable(f"limits: {', '.join(limits)}"))
+    rows = [(k.name.lower(), f"{counts[k]:,}", f"{nbytes[k]:,}") for k in Kind if counts[k]]
+    print(table([("RECORD", "COUNT", "BYTES"), *rows], right=(1, 2)))
+    _say_cut(reader)
+    return 0
+
+
+def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
+    settings = resolve(args, SETTINGS)
+    options = TierOptions(
+        threads=settings["threads"],
+        opencl_mode=settings["opencl_mode"],
+        opencl_device=settings["opencl_device"],
+        note=note,
+    )
+    with ExitStack() as files, open_tier(settings["tier"], options) as tier:
+
+        def open_it(number: int, traced: TracedModel) -> Model:
+            named = args.model[number] if number < len(args.model) else traced.path
+            model = open_model(resolve_model(named, settings["cache_dir"], pull_missing=False))
+            files.callback(model.file.close)
+            return model
+
+        replayed = play(reader, open_it, tier)
+        where = f"{tier.info.name} ({tier.info.device})"
+    recorded = f"{reader.header.get('tier')} ({reader.header.get('device')})"
+    if replayed.difference is not None:
+        print(printable(f"DIFFERENT: {replayed.difference}"))
+        print(printable(f"recorded on {recorded}, replayed on {where}"))
+        return DIFFERENT
+    count = f"{replayed.submissions:,} submissions, {replayed.compared:,} results"
+    print(printable(f"identical: {count}, recorded on {recorded}, replayed on {where}"))
+    _say_cut(reader)
+    return 0
+
+
+def _say_cut(reader: TraceReader) -> None:
+    if not reader.whole:
+        note("note: the end of the trace is missing; the recording was cut off")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A deterministic simulator of the engine: one seed, one schedule, in virtual time."""

@@ -1,0 +1,177 @@
+"""The invariants of an engine's state, as functions of plain data that know nothing of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from contract.types import QosClass, Tenant
+from harness.simulation.invariants import Invariant, Violation, require
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A request that has a slot and pages. It ``decodes`` when its next token is the device's to
+    sample and there is one to come; its consumer may have ``stalled``."""
+
+    request_id: int
+    tenant: int
+    slot: int
+    pages: Sequence[int]
+    decodes: bool = False
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An engine between two steps. ``references`` is by page."""
+
+    slots: int
+    free_slots: Sequence[int]
+    residents: Sequence[Resident]
+    waiting: Collection[int]
+    live: Collection[int]
+    references: Sequence[int]
+    free_pages: int
+    cached_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The request of a tenant whose turn it would be: its place in the order of arrival, whether
+    its tenant is aged, and at that moment the tenant's class, dominant share and rate of tokens
+    by weight."""
+
+    order: int
+    tenant: int
+    aged: bool
+    qos: QosClass
+    share: float
+    rate: float
+
+
+def check_slots(state: State) -> None:
+    """Every slot is free or has one request, every request is in one place."""
+    slots = [*(resident.slot for resident in state.residents), *state.free_slots]
+    if len(slots) != state.slots or len(set(slots)) != state.slots:
+        raise Violation(
+            Invariant.SLOT_OWNER, f"taken or free are slots {sorted(slots)} of {state.slots}"
+        )
+    placed = [resident.request_id for resident in state.residents]
+    together = len(placed) + len(state.waiting)
+    if together != len(state.live) or {*placed, *state.waiting} != set(state.live):
+        raise Violation(
+            Invariant.SLOT_OWNER,
+            f"running {placed} and waiting {list(state.waiting)} are not the live "
+            f"{list(state.live)}",
+        )
+
+
+def check_pages(state: State) -> None:
+    """References are the residents', and every page is free, cached or held."""
+    referrers = [0] * len(state.references)
+    for resident in state.residents:
+        for page in resident.pages:
+            referrers[page] += 1
+    if referrers != state.references:
+        page = next(p for p, n in enumerate(referrers) if n != state.references[p])
+        raise Violation(
+            Invariant.PAGE_REFERENCES,
+            f"page {page} counts {state.references[page]} references, {referrers[page]} have it",
+        )
+    held = len(referrers) - referrers.count(0)
+    require(
+        state.free_pages + held + state.cached_pages == len(referrers),
+        Invariant.PAGE_SUM,
+        f"{state.free_pages} free, {held} held and {state.cached_pages} cached of {len(referrers)}",
+    )
+
+
+def check_decodes(state: State, computed: Collection[int]) -> None:
+    """The step that computes for the slots ``computed`` delays no decode, and computes nothing for
+    a consumer that takes no tokens."""
+    for resident in state.residents:
+        if resident.stalled:
+            require(
+                resident.slot not in computed,
+                Invariant.BACKPRESSURE,
+                f"request {resident.request_id} is computed",
+            )
+        elif resident.decodes:
+            require(
+                resident.slot in computed,
+                Invariant.EVERY_DECODE,
+                f"request {resident.request_id} in slot {resident.slot} is left out",
+            )
+
+
+def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: float) -> None:
+    """What ``tenant`` has just after an admission. Rates are tokens a second over the window.
+
+    The only request of a tenant may have its pages: the quota it was accepted under was larger.
+    """
+    own = [resident for resident in state.residents if resident.tenant == tenant.id]
+    pages = len({page for resident in own for page in resident.pages})
+    require(
+        len(own) <= tenant.max_slots
+        and (pages <= tenant.max_kv_pages or len(own) == 1)
+        and decode_rate < tenant.decode_tokens_per_s
+        and prefill_rate < tenant.prefill_tokens_per_s,
+        Invariant.QUOTA,
+        f"tenant {tenant.id} was admitted to {len(own)} slots and {pages} pages at {decode_rate:g} "
+        f"and {prefill_rate:g} tokens/s; allowed are {tenant.max_slots}, {tenant.max_kv_pages}, "
+        f"{tenant.decode_tokens_per_s} and {tenant.prefill_tokens_per_s}",
+    )
+
+
+def check_admission(
+    chosen: int | None, candidates: Sequence[Candidate], without_room: Collection[int]
+) -> None:
+    """The choice ``chosen`` among ``candidates``, each the first of a tenant within its quotas.
+
+    ``without_room`` are those for which there was no room when they were asked.
+    """
+    passed_over = [c for c in candidates if c.order not in without_room]
+    picked = next((c for c in candidates if c.order == chosen), None)
+    require(
+        chosen is None or picked is not None,
+        Invariant.ADMISSION_ORDER,
+        f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
+    )
+    for other in candidates if picked is not None else ():
+        if other is picked:
+            continue
+        if other.aged:
+            require(
+                picked is not None and picked.aged,
+                Invariant.ADMISSION_ORDER,
+                f"{chosen} passed {other.order}, which waited too long",
+            )
+        elif picked is not None and not picked.aged and other in passed_over:
+            require(
+                _turn(picked) < _turn(other),
+                Invariant.ADMISSION_ORDER,
+                f"{picked} was admitted before {other}",
+            )
+    if picked is None and passed_over and not any(c.aged for c in candidates):
+        require(False, Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
+
+
+def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
+    qos = list(QosClass).index(candidate.qos)
+    return qos, candidate.share, candidate.rate, candidate.order
+
+
+def check_preemption(leaver: Resident, state: State, tenants: Mapping[int, Tenant]) -> None:
+    """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
+    where all that run are, or for its own tenant's page quota."""
+    tenant = tenants[leaver.tenant]
+    if tenant.qos is not QosClass.INTERACTIVE:
+        return
+    others = [r for r in state.residents if tenants[r.tenant].qos is not QosClass.INTERACTIVE]
+    own = {page for r in state.residents if r.tenant == tenant.id for page in r.pages}
+    require(
+        not others or len(own) >= tenant.max_kv_pages,
+        Invariant.INTERACTIVE_STAYS,
+        f"request {leaver.request_id} was preempted, though {others[:1]} ran",
+    )

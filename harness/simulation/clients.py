@@ -1,0 +1,89 @@
+"""The clients' side: what each request should get, and what it got. It sees events only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from contract.types import FinishReason, Request, TokenEvent
+from harness.simulation.invariants import Invariant, Violation, require
+
+
+@dataclass(slots=True)
+class Client:
+    """One request as its client sees it.
+
+    ``expected`` are the events of its solo run; ``faults`` counts those that hit it while it ran;
+    ``stalled_since`` is the engine step at which it stopped taking tokens.
+    """
+
+    request: Request
+    expected: tuple[TokenEvent, ...]
+    logits: bool = False
+    received: int = 0
+    ended: FinishReason | None = None
+    faults: int = 0
+    stalled_since: int | None = None
+
+    @property
+    def rest(self) -> Request:
+        """What is still to be done, as a request of its own: that of a client whose server
+        restarted."""
+        tokens = tuple(event.token for event in self.expected[: self.received])
+        return replace(
+            self.request,
+            prompt=self.request.prompt + tokens,
+            max_tokens=self.request.max_tokens - self.received,
+        )
+
+
+@dataclass(slots=True)
+class Clients:
+    """All requests that were accepted. ``solo`` gives the events of a request that is alone.
+
+    ``most_faults`` is how many faults a request may have to survive, less one.
+    """
+
+    solo: Callable[[Request], tuple[TokenEvent, ...]]
+    stall_steps: int
+    most_faults: int
+    by_id: dict[int, Client] = field(default_factory=dict)
+
+    @property
+    def live(self) -> list[Client]:
+        """Those that wait for more."""
+        return [client for client in self.by_id.values() if client.ended is None]
+
+    def accepted(self, request: Request, logits: bool) -> None:
+        """The engine took the request."""
+        self.by_id[request.id] = Client(request, self.solo(request), logits)
+
+    def cancelled(self, request_id: int) -> None:
+        """The client gave up; nothing may follow."""
+        client = self.by_id.get(request_id)
+        if client is not None and client.ended is None:
+            client.ended = FinishReason.CANCELLED
+
+    def take(self, event: TokenEvent, step: int) -> None:
+        """An event arrived after ``step`` steps of the engine. Raises Violation."""
+        client = self.by_id.get(event.request_id)
+        if client is None:
+            raise Violation(Invariant.TOKENS, f"{event} belongs to no request")
+        require(client.ended is None, Invariant.TOKENS, f"{event} follows {client.ended}")
+        expected = client.expected[client.received]
+        if event == expected:
+            client.received += 1
+        elif not self._may_end_early(client, event, step):
+            raise Violation(Invariant.TOKENS, f"{event}, expected {expected}")
+        client.ended = event.finish_reason
+
+    def _may_end_early(self, client: Client, event: TokenEvent, step: int) -> bool:
+        """Whether a request may end here, without a token, though alone it would go on."""
+        if event.token != -1 or event.position != client.expected[client.received].position:
+            return False
+        if event.finish_reason is FinishReason.ERROR:
+            return client.faults >= self.most_faults
+        if event.finish_reason is FinishReason.CLIENT_TOO_SLOW:
+            stalled = client.stalled_since
+            return stalled is not None and step - stalled >= self.stall_steps
+        return False

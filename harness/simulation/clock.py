@@ -1,0 +1,21 @@
+"""Time that passes only when the simulation says so."""
+
+from __future__ import annotations
+
+
+class VirtualClock:
+    """Seconds since the start of a simulation; call it to read it."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.advance_to(self._now + seconds)
+
+    def advance_to(self, moment: float) -> None:
+        """Let time pass up to ``moment``; one that is over changes nothing."""
+        self._now = max(self._now, moment)

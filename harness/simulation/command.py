@@ -1,0 +1,149 @@
+"""The command line of ``python -m harness.sched_test`` and ``python -m harness.mem_test``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from contract.errors import ConfigError
+from harness.console import note, table
+from harness.progress import progress_on
+from harness.simulation.drive import Outcome, Simulation
+from harness.simulation.generate import Profile, generate
+from harness.simulation.invariants import Invariant
+from harness.simulation.model import MODEL_VOCAB
+from harness.simulation.run import (
+    NOT_IN_A_SCHEDULE,
+    play_seed,
+    reproducing_line,
+    run_schedules,
+    smallest,
+    world_of,
+)
+from harness.simulation.schedule import keep, parse_kept
+
+DEFAULT_SCHEDULES = 1000
+
+
+def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
+    """The flags, and what a newcomer has to know."""
+    invariants = "\n".join(f"  {i.name:<23} {i.value}" for i in Invariant)
+    name = f"harness.{profile.name}_test"
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"{purpose}\n\nA schedule is drawn from its seed: an engine's sizes, tenants, "
+        "requests, and what\nhappens to them and when. It is played on the real engine, scheduler "
+        "and page pool in\nvirtual time, on a runner without a model that knows which tokens every "
+        "page holds.\nExit code 0: nothing broken; 1: an invariant is; 2: it could not be run.",
+        epilog=f"Checked with every step or at the end:\n{invariants}\n\n"
+        "A failure ends with one line that plays its smallest form again; add --log to it to see\n"
+        f"every decision and event. Example:\n  python -m {name} --schedules 10000 --seed 1",
+    )
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        default=DEFAULT_SCHEDULES,
+        metavar="N",
+        help="how many, from the seed on; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="the first seed; default: 0"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes; the result is the same with any number; default: one a core",
+    )
+    parser.add_argument(
+        "--model",
+        action="store_true",
+        help="play on a tiny real model, a hundred times slower: tokens and logits must be the "
+        "bits of each request's solo run",
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="ACTION[/PROMPT[/TOKENS]][,...]",
+        help="play only these actions of one schedule, with lengths cut: what a failure prints",
+    )
+    parser.add_argument(
+        "--log", action="store_true", help="print the actions and the log of one schedule"
+    )
+    return parser
+
+
+def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None) -> int:
+    """See ``build_parser``."""
+    args = build_parser(profile, purpose).parse_args(argv)
+    try:
+        _check(args)
+        if args.model:
+            profile = replace(profile, vocab=MODEL_VOCAB, model=True)
+        if args.keep is not None or args.log:
+            return _play_one(profile, args)
+        return _play_all(profile, args)
+    except ConfigError as error:
+        note(f"error: {error}")
+        return error.exit_code
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag, low in (("schedules", 1), ("seed", 0), ("jobs", 1)):
+        if getattr(args, flag) < low:
+            raise ConfigError(f"--{flag}: must be at least {low}")
+    if (args.keep is not None or args.log) and args.schedules != 1:
+        raise ConfigError("--keep and --log are about one schedule; add --schedules 1")
+
+
+def _play_one(profile: Profile, args: argparse.Namespace) -> int:
+    schedule = generate(args.seed, profile)
+    if args.keep is not None:
+        schedule = keep(schedule, parse_kept(args.keep))
+    with closing(world_of(profile, schedule)) as world:
+        simulation = Simulation(schedule, world)
+        outcome = simulation.play()
+    if args.log:
+        for part in (schedule.shape, *schedule.tenants, *schedule.actions, *simulation.log):
+            print(part)
+    return _verdict(outcome, args.seed)
+
+
+def _verdict(outcome: Outcome, seed: int) -> int:
+    if outcome.violation is None:
+        print(f"seed {seed}: nothing broken, log {outcome.log_hash}")
+        return 0
+    print(f"seed {seed}: {outcome.violation}")
+    return 1
+
+
+def _play_all(profile: Profile, args: argparse.Namespace) -> int:
+    report = run_schedules(
+        profile, args.seed, args.schedules, jobs=args.jobs, progress=progress_on()
+    )
+    rows = [(name, f"{count:,}") for name, count in sorted(report.counts.items())]
+    print(table([("HAPPENED", "TIMES"), *rows], right=(1,)))
+    print(f"{report.schedules:,} schedules, log digest {report.digest:032x}")
+    if report.failure is None:
+        print("nothing broken")
+        return 0
+    seed, message = report.failure
+    print(f"FAIL seed {seed}: {message}")
+    _explain(profile, seed)
+    return 1
+
+
+def _explain(profile: Profile, seed: int) -> None:
+    """The smallest form of a failing schedule, as a line that reproduces it."""
+    violation = play_seed(profile, seed, twice=True).violation
+    if violation is None or violation.invariant in NOT_IN_A_SCHEDULE:
+        print(f"reproduce: {reproducing_line(profile, seed, None)}")
+        return
+    note("shrinking ...")
+    kept, violation = smallest(profile, seed, violation)
+    print(f"shrunk: {violation}")
+    print(f"reproduce: {reproducing_line(profile, seed, kept)}")

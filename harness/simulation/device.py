@@ -1,0 +1,179 @@
+"""The memory of the simulated device: which tokens every page, state and ring entry stands for.
+
+A KV position holds the history of the tokens up to it, and a page that of the tokens before it, as
+keys and values depend on both. A step reads all positions before its own through the page table and
+requires that they are one unbroken sequence from position 0 on: a stale, leaked, swapped,
+overwritten or not restored page is noticed when it is read, even if no token would be wrong for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.records import SAMPLING
+from harness.simulation.history import OF_POSITION, OF_TOKEN, WORD, sample
+from harness.simulation.invariants import Invariant, Violation
+from reference.limits import Limits
+from reference.runner import StepInput
+
+LOST = -1
+"""A history that nothing has: what memory holds after a fault."""
+NO_SCOPE = -1
+
+_FIELDS: tuple[str, ...] = SAMPLING.names or ()
+_SLOT, _POSITION, _LOW, _HIGH, _RECENT = (
+    _FIELDS.index(name) for name in ("slot", "position", "seed_low", "seed_high", "repeat_last_n")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCopy:
+    """A snapshot of a step's inputs, and ``scopes``: for whom each slot computes."""
+
+    query: list[tuple[int, int, int, int]]
+    rows: list[int]
+    sampling: list[tuple[float, ...]]
+    page_table: list[list[int]]
+    scopes: list[int]
+
+    @classmethod
+    def of(cls, step: StepInput, scopes: Sequence[int]) -> StepCopy:
+        """What ``step`` says now."""
+        return cls(
+            step.query.tolist(),
+            step.output_rows.tolist(),
+            step.sampling.tolist(),
+            np.asarray(step.page_table).tolist(),
+            list(scopes),
+        )
+
+
+@dataclass(slots=True)
+class Page:
+    """16 positions: the history ``before`` the first, and those up to each that was written."""
+
+    before: int = LOST
+    after: tuple[int, ...] | list[int] = ()
+    scope: int = NO_SCOPE
+
+    def copy(self) -> Page:
+        """The same contents in a page of its own."""
+        return Page(self.before, list(self.after), self.scope)
+
+
+class DeviceMemory:
+    """What steps read and write: KV pages, what is kept of a slot, saved recurrent states."""
+
+    def __init__(self, limits: Limits, *, recurrent: bool) -> None:
+        self.limits = limits
+        self.recurrent = recurrent
+        self.pages: list[Page] = []
+        self.lose()
+
+    def lose(self) -> None:
+        """Forget everything: what is read before it is written is noticed."""
+        limits = self.limits
+        self.pages[:] = [Page() for _ in range(limits.pages)]
+        self.last_token = [0] * limits.slots
+        self.last_position = [-1] * limits.slots
+        self.recent = [[0] * limits.recent_tokens for _ in range(limits.slots)]
+        self.states = [LOST] * limits.slots
+        self.saved_states = [LOST] * limits.saved_states
+
+    def execute(self, step: StepCopy) -> tuple[list[int], list[int]]:
+        """Run a step: the sampled token and the history of every output row. Raises Violation."""
+        after: list[int] = []
+        begun: set[int] = set()
+        current, expected, history = -1, 0, 0
+        row: list[int] = []
+        ring: list[int] = []
+        pages, recent_tokens = self.pages, self.limits.recent_tokens
+        for token, slot, position, _ in step.query:
+            if slot != current:
+                if slot in begun:
+                    raise Violation(Invariant.SLOT_OWNER, f"slot {slot} has two parts in a step")
+                begun.add(slot)
+                self._keep_state(current, history)
+                current, expected = slot, position
+                row, ring = step.page_table[slot], self.recent[slot]
+                history = self._read(slot, row, position, step.scopes[slot])
+            if position != expected:
+                raise Violation(
+                    Invariant.HISTORY, f"slot {slot} computes {position} after {expected - 1}"
+                )
+            if token < 0:
+                token = self._last(slot, position)
+            ring[position % recent_tokens] = token
+            page, offset = pages[row[position // PAGE_TOKENS]], position % PAGE_TOKENS
+            if offset == 0:
+                page.before, page.after, page.scope = history, [], step.scopes[slot]
+            history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+            page.after = [*page.after[:offset], history]
+            after.append(history)
+            expected += 1
+        self._keep_state(current, history)
+        return self._sample(step, after)
+
+    def _keep_state(self, slot: int, history: int) -> None:
+        if self.recurrent and slot >= 0:
+            self.states[slot] = history
+
+    def _last(self, slot: int, position: int) -> int:
+        """LOAD_REQUEST_STATE: the slot's last token, which must belong at ``position``."""
+        if self.last_position[slot] != position:
+            raise Violation(
+                Invariant.HISTORY,
+                f"slot {slot} has a last token for position {self.last_position[slot]}, "
+                f"not {position}",
+            )
+        return max(self.last_token[slot], 0)
+
+    def _read(self, slot: int, row: list[int], position: int, scope: int) -> int:
+        """The history before ``position``; every page before it must continue the one before."""
+        history = 0
+        for number in range(-(-position // PAGE_TOKENS)):
+            page = self.pages[row[number]]
+            needed = min(PAGE_TOKENS, position - number * PAGE_TOKENS)
+            if page.before != history or len(page.after) < needed:
+                raise Violation(
+                    Invariant.HISTORY,
+                    f"slot {slot} reads at position {number * PAGE_TOKENS}, in page {row[number]}, "
+                    "what does not continue its sequence",
+                )
+            if page.scope != scope:
+                raise Violation(
+                    Invariant.PAGE_ISOLATION,
+                    f"slot {slot} of scope {scope} reads page {row[number]} of scope {page.scope}",
+                )
+            history = page.after[needed - 1]
+        if self.recurrent and position and self.states[slot] != history:
+            raise Violation(Invariant.HISTORY, f"slot {slot} has the state of other tokens")
+        return history
+
+    def _sample(self, step: StepCopy, after: list[int]) -> tuple[list[int], list[int]]:
+        """SAMPLE and STORE_REQUEST_STATE."""
+        tokens, histories = [], []
+        for query_row, record in zip(step.rows, step.sampling, strict=True):
+            _, slot, position, _ = step.query[query_row]
+            position += 1
+            if record[_SLOT] != slot or record[_POSITION] != position:
+                raise Violation(
+                    Invariant.HISTORY,
+                    f"position {position} of slot {slot} is sampled as position "
+                    f"{record[_POSITION]} of slot {record[_SLOT]}",
+                )
+            window, recent = int(record[_RECENT]), 0
+            ring = self.recent[slot]
+            for seen in range(max(0, position - window), position if window else 0):
+                recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
+            seed = int(record[_LOW]) | int(record[_HIGH]) << 32
+            history = after[query_row]
+            token = sample(history, seed, recent & WORD)
+            self.last_token[slot], self.last_position[slot] = token, position
+            tokens.append(token)
+            histories.append(history)
+        return tokens, histories

@@ -1,0 +1,294 @@
+"""One seed, one schedule: sizes and events drawn so that what is rare in service is common.
+
+Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012): what
+never happens together with something else would otherwise never happen. Pages are scarce, lengths
+cluster at page boundaries, steps may take so long that requests age.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from random import Random
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.types import QosClass, Request, SamplingParams, Tenant
+from harness.simulation.history import VOCAB, solo_run
+from harness.simulation.schedule import (
+    Action,
+    Arrive,
+    Cancel,
+    Fault,
+    Pause,
+    Quota,
+    Restart,
+    Schedule,
+    Shape,
+    Stall,
+)
+from reference.limits import Limits, pages_for
+
+UNKNOWN_TENANT = 999
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Which sorts of events a schedule has."""
+
+    shared_prefixes: bool
+    cancels: bool
+    stalls: bool
+    quotas: bool
+    faults: bool
+    restarts: bool
+    pauses: bool
+    penalties: bool
+    logits: bool
+    bad_requests: bool
+    scarce_pages: bool
+    tight_quotas: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What schedules are drawn: at most so many slots, positions and requests, prompts of tokens
+    below ``vocab``, and ``features`` that none of them leaves out. With ``model`` they are played
+    on a tiny real model."""
+
+    name: str
+    slots: int = 4
+    context: int = 128
+    requests: int = 22
+    vocab: int = VOCAB
+    features: frozenset[str] = frozenset()
+    recurrent: float = 0.25
+    model: bool = False
+
+
+SCHEDULER = Profile("sched")
+MEMORY = Profile("mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4)
+
+
+def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
+    """The schedule of ``seed``."""
+    random = Random(seed)
+    drawn = {field.name: random.random() < 0.5 for field in fields(Features)}
+    features = Features(**drawn | dict.fromkeys(profile.features, True))
+    shape = _shape(random, features, profile)
+    tenants = _tenants(random, features, shape)
+    actions = _Actions(random, features, shape, tenants, profile).draw()
+    return Schedule(seed, shape, tenants, tuple(actions))
+
+
+def _shape(random: Random, features: Features, profile: Profile) -> Shape:
+    slots = random.choice([1, 2, 2, 3, 3, profile.slots])
+    context = random.choice([32, 64, 96, profile.context])
+    most = slots * pages_for(context)
+    fewest = pages_for(context)
+    if features.scarce_pages:
+        pages = random.randint(fewest, max(fewest, most // 2))
+    else:
+        pages = random.randint(most, most + fewest)
+    chunk = random.choice([1, 3, 16, 17, 24, 48])
+    recurrent = random.random() < profile.recurrent
+    order = list(range(pages))
+    random.shuffle(order)
+    return Shape(
+        limits=Limits(
+            slots,
+            context,
+            pages,
+            recent_tokens=16,
+            step_tokens=slots + chunk,
+            step_rows=slots + random.choice([0, 1, 8]),
+            saved_states=random.choice([1, 2, 6]) if recurrent else 0,
+        ),
+        page_order=tuple(order),
+        chunk_tokens=random.randint(1, chunk),
+        steps_ahead=random.choice([0, 1, 1, 2, 3]),
+        stall_steps=random.choice([1, 4, 12]),
+        queue_depth=random.choice([2, 6, 1024]),
+        step_seconds=random.choice([0.005, 0.005, 0.1, 1.0]),
+        host_pages=random.choice([0, 0, 2, pages]),
+        copy_pages=random.random() < 0.5,
+        guesses=random.random() < 0.25,
+        recurrent=recurrent,
+        prefix_cache=random.random() < 0.85,
+    )
+
+
+def _tenants(random: Random, features: Features, shape: Shape) -> tuple[Tenant, ...]:
+    pages, slots = shape.limits.pages, shape.limits.slots
+    count = random.choice([1, 2, 2, 3, 4])
+    tenants = []
+    spare = pages // 2
+    for id in range(count):
+        most_slots, most_pages = slots, pages
+        if features.tight_quotas:
+            most_slots = random.randint(1, slots)
+            most_pages = random.randint(pages_for(shape.limits.context) // 2, pages)
+        reserved = random.choice([0, 0, 0, min(spare, most_pages, pages // 4)])
+        spare -= reserved
+        tenants.append(
+            Tenant(
+                id,
+                f"tenant-{id}",
+                weight=random.choice([1.0, 1.0, 2.0, 0.5]),
+                max_slots=most_slots,
+                max_kv_pages=most_pages,
+                isolation_group=random.choice([None, None, 7, 7, 8]),
+                qos=random.choice(list(QosClass)),
+                decode_tokens_per_s=random.choice([4, 50]) if random.random() < 0.2 else 1_000_000,
+                prefill_tokens_per_s=30 if random.random() < 0.1 else 1_000_000,
+                max_context=random.choice([shape.limits.context, 10_000]),
+                reserved_pages=reserved,
+            )
+        )
+    return tuple(tenants)
+
+
+class _Actions:
+    """Draws the actions of one schedule, in order of their steps."""
+
+    def __init__(
+        self,
+        random: Random,
+        features: Features,
+        shape: Shape,
+        tenants: tuple[Tenant, ...],
+        profile: Profile,
+    ) -> None:
+        self._random = random
+        self._features = features
+        self._shape = shape
+        self._tenants = tenants
+        self._profile = profile
+        context = shape.limits.context
+        self._documents = [self._tokens(context) for _ in range(random.choice([1, 2]))]
+        self._earlier: list[tuple[int, ...]] = []
+        self._prompts: list[tuple[int, ...]] = []
+
+    def draw(self) -> list[Action]:
+        """All actions."""
+        random = self._random
+        actions: list[Action] = []
+        step = 0
+        for id in range(random.randint(1, self._profile.requests)):
+            step += random.choice([0, 0, 0, 0, 1, 2, 5, 12])
+            request = self._request(id)
+            logits = self._features.logits and random.random() < 0.3
+            actions.append(Arrive(step, request, logits))
+            actions += self._with_request(step, id)
+            if self._features.bad_requests and random.random() < 0.2:
+                actions.append(Arrive(step, self._bad(1000 + id, request)))
+        actions += self._at_large(step + 20)
+        actions.sort(key=lambda action: action.step)
+        return actions
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        vocab = self._profile.vocab
+        return tuple(int(self._random.random() * vocab) for _ in range(count))
+
+    def _request(self, id: int) -> Request:
+        random, context = self._random, self._shape.limits.context
+        prompt = self._prompt(context)
+        sampling = SamplingParams(seed=random.getrandbits(64))
+        if self._features.penalties and random.random() < 0.4:
+            sampling = SamplingParams(
+                temperature=0.8,
+                repeat_penalty=1.3,
+                repeat_last_n=random.choice([1, 5, 16]),
+                seed=random.getrandbits(64),
+            )
+        request = Request(
+            id,
+            prompt,
+            random.choice([0, 1, 2, 5, 14, 17, 33, context]),
+            sampling,
+            tenant=random.choice(self._tenants).id,
+            ignore_end=random.random() < 0.7,
+        )
+        if self._features.shared_prefixes:
+            tokens = solo_run(request, context).tokens
+            self._earlier.append(tuple(token % self._profile.vocab for token in tokens))
+            self._prompts.append(prompt)
+        return request
+
+    def _prompt(self, context: int) -> tuple[int, ...]:
+        random = self._random
+        boundary = PAGE_TOKENS * random.randint(1, context // PAGE_TOKENS)
+        length = random.choice([1, 3, random.randint(1, context), boundary - 1, boundary])
+        length = max(1, min(length + random.choice([0, 0, 1]), context))
+        if not self._features.shared_prefixes or random.random() < 0.2:
+            return self._tokens(length)
+        if self._prompts and random.random() < 0.3:
+            return random.choice(self._prompts[-4:])
+        shared = random.choice([*self._documents, *self._earlier[-3:]])[: length - 1]
+        return (
+            shared
+            + self._tokens(random.choice([1, min(7, length), length]))[: length - len(shared)]
+        )
+
+    def _with_request(self, step: int, id: int) -> list[Action]:
+        """What its client does later."""
+        random = self._random
+        actions: list[Action] = []
+        if self._features.cancels and random.random() < 0.3:
+            actions.append(Cancel(step + random.choice([0, 0, 1, 2, 6, 15]), id))
+        if self._features.stalls and random.random() < 0.4:
+            begin = step + random.choice([0, 1, 3, 10])
+            actions.append(Stall(begin, id))
+            if random.random() < 0.7:
+                actions.append(Stall(begin + random.choice([0, 1, 3, 20]), id, over=True))
+        return actions
+
+    def _bad(self, id: int, good: Request) -> Request:
+        """A request that no engine may accept."""
+        kind = self._random.randrange(5)
+        tokens, tenant = good.prompt, good.tenant
+        if kind == 0:
+            tokens = ()
+        elif kind == 1:
+            tokens = (*tokens[:3], self._profile.vocab)
+        elif kind == 2:
+            tenant = UNKNOWN_TENANT
+        elif kind == 3:
+            tokens = self._tokens(self._shape.limits.context + 1)
+        else:
+            tokens = (-1,)
+        return Request(id, tokens, good.max_tokens, good.sampling, tenant=tenant)
+
+    def _at_large(self, steps: int) -> list[Action]:
+        """What happens to everybody."""
+        random, features = self._random, self._features
+        actions: list[Action] = []
+        if features.faults:
+            for _ in range(random.randint(1, 3)):
+                where = random.choice(["submit", "collect"])
+                actions.append(Fault(random.randrange(steps), where))
+        if features.restarts:
+            actions.append(Restart(random.randrange(steps)))
+        if features.pauses:
+            for _ in range(random.randint(1, 3)):
+                seconds = random.choice([0.1, 4.0, 11.0])
+                actions.append(Pause(random.randrange(steps), seconds))
+        if features.quotas:
+            for _ in range(random.randint(1, 3)):
+                tenant = random.choice(self._tenants)
+                actions.append(Quota(random.randrange(steps), self._changed(tenant)))
+        return actions
+
+    def _changed(self, tenant: Tenant) -> Tenant:
+        random, limits = self._random, self._shape.limits
+        return Tenant(
+            tenant.id,
+            tenant.name,
+            weight=random.choice([0.25, 1.0, 4.0]),
+            max_slots=random.randint(1, limits.slots),
+            max_kv_pages=random.randint(max(1, tenant.reserved_pages), limits.pages),
+            isolation_group=tenant.isolation_group,
+            qos=random.choice(list(QosClass)),
+            decode_tokens_per_s=random.choice([4, 1_000_000]),
+            prefill_tokens_per_s=tenant.prefill_tokens_per_s,
+            max_context=tenant.max_context,
+            reserved_pages=tenant.reserved_pages,
+        )

@@ -1,0 +1,47 @@
+"""A drafter that knows what comes next and is now and then wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.engine.speculation import Open
+
+WRONG_ONE_IN = 4
+"""How often a guessed token is wrong."""
+READY_PARTS = 0.7
+"""In how many cases there is a guess."""
+
+
+class Guesses:
+    """``answer`` gives all tokens of the sequence with a key, None for one it does not know."""
+
+    def __init__(
+        self, answer: Callable[[int], Sequence[int] | None], vocab: int, random: Random
+    ) -> None:
+        self._answer = answer
+        self._vocab = vocab
+        self._random = random
+
+    def draft(self, sequences: Sequence[Open]) -> list[NDArray[np.int32]]:
+        """See ``Drafter``."""
+        return [self._guess(open) for open in sequences]
+
+    def ready(self, key: int, tokens: NDArray[np.int32]) -> bool:
+        """See ``Drafter``."""
+        return self._random.random() < READY_PARTS
+
+    def forget(self, key: int) -> None:
+        """See ``Drafter``."""
+
+    def _guess(self, open: Open) -> NDArray[np.int32]:
+        answer = self._answer(open.key) or ()
+        known = len(open.tokens)
+        guess = np.array(answer[known : known + open.most], np.int32)
+        for index in range(len(guess)):
+            if self._random.randrange(WRONG_ONE_IN) == 0:
+                guess[index] = (guess[index] + 1) % self._vocab
+        return guess

@@ -1,0 +1,95 @@
+"""What the simulated model computes: every token is a hash of all tokens before it.
+
+The *history* of a prefix is the sum, modulo 2^64, of a random number for each (token, position) in
+it, as in Zobrist hashing: one number that stands for exactly these tokens in this order. A token is
+sampled from the history of everything before it, so one wrong, missing or foreign position anywhere
+changes all tokens after it, and what a request must produce is known without running anything.
+
+All of it is plain integers: for the few tokens of a simulated step numpy takes ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.types import FinishReason, Request, TokenEvent
+
+VOCAB = 1024
+MOST_POSITIONS = 1024
+END_OF_GENERATION = frozenset(range(24))
+"""Each sampled token ends its sequence with a probability of 24 in 1024."""
+NON_FINITE_ONE_IN = 512
+"""Each sampled token is with this probability none: its logits were not finite."""
+
+WORD = (1 << 64) - 1
+_SEED_FACTOR = 0x9E3779B97F4A7C15
+_RECENT_FACTOR = 0xD1B54A32D192ED03
+_MIX_FACTOR = 0xBF58476D1CE4E5B9
+_RANDOM = np.random.PCG64(20)
+OF_TOKEN: list[int] = _RANDOM.random_raw(VOCAB).tolist()
+OF_POSITION: list[int] = (_RANDOM.random_raw(MOST_POSITIONS) | np.uint64(1)).tolist()
+"""What a token at a position adds to a history: the product of both, modulo 2^64."""
+
+
+def sample(history: int, seed: int, recent: int) -> int:
+    """The token that follows, -1 where the logits are not finite.
+
+    ``recent`` is the history of the tokens the penalties look at alone, 0 for none.
+    """
+    mixed = (history + seed * _SEED_FACTOR + recent * _RECENT_FACTOR) & WORD
+    mixed = ((mixed ^ (mixed >> 32)) * _MIX_FACTOR) & WORD
+    mixed ^= mixed >> 29
+    return -1 if (mixed >> 40) % NON_FINITE_ONE_IN == 0 else mixed % VOCAB
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """What a request produces when it is alone.
+
+    ``events`` are all its events; ``tokens`` prompt and generated tokens; ``histories`` the history
+    of the first 0, 1, ... tokens.
+    """
+
+    events: tuple[TokenEvent, ...]
+    tokens: tuple[int, ...]
+    histories: tuple[int, ...]
+
+
+def histories_of(tokens: Sequence[int]) -> list[int]:
+    """The history of the first 0, 1, ... all tokens."""
+    histories, history = [0], 0
+    for position, token in enumerate(tokens):
+        history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+        histories.append(history)
+    return histories
+
+
+def solo_run(request: Request, context: int) -> Solo:
+    """What ``request`` produces within ``context`` positions."""
+    tokens = list(request.prompt)
+    histories = histories_of(tokens)
+    last = min(len(tokens) + request.max_tokens, context) - 1
+    events: list[TokenEvent] = []
+    if request.max_tokens == 0:
+        events.append(TokenEvent(request.id, -1, len(tokens), FinishReason.LENGTH))
+    sampling = request.sampling
+    window = sampling.repeat_last_n if sampling.penalizes else 0
+    while not events or events[-1].finish_reason is None:
+        position, history = len(tokens), histories[-1]
+        recent = (history - histories[max(0, position - window)]) & WORD
+        token = sample(history, sampling.seed, recent)
+        reason = None
+        if token < 0:
+            reason = FinishReason.ERROR
+        elif token in END_OF_GENERATION and not request.ignore_end:
+            reason = FinishReason.STOP
+        elif position >= last:
+            reason = FinishReason.LENGTH
+        events.append(TokenEvent(request.id, token, position, reason))
+        if reason is None:
+            histories.append((history + OF_TOKEN[token] * OF_POSITION[position]) & WORD)
+            tokens.append(token)
+    return Solo(tuple(events), tuple(tokens), tuple(histories))

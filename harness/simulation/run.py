@@ -1,0 +1,160 @@
+"""Many schedules, on several processes: what happened in all, and the first that failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+
+from harness.progress import NullProgress, Progress
+from harness.simulation.drive import Outcome, play
+from harness.simulation.fairness import play_mix
+from harness.simulation.generate import Profile, generate
+from harness.simulation.invariants import Invariant, Violation
+from harness.simulation.model import ModelWorld
+from harness.simulation.schedule import Kept, Schedule, format_kept
+from harness.simulation.shrink import shrink
+from harness.simulation.world import SimulatedWorld, World
+
+BATCH = 20
+"""Seeds a process is given at once, the first of which is played twice."""
+MIX_EVERY = 500
+"""One seed in so many is also that of a competition of tenants alike."""
+NOT_IN_A_SCHEDULE = frozenset({Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS})
+"""Invariants that shrinking a schedule cannot show broken."""
+AHEAD = 4
+"""Batches that wait for each process."""
+DIGEST_BITS = 128
+
+
+@dataclass(slots=True)
+class Report:
+    """What so many ``schedules`` came to.
+
+    ``counts`` says how often something happened. ``digest`` is of all logs of events: the same for
+    the same seeds and the same source. ``failure`` is the first failing seed and what it broke.
+    """
+
+    schedules: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+    failure: tuple[int, str] | None = None
+
+    def add(self, other: Report) -> None:
+        """Take in what came after."""
+        self.schedules += other.schedules
+        self.counts += other.counts
+        self.digest = (self.digest + other.digest) % (1 << DIGEST_BITS)
+        self.failure = self.failure or other.failure
+
+
+def world_of(profile: Profile, schedule: Schedule) -> World:
+    """What schedules of the profile are played on."""
+    return ModelWorld(schedule.shape) if profile.model else SimulatedWorld(schedule.shape)
+
+
+def play_on(profile: Profile, schedule: Schedule) -> Outcome:
+    """Play a schedule on the world of its profile."""
+    with closing(world_of(profile, schedule)) as world:
+        return play(schedule, world)
+
+
+def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
+    """Play the schedule of a seed, and if it is one of a few, the competition of that seed too.
+
+    Played ``twice``, the logs must be the same.
+    """
+    outcome = play_on(profile, generate(seed, profile))
+    if outcome.violation is None and seed % MIX_EVERY == 0:
+        outcome.violation = play_mix(seed)
+        outcome.counts["competitions"] += 1
+    if twice and outcome.violation is None:
+        again = play_on(profile, generate(seed, profile))
+        if again.log_hash != outcome.log_hash:
+            outcome.violation = Violation(
+                Invariant.SAME_SEED_SAME_LOG, f"{outcome.log_hash} and then {again.log_hash}"
+            )
+    return outcome
+
+
+def run_batch(profile: Profile, first: int, count: int) -> Report:
+    """Play the seeds from ``first`` on, up to the first that fails."""
+    report = Report()
+    for seed in range(first, first + count):
+        outcome = play_seed(profile, seed, twice=seed == first)
+        failure = None if outcome.violation is None else (seed, str(outcome.violation))
+        report.add(Report(1, outcome.counts, int(outcome.log_hash, 16), failure))
+        if failure is not None:
+            break
+    return report
+
+
+def run_schedules(
+    profile: Profile, first: int, count: int, *, jobs: int = 1, progress: Progress | None = None
+) -> Report:
+    """Play ``count`` schedules from seed ``first`` on with ``jobs`` processes.
+
+    Ends with the first that fails, which does not depend on ``jobs``.
+    """
+    progress = progress or NullProgress()
+    progress.start("simulating", count, "schedule")
+    report = Report()
+    try:
+        for part in _parts(profile, first, count, jobs):
+            report.add(part)
+            progress.advance(part.schedules)
+            if report.failure is not None:
+                break
+    finally:
+        progress.close()
+    return report
+
+
+def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Report]:
+    """The reports of the batches, in order of their seeds."""
+    end = first + count
+    batches = ((start, min(BATCH, end - start)) for start in range(first, end, BATCH))
+    if jobs == 1:
+        for start, size in batches:
+            yield run_batch(profile, start, size)
+        return
+    # A forked child would inherit the locks of threads that it does not have.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        queue: list[Future[Report]] = []
+        try:
+            while True:
+                for start, size in islice(batches, max(0, jobs * AHEAD - len(queue))):
+                    queue.append(pool.submit(run_batch, profile, start, size))
+                if not queue:
+                    return
+                yield queue.pop(0).result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def smallest(profile: Profile, seed: int, found: Violation) -> tuple[tuple[Kept, ...], Violation]:
+    """What of a seed's schedule is enough to break the invariant it was ``found`` to break, and
+    how it then does."""
+    last = found
+
+    def fails(smaller: Schedule) -> bool:
+        nonlocal last
+        violation = play_on(profile, smaller).violation
+        if violation is None or violation.invariant is not found.invariant:
+            return False
+        last = violation
+        return True
+
+    return shrink(generate(seed, profile), fails), last
+
+
+def reproducing_line(profile: Profile, seed: int, kept: tuple[Kept, ...] | None) -> str:
+    """The command that plays a schedule again, or what was kept of it."""
+    line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
+    line += " --model" if profile.model else ""
+    return line if kept is None else f"{line} --keep {format_kept(kept)}"

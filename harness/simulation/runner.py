@@ -1,0 +1,263 @@
+"""A runner without a model: it checks what it is given, takes virtual time and may fail.
+
+It has the interface of ``reference.runner.ModelRunner``. Like a device at its most awkward it runs
+nothing before somebody waits for it, in the order of the submissions, copies among them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import DeviceLost
+from harness.simulation.clock import VirtualClock
+from harness.simulation.device import NO_SCOPE, DeviceMemory, Page, StepCopy
+from harness.simulation.history import MOST_POSITIONS, VOCAB
+from harness.simulation.invariants import Invariant, Violation, require
+from reference.limits import RING_STEPS, Limits
+from reference.runner import LOGITS, StepInput, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds a step takes: in any case, for a query token, for a position attended to, and for the
+    host to plan it."""
+
+    fixed: float = 4e-3
+    token: float = 1e-4
+    attended: float = 1e-6
+    host: float = 2e-4
+
+    def of(self, step: StepInput) -> float:
+        """Seconds the device takes for ``step``."""
+        attended = int(step.query["position"].sum()) + len(step.query)
+        return self.fixed + self.token * len(step.query) + self.attended * attended
+
+
+@dataclass(slots=True, eq=False)
+class Late:
+    """Something submitted; ``run`` is called when its turn comes and somebody waits."""
+
+    run: Callable[[], StepOutput | None]
+    number: int = 0
+    ends: float = 0.0
+    fails: bool = False
+    done: bool = False
+    output: StepOutput | None = None
+
+
+class SimulatedStates:
+    """``ModelRunner.recurrent``: recurrent states saved and loaded in the order of the queue."""
+
+    def __init__(self, runner: SimulatedRunner) -> None:
+        self._runner = runner
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's states, 0 for a model without."""
+        return 8 if self._runner.memory.recurrent else 0
+
+    def save(self, slot: int, place: int) -> None:
+        """Keep the slot's state in ``place``."""
+        memory = self._runner.memory
+
+        def run() -> None:
+            memory.saved_states[place] = memory.states[slot]
+
+        self._runner.enqueue(run)
+
+    def load(self, place: int, slot: int) -> None:
+        """Let ``slot`` continue from what ``place`` keeps."""
+        memory = self._runner.memory
+
+        def run() -> None:
+            memory.states[slot] = memory.saved_states[place]
+
+        self._runner.enqueue(run)
+
+
+@dataclass(slots=True, eq=False)
+class SavedPage:
+    """A page in host memory once its copy ran."""
+
+    page: Page | None = None
+
+
+class SimulatedCopies:
+    """``ModelRunner.page_copies()``: pages copied, saved and loaded in the order of the queue."""
+
+    def __init__(self, runner: SimulatedRunner) -> None:
+        self._runner = runner
+
+    def copy(self, source: int, target: int) -> None:
+        """What is in page ``source`` into page ``target``."""
+        pages = self._runner.memory.pages
+
+        def run() -> None:
+            pages[target] = pages[source].copy()
+
+        self._runner.enqueue(run)
+
+    def save(self, page: int) -> SavedPage:
+        """What is in ``page`` into host memory."""
+        pages, saved = self._runner.memory.pages, SavedPage()
+
+        def run() -> None:
+            saved.page = pages[page].copy()
+
+        self._runner.enqueue(run)
+        return saved
+
+    def load(self, saved: SavedPage, page: int) -> None:
+        """What was saved into ``page``."""
+        pages = self._runner.memory.pages
+
+        def run() -> None:
+            if saved.page is None:
+                raise Violation(Invariant.HISTORY, f"page {page} is loaded before it was saved")
+            pages[page] = saved.page.copy()
+
+        self._runner.enqueue(run)
+
+
+class SimulatedRunner:
+    """Executes steps on a ``DeviceMemory``; all time is that of ``clock``.
+
+    ``slot_scopes`` is whoever watches the engine's to keep: the isolation scope each
+    slot computes for. ``watch`` is called with every step before it is queued.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        clock: VirtualClock,
+        *,
+        recurrent: bool = False,
+        asynchronous: bool = True,
+        seconds: StepSeconds | None = None,
+    ) -> None:
+        if limits.context > MOST_POSITIONS:
+            raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
+        self.limits = limits
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
+        self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=asynchronous))
+        self.memory = DeviceMemory(limits, recurrent=recurrent)
+        self.recurrent = SimulatedStates(self)
+        self._copies = SimulatedCopies(self)
+        self.slot_scopes = [NO_SCOPE] * limits.slots
+        self.watch: Callable[[StepInput], None] = lambda step: None
+        self.violation: Violation | None = None
+        self.steps = 0
+        self._clock = clock
+        self._seconds = seconds or StepSeconds()
+        self._queue: deque[Late] = deque()
+        self._device_free = 0.0
+        self._fault: str | None = None
+
+    def page_copies(self) -> SimulatedCopies:
+        """Copies between KV pages, and to host memory."""
+        return self._copies
+
+    def fail_next(self, where: str) -> None:
+        """The next step is lost with the device: when it is submitted or "collect"-ed."""
+        self._fault = where
+
+    def restart(self) -> None:
+        """Forget what is queued, as when the process that queued it is gone; memory stays."""
+        self._queue.clear()
+        self._fault = None
+
+    def submit(self, inputs: StepInput) -> Late:
+        """Queue a step with a snapshot of its inputs."""
+        limits = self.limits
+        self._clock.advance(self._seconds.host)
+        if self._fault == "submit":
+            self._lose()
+        tokens, rows = len(inputs.query), len(inputs.output_rows)
+        self._checked(
+            0 < tokens <= limits.step_tokens and rows <= limits.step_rows,
+            Invariant.STEP_CAP,
+            f"a step of {tokens} tokens and {rows} rows",
+        )
+        try:
+            self.watch(inputs)
+        except Violation as violation:
+            self.violation = self.violation or violation
+            raise
+        copy = StepCopy.of(inputs, self.slot_scopes)
+        logits = LOGITS in inputs.wanted
+        begins = max(self._clock(), self._device_free)
+        self._device_free = begins + self._seconds.of(inputs)
+        self.steps += 1
+        late = self.enqueue(lambda: self._execute(copy, logits))
+        late.fails, self._fault = self._fault == "collect", None
+        return late
+
+    def collect(self, submission: Late) -> StepOutput:
+        """Run everything up to ``submission``; time passes until it is done."""
+        self._checked(
+            submission.number > self.steps - RING_STEPS,
+            Invariant.TOKENS,
+            "a step is read after its events were overwritten",
+        )
+        self._clock.advance_to(submission.ends)
+        if submission.fails:
+            self._lose()
+        self.wait(submission)
+        assert submission.output is not None
+        return submission.output
+
+    def wait(self, late: Late) -> None:
+        """Run what is queued up to ``late``."""
+        while not late.done:
+            self._checked(bool(self._queue), Invariant.TOKENS, "a lost step is waited for")
+            first = self._queue.popleft()
+            try:
+                first.output = first.run()
+            except Violation as violation:
+                self.violation = self.violation or violation
+                raise
+            first.done = True
+
+    def enqueue(self, run: Callable[[], StepOutput | None]) -> Late:
+        """Queue something that is not a step."""
+        late = Late(run, number=self.steps, ends=self._device_free)
+        self._queue.append(late)
+        return late
+
+    def _execute(self, step: StepCopy, logits: bool) -> StepOutput:
+        token, histories = self.memory.execute(step)
+        outputs = {LOGITS: simulated_logits(histories).view(np.uint8)} if logits else {}
+        return StepOutput(np.array(token, np.int32), outputs)
+
+    def _lose(self) -> None:
+        self._queue.clear()
+        self._fault = None
+        self.memory.lose()
+        raise DeviceLost("the simulated device was lost on purpose")
+
+    def _checked(self, holds: bool, invariant: Invariant, detail: str) -> None:
+        """``require``, remembered: an engine may survive an exception of its runner."""
+        try:
+            require(holds, invariant, detail)
+        except Violation as violation:
+            self.violation = self.violation or violation
+            raise
+
+
+def simulated_logits(histories: Sequence[int]) -> NDArray[np.float32]:
+    """float32[rows, VOCAB] whose first two words are the history of the row."""
+    logits = np.zeros((len(histories), VOCAB), np.float32)
+    logits.view(np.uint64)[:, 0] = histories
+    return logits
+
+
+def history_of_logits(logits: NDArray[np.float32]) -> list[int]:
+    """What ``simulated_logits`` were made of."""
+    histories: list[int] = np.ascontiguousarray(logits).view(np.uint64)[:, 0].tolist()
+    return histories

@@ -1,0 +1,156 @@
+"""What happens to an engine and when: a schedule, and how one is written in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from contract.errors import ConfigError
+from contract.types import Request, Tenant
+from reference.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The engine a schedule is for. ``page_order`` is the order pages are handed out in;
+    ``step_seconds`` is what a step takes at least. With ``guesses`` the engine decodes
+    speculatively."""
+
+    limits: Limits
+    page_order: tuple[int, ...]
+    chunk_tokens: int
+    steps_ahead: int
+    stall_steps: int
+    queue_depth: int
+    step_seconds: float
+    host_pages: int = 0
+    copy_pages: bool = False
+    guesses: bool = False
+    recurrent: bool = False
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """A client submits ``request``; with ``logits`` it wants those of every position."""
+
+    step: int
+    request: Request
+    logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A client gives up."""
+
+    step: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A client takes no more tokens, or, if ``over``, takes them again."""
+
+    step: int
+    request_id: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """An operator changes what a tenant may have."""
+
+    step: int
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The device is lost with the next step, when it is submitted or when it is collected."""
+
+    step: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The engine is gone; a new one on the same device gets what was not finished."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nobody calls the engine for some time."""
+
+    step: int
+    seconds: float
+
+
+Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that happens: ``actions`` in order, each before the engine's step of its number.
+
+    When the engine has nothing to do before the next one, that one happens at once.
+    """
+
+    seed: int
+    shape: Shape
+    tenants: tuple[Tenant, ...]
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An action of a schedule that a smaller one keeps; an arrival may be cut to its first
+    ``prompt`` tokens and ``tokens`` to generate."""
+
+    action: int
+    prompt: int | None = None
+    tokens: int | None = None
+
+    def __str__(self) -> str:
+        parts = (self.action, self.prompt, self.tokens)
+        return "/".join("" if part is None else str(part) for part in parts).rstrip("/")
+
+
+def keep(schedule: Schedule, kept: Sequence[Kept]) -> Schedule:
+    """The smaller schedule. Raises ConfigError for an action there is not."""
+    actions: list[Action] = []
+    for item in kept:
+        if not 0 <= item.action < len(schedule.actions):
+            raise ConfigError(
+                f"--keep: there is no action {item.action}, the schedule of seed {schedule.seed} "
+                f"has {len(schedule.actions)}"
+            )
+        action = schedule.actions[item.action]
+        if isinstance(action, Arrive):
+            request = action.request
+            if item.prompt is not None:
+                request = replace(request, prompt=request.prompt[: item.prompt])
+            if item.tokens is not None:
+                request = replace(request, max_tokens=min(item.tokens, request.max_tokens))
+            action = replace(action, request=request)
+        actions.append(action)
+    return replace(schedule, actions=tuple(actions))
+
+
+def parse_kept(text: str) -> tuple[Kept, ...]:
+    """What ``format_kept`` wrote. Raises ConfigError for anything else."""
+    kept = []
+    for item in text.split(","):
+        parts = item.split("/")
+        if len(parts) > 3 or not all(part.isdecimal() for part in parts if part) or not parts[0]:
+            raise ConfigError(f"--keep: {item!r} is not ACTION[/PROMPT[/TOKENS]], such as 4/17/3")
+        numbers = [int(part) if part else None for part in parts]
+        assert numbers[0] is not None
+        kept.append(Kept(numbers[0], *numbers[1:]))
+    return tuple(kept)
+
+
+def format_kept(kept: Sequence[Kept]) -> str:
+    """One word for the command line."""
+    return ",".join(map(str, kept))

@@ -1,0 +1,263 @@
+"""Looks into an engine while it works, and has what it sees checked.
+
+This is the one place that knows how an engine is made inside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.types import FinishReason, Request, Tenant
+from harness.simulation.accounts import Accounts
+from harness.simulation.checks import (
+    Candidate,
+    Resident,
+    State,
+    check_admission,
+    check_decodes,
+    check_pages,
+    check_preemption,
+    check_quota,
+    check_slots,
+)
+from harness.simulation.invariants import Invariant, Violation, require
+from reference.engine import Engine
+from reference.engine.sequence import Placement
+from reference.observer import NullObserver
+from reference.runner import StepInput
+from reference.sched.admission import Waiting
+from reference.sched.tenants import WINDOW_SECONDS
+
+MOST_DECISIONS = 1000
+"""Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
+DEEP_CHECK_STEPS = 8
+"""How many steps lie between two checks of everything the memory keeps."""
+
+
+class Watch(NullObserver):
+    """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
+
+    ``running`` are the ids of the requests that have a slot, ``accounts`` what was seen of the
+    engine so far.
+    ``violation`` is the first one found while the engine was working: the engine may have taken it
+    for a fault of its own.
+    """
+
+    def __init__(self, clock: Callable[[], float], log: list[tuple[Any, ...]]) -> None:
+        self.violation: Violation | None = None
+        self.admissions = 0
+        self.preemptions = 0
+        self.running: set[int] = set()
+        self.accounts = Accounts()
+        self._clock = clock
+        self._log = log
+        self._decisions = 0
+        self._engine: Any = None
+        self._state: State | None = None
+        self._delivered: deque[tuple[float, int]] = deque()
+        self._next: Callable[[Callable[[Waiting], bool]], Waiting | None]
+        self._preempt: Callable[[Placement], None]
+
+    def attach(self, engine: Engine) -> None:
+        """Look at ``engine`` from now on."""
+        self._engine = engine
+        self.accounts = Accounts()
+        self.running.clear()
+        self._delivered.clear()
+        placing = self._engine._placing
+        self._next, self._preempt = placing._queue.next, placing.preempt
+        placing._queue.next, placing.preempt = self._watched_next, self._watched_preempt
+
+    def state(self) -> State:
+        """The engine as it is now."""
+        engine = self._engine
+        residents, placing, memory = engine._residents, engine._placing, engine.memory
+        table = residents.table
+        running = residents.running
+        computed, known, end = table.computed.tolist(), table.known.tolist(), table.end.tolist()
+        lockstep = table.lockstep.tolist()
+        return State(
+            slots=len(computed),
+            free_slots=list(residents.free_slots),
+            residents=[
+                Resident(
+                    placement.sequence.request.id,
+                    placement.sequence.request.tenant,
+                    slot,
+                    placement.pages,
+                    not lockstep[slot] and known[slot] <= computed[slot] < end[slot],
+                    placement.sequence.stalled,
+                )
+                for slot, placement in running.items()
+            ],
+            waiting=[sequence.request.id for sequence in placing.waiting.values()],
+            live=list(engine._live),
+            references=memory.meta["ref_count"].tolist(),
+            free_pages=memory.free,
+            cached_pages=memory.cached,
+        )
+
+    def between_steps(self, step: int) -> None:
+        """Check the engine's state. Raises Violation."""
+        self._decisions = 0
+        state = self.state()
+        check_slots(state)
+        check_pages(state)
+        if step % DEEP_CHECK_STEPS == 0:
+            self.deeply()
+
+    def at_end(self) -> None:
+        """Check what an engine must have right when it is left. Raises Violation."""
+        self.deeply()
+        self.accounts.compare(self._engine.ledger)
+
+    def request_in_order(self, order: int) -> int | None:
+        """The id of the live request that was the engine's ``order``-th to arrive."""
+        live = self._engine._live.items()
+        return next((id for id, sequence in live if sequence.order == order), None)
+
+    def deeply(self) -> None:
+        """Check everything the memory keeps. Raises Violation."""
+        try:
+            self._engine.memory.check()
+        except AssertionError as error:
+            raise Violation(Invariant.PAGE_SUM, str(error)) from error
+
+    def submitted_step(self, step: StepInput) -> None:
+        """A runner was given ``step``. Raises Violation."""
+        self._guarded(lambda: self._check_step(step))
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        """See ``Observer``."""
+        self.admissions += 1
+        self.running.add(request_id)
+        self._log.append(("admitted", at, request_id, slot, known, reused))
+        request = self._engine._live[request_id].request
+        self.accounts.add(request.tenant, "slots_admitted")
+        self._engine.runner.slot_scopes[slot] = self._scope_of(self._engine.tenants[request.tenant])
+        self._guarded(lambda: self._check_admitted(request))
+
+    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
+        """See ``Observer``."""
+        self.preemptions += 1
+        self.running.discard(request_id)
+        self._log.append(("preempted", at, request_id, slot, known))
+
+    def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
+        """See ``Observer``."""
+        self.running.discard(request_id)
+        self._log.append(("finished", at, request_id, slot, reason.value))
+
+    def delivered(self, tenant: int) -> None:
+        """A token of the tenant reached its client."""
+        self.accounts.add(tenant, "tokens_generated")
+        self._delivered.append((self._clock(), tenant))
+
+    @staticmethod
+    def _scope_of(tenant: Tenant) -> int:
+        """A number for each isolation group, and one for each tenant in none."""
+        group = tenant.isolation_group
+        return 2 * tenant.id if group is None else 2 * group + 1
+
+    def _guarded(self, check: Callable[[], None]) -> None:
+        """A check in the middle of the engine's work, of which there can only be so much."""
+        try:
+            self._decisions += 1
+            require(
+                self._decisions < MOST_DECISIONS,
+                Invariant.LIVENESS,
+                f"{MOST_DECISIONS} decisions in one call of the engine",
+            )
+            check()
+        except Violation as violation:
+            self.violation = self.violation or violation
+            raise
+
+    def _check_step(self, step: StepInput) -> None:
+        state = self.state()
+        slots = step.query["slot"]
+        check_decodes(state, set(slots.tolist()))
+        most = self._engine.chunk_tokens
+        drafted = self._engine._residents.table.draft
+        counts = np.bincount(slots, minlength=len(drafted))
+        prefill = int(counts[(counts > 1) & (drafted == 0)].sum())
+        require(prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
+        written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
+        meta = self._engine.memory.meta
+        shared = (meta["ref_count"][written] != 1) | (meta["token_count"][written] != 0)
+        if shared.any():
+            page = int(written[np.flatnonzero(shared)[0]])
+            raise Violation(
+                Invariant.PAGE_REFERENCES,
+                f"page {page}, {meta[page]}, is written though others may read it",
+            )
+
+    def _check_admitted(self, request: Request) -> None:
+        tenant = self._engine.tenants[request.tenant]
+        horizon = self._clock() - WINDOW_SECONDS
+        while self._delivered and self._delivered[0][0] <= horizon:
+            self._delivered.popleft()
+        delivered = sum(id == tenant.id for _, id in self._delivered) / WINDOW_SECONDS
+        usage = self._engine.tenants.usage(tenant.id)
+        decode_rate = max(delivered, usage.decode_tokens_per_s)
+        check_quota(self.state(), tenant, decode_rate, usage.prefill_tokens_per_s)
+
+    def _watched_next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+        """The queue's choice, compared with what the candidates were."""
+        candidates = list(self._candidates())
+        without_room = []
+
+        def asked(waiting: Waiting) -> bool:
+            placed = fits(waiting)
+            if not placed:
+                without_room.append(waiting.order)
+            return placed
+
+        chosen = self._next(asked)
+        order = None if chosen is None else chosen.order
+        self._guarded(lambda: check_admission(order, candidates, without_room))
+        return chosen
+
+    def _watched_preempt(self, placement: Placement) -> None:
+        """The loss of a place, while the state before it can still be seen."""
+        state = self.state()
+        leaver = next(r for r in state.residents if r.slot == placement.slot)
+        self.accounts.add(leaver.tenant, "slots_preempted")
+        tenants = {tenant.id: tenant for tenant in self._engine.tenants}
+        self._guarded(lambda: check_preemption(leaver, state, tenants))
+        self._preempt(placement)
+
+    def _candidates(self) -> Iterable[Candidate]:
+        """The first of each tenant that is within its quotas."""
+        engine = self._engine
+        queue, tenants = engine._placing._queue, engine.tenants
+        heads: dict[int, Waiting] = {}
+        for waiting in queue._waiting.values():
+            head = heads.get(waiting.tenant)
+            if head is None or waiting.order < head.order:
+                heads[waiting.tenant] = waiting
+        for id, head in heads.items():
+            if tenants.within_quota(id, head.pages):
+                share, rate = self._shares(id)
+                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
+
+    def _shares(self, id: int) -> tuple[float, float]:
+        """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
+        tenant = self._engine.tenants[id]
+        own = [
+            placement
+            for placement in self._engine._residents.running.values()
+            if placement.sequence.request.tenant == id
+        ]
+        rate = self._engine.tenants.usage(id).decode_tokens_per_s
+        part = max(
+            len(own) / tenant.max_slots,
+            sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
+            rate / tenant.decode_tokens_per_s,
+        )
+        return part / tenant.weight, rate / tenant.weight

@@ -1,0 +1,45 @@
+"""TOML files a user writes, read with errors that name the file and the problem."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from contract.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20
+
+
+def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str, Any]:
+    """The tables of the file, ``what`` in words; ConfigError when it cannot be read.
+
+    A file that is not there is an error too, unless it ``may_be_absent`` and counts as empty.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if not may_be_absent:
+            raise ConfigError(f"{path}: no such {what}") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: longer than {FILE_BYTES_MAX:,} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path}: not a table of values") from None
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What to say of a key that is none of ``known``."""
+    near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
+    return f"unknown key {key!r}; the nearest known key is {near[0]!r}"

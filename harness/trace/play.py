@@ -1,0 +1,284 @@
+"""Replaying: doing on a tier what a trace says was done, and comparing what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.dtypes import DType
+from contract.ir.codec import decode
+from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.ir.inputs import step_of
+from contract.records import QUERY_TOKEN
+from contract.shape_key import ShapeKey
+from contract.tier import Buffer, Fence, PacketBatch, Tier
+from harness.trace.framing import Kind, Record, TraceError, TraceReader
+from harness.trace.header import check_header, check_model
+from harness.trace.records import (
+    Access,
+    Batch,
+    InputHistory,
+    MadeBuffer,
+    Reserve,
+    Result,
+    Submit,
+    TracedModel,
+    digest,
+    outputs_of,
+)
+from reference.model.open import Model
+from reference.model.weights import constant_bytes, weight_bytes
+
+ModelOpener = Callable[[int, TracedModel], Model]
+"""Opens a trace's n-th model."""
+PLACES_SHOWN = 6
+"""Rows of a step that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay first gave other bytes: what was compared, and in which step."""
+
+    submission: int
+    output: str
+    step: str
+
+    def __str__(self) -> str:
+        return f"submission {self.submission}, {self.step}: {self.output} is another"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came of a replay. ``whole`` is False for a trace whose end was cut off."""
+
+    submissions: int
+    compared: int
+    difference: Difference | None
+    whole: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Lowered:
+    """A batch of the trace, lowered here for the forms of this tier that were needed."""
+
+    batch: Batch
+    forms: tuple[ShapeKey, ...]
+    lowered: dict[ShapeKey, PacketBatch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A submission that was not compared yet."""
+
+    fence: Fence
+    outputs: list[BufferDecl]
+    graph: str
+    step: str
+
+
+def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
+    """Do what the trace says, up to the first difference.
+
+    ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
+    TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
+    raises. The tier stays open, and everything made on it is freed.
+    """
+    check_header(reader)
+    player = _Player(open_it, tier)
+    try:
+        for record in reader.records():
+            player.play(record)
+            if player.difference is not None:
+                break
+        player.settle()
+        return Replayed(player.submissions, player.compared, player.difference, reader.whole)
+    finally:
+        player.close()
+
+
+class _Player:
+    """The things of a trace by their numbers, as they are on this tier."""
+
+    def __init__(self, open_it: ModelOpener, tier: Tier) -> None:
+        self.submissions = 0
+        self.compared = 0
+        self.difference: Difference | None = None
+        self._open = open_it
+        self._models: list[Model] = []
+        self._tier = tier
+        self._graphs: list[Graph] = []
+        self._buffers: list[tuple[Buffer, DType] | None] = []
+        self._batches: list[_Lowered] = []
+        self._history = InputHistory()
+        self._under_way: dict[int, _UnderWay] = {}
+        self._last: Fence | None = None
+        self._latest: Record | None = None
+        self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
+        self._do: dict[Kind, Callable[[memoryview], None]] = {
+            Kind.MODEL: self._open_model,
+            Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
+            Kind.RESERVE: self._reserve,
+            Kind.BUFFER: self._make,
+            Kind.FREE: self._free,
+            Kind.BATCH: self._lower,
+            Kind.SUBMIT: self._hold,
+            Kind.FAILED: self._drop,
+            Kind.RESULT: self._compare,
+            Kind.WRITE: self._write,
+            Kind.READ: self._read,
+            Kind.END: lambda payload: None,
+        }
+
+    def play(self, record: Record) -> None:
+        """Do what one record says, a submission when the next one shows that the tier took it.
+
+        Raises TraceError when it makes no sense.
+        """
+        if record.kind is not Kind.FAILED:
+            self.settle()
+        with _sense(record):
+            self._do[record.kind](record.payload)
+        self._latest = record
+
+    def settle(self) -> None:
+        """Do what is still to be done."""
+        held, self._held = self._held, None
+        if held is not None and self._latest is not None:
+            with _sense(self._latest):
+                self._submit(*held)
+
+    def close(self) -> None:
+        """Wait for what runs and free everything."""
+        if self._last is not None:
+            self._tier.wait(self._last)
+        for made in self._buffers:
+            if made is not None:
+                self._tier.free(made[0])
+        self._buffers = []
+
+    def _open_model(self, payload: memoryview) -> None:
+        traced = TracedModel.unpack(payload)
+        model = self._open(len(self._models), traced)
+        check_model(traced, model)
+        self._models.append(model)
+
+    def _reserve(self, payload: memoryview) -> None:
+        reserve = Reserve.unpack(payload)
+        self._tier.reserve(self._graphs[reserve.graph], reserve.largest)
+
+    def _make(self, payload: memoryview) -> None:
+        made = MadeBuffer.unpack(payload)
+        if made.heap is not None:
+            buffer = self._tier.alloc(made.decl, made.nbytes, made.heap)
+        else:
+            buffer = self._tier.upload(made.decl, self._uploaded(made))
+        self._buffers.append((buffer, made.decl.dtype))
+
+    def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
+        model = self._models[made.model]
+        if made.decl.kind is BufferKind.WEIGHT:
+            return weight_bytes(model.file, made.decl)
+        data = constant_bytes(model, made.decl)
+        if digest(data, made.decl.dtype).hex() != made.digest:
+            self._differs(made.decl.name, "before the first step")
+        return data
+
+    def _free(self, payload: memoryview) -> None:
+        number = int.from_bytes(payload, "little")
+        self._tier.free(self._buffer(number)[0])
+        self._buffers[number] = None
+
+    def _lower(self, payload: memoryview) -> None:
+        batch = Batch.unpack(payload)
+        self._batches.append(_Lowered(batch, tuple(self._tier.forms(batch.form))))
+
+    def _hold(self, payload: memoryview) -> None:
+        submit = Submit.unpack(payload)
+        known = self._batches[submit.batch]
+        layout = known.batch.inputs
+        inputs = self._history.apply(known.batch.graph, layout.nbytes, submit)
+        self._held = known, inputs, submit.wanted
+
+    def _drop(self, payload: memoryview) -> None:
+        self._held = None
+
+    def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
+        batch, graph = known.batch, self._graphs[known.batch.graph]
+        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
+        lowered = self._lowered(known, step_of(inputs))
+        self._last = self._tier.submit(lowered, inputs, [decl.name for decl in wanted])
+        step = _describe(batch, inputs)
+        self._under_way[self.submissions] = _UnderWay(self._last, wanted, graph.name, step)
+        self.submissions += 1
+
+    def _lowered(self, known: _Lowered, step: ShapeKey) -> PacketBatch:
+        """The batch in the smallest form of this tier that holds ``step``."""
+        batch = known.batch
+        form = next(f for f in known.forms if step.tokens <= f.tokens and step.rows <= f.rows)
+        if form not in known.lowered:
+            buffers = {name: self._buffer(number)[0] for name, number in batch.buffers.items()}
+            graph = self._graphs[batch.graph]
+            known.lowered[form] = self._tier.lower(graph, buffers, form, batch.inputs)
+        return known.lowered[form]
+
+    def _compare(self, payload: memoryview) -> None:
+        result = Result.unpack(payload)
+        entry = self._under_way.pop(result.submission)
+        self._tier.wait(entry.fence)
+        for decl, expected in zip(entry.outputs, result.digests, strict=True):
+            self.compared += 1
+            got = digest(entry.fence.outputs[decl.name], decl.dtype)
+            if got != expected and self.difference is None:
+                step = f"graph {entry.graph}, {entry.step}"
+                self.difference = Difference(result.submission, decl.name, step)
+
+    def _write(self, payload: memoryview) -> None:
+        access = Access.unpack(payload)
+        data = np.frombuffer(access.data, np.uint8)
+        self._tier.write(self._buffer(access.buffer)[0], access.offset, data)
+
+    def _read(self, payload: memoryview) -> None:
+        access = Access.unpack(payload)
+        buffer, dtype = self._buffer(access.buffer)
+        self.compared += 1
+        if digest(self._tier.read(buffer, access.offset, access.nbytes), dtype) != access.data:
+            self._differs(buffer.name, f"bytes {access.offset} on, read after it")
+
+    def _differs(self, name: str, where: str) -> None:
+        if self.difference is None:
+            self.difference = Difference(self.submissions - 1, name, where)
+
+    def _buffer(self, number: int) -> tuple[Buffer, DType]:
+        made = self._buffers[number]
+        if made is None:
+            raise IndexError(f"buffer {number} was freed")
+        return made
+
+
+@contextmanager
+def _sense(record: Record) -> Iterator[None]:
+    """Turn what a senseless payload raises into a TraceError that names the record."""
+    try:
+        yield
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        what = f"the record {record.kind.name} at byte {record.offset} makes no sense"
+        raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _describe(batch: Batch, inputs: NDArray[np.uint8]) -> str:
+    """The size of a step and, where it is one of a model, the rows it samples."""
+    step = step_of(inputs)
+    text = f"{step.tokens} tokens, {step.rows} rows"
+    offsets = batch.inputs.offsets
+    if "request.query" not in offsets or "request.output_rows" not in offsets or not step.rows:
+        return text
+    query = inputs[offsets["request.query"] :][: step.tokens * QUERY_TOKEN.itemsize]
+    rows = inputs[offsets["request.output_rows"] :][: step.rows * 4].view("<i4")
+    sampled = query.view(QUERY_TOKEN)[rows[:PLACES_SHOWN]]
+    places = [f"{slot}@{position}" for _, slot, position, _ in sampled.tolist()]
+    more = ", ..." if step.rows > PLACES_SHOWN else ""
+    return f"{text} (slot@position {', '.join(places)}{more})"

@@ -1,0 +1,164 @@
+"""A timeline of an engine's decisions, as Chrome and Perfetto show it (ui.perfetto.dev).
+
+Three groups of tracks: the steps, with counters of requests and pages; the slots, each with the
+request it holds and what the steps compute for it; the tenants, each with its requests as they wait
+and run. The file is the JSON array of the trace event format, which may end anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from contract.errors import ConfigError
+from contract.types import FinishReason, Request
+from reference.observer import StepObservation
+
+STEPS, SLOTS, TENANTS = 1, 2, 3
+GROUPS = {STEPS: "steps", SLOTS: "slots", TENANTS: "tenants"}
+"""Processes of the timeline."""
+WAITING, RUNNING = "waiting", "running"
+
+
+@dataclass(slots=True)
+class _Resident:
+    """Who holds a slot, since when, and how many of its tokens were given."""
+
+    request: int
+    since: float
+    known: int
+
+
+class Timeline:
+    """Writes a timeline to a new file as it happens. An ``Observer`` and a context manager.
+
+    It keeps what is needed for the requests under way and nothing of those that ended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when the file cannot be written, or exists."""
+        try:
+            self._file: TextIO = path.open("x", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        self._tenant: dict[int, int] = {}
+        self._residents: dict[int, _Resident] = {}
+        self._named: set[tuple[int, int]] = set()
+        self._read_at = 0.0
+        self._separator = "[\n"
+        for group, name in GROUPS.items():
+            self._put("M", group, 0, "process_name", args={"name": name})
+            self._put("M", group, 0, "process_sort_index", args={"sort_index": group})
+
+    def submitted(self, at: float, request: Request) -> None:
+        """A request begins to wait."""
+        self._tenant[request.id] = request.tenant
+        args = {"prompt": len(request.prompt), "max_tokens": request.max_tokens}
+        self._span("b", WAITING, at, request.id, args)
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        """A request has a slot."""
+        self._residents[slot] = _Resident(request_id, at, known)
+        args = {"slot": slot, "known": known, "reused": reused}
+        self._span("e", WAITING, at, request_id)
+        self._span("b", RUNNING, at, request_id, args)
+        self._name(SLOTS, slot, f"slot {slot}")
+        self._put("B", SLOTS, slot, f"request {request_id}", at, args=args)
+
+    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
+        """A request lost its slot and waits again."""
+        self._leave(at, slot)
+        self._span("e", RUNNING, at, request_id, {"preempted": True, "known": known})
+        self._span("b", WAITING, at, request_id, {"known": known})
+
+    def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
+        """A request ended."""
+        if slot is not None:
+            self._leave(at, slot)
+        state = WAITING if slot is None else RUNNING
+        self._span("e", state, at, request_id, {"finish_reason": reason.value})
+        self._tenant.pop(request_id, None)
+
+    def step(self, step: StepObservation) -> None:
+        """A step: drawn from when the one before it was done, since steps run in order."""
+        began = max(step.began, self._read_at)
+        self._read_at = step.ended
+        tokens = {"prefill": 0, "decode": 0, "unused": 0}
+        for request, (slot, start, count) in zip(step.requests, step.chunks.tolist(), strict=True):
+            resident = self._residents.get(slot)
+            # What a step did for a request that has left since is nobody's.
+            if resident is None or resident.request != request or resident.since > step.began:
+                tokens["unused"] += count
+                continue
+            name = "prefill" if start < resident.known else "decode"
+            tokens[name] += count
+            args = {"step": step.number, "position": start, "tokens": count}
+            self._slice(SLOTS, slot, name, began, step.ended, args)
+        self._slice(STEPS, 0, "step", began, step.ended, {"number": step.number} | tokens)
+        requests = {"running": len(self._residents), "waiting": step.waiting}
+        self._put("C", STEPS, 0, "requests", step.began, args=requests)
+        pages = {"free": step.free_pages, "cached": step.cached_pages}
+        self._put("C", STEPS, 0, "pages", step.began, args=pages)
+
+    def close(self) -> None:
+        """End the file. Harmless when ended."""
+        if not self._file.closed:
+            self._file.write("\n]\n")
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _leave(self, at: float, slot: int) -> None:
+        if self._residents.pop(slot, None) is not None:
+            self._put("E", SLOTS, slot, "", at)
+
+    def _span(
+        self, phase: str, name: str, at: float, request: int, args: dict[str, Any] | None = None
+    ) -> None:
+        """Begin or end a state of a request, in the track of its tenant."""
+        tenant = self._tenant.get(request, 0)
+        self._name(TENANTS, tenant, f"tenant {tenant}")
+        self._put(phase, TENANTS, tenant, name, at, args, cat="request", id=request)
+
+    def _slice(
+        self, group: int, track: int, name: str, began: float, ended: float, args: dict[str, Any]
+    ) -> None:
+        duration = _microseconds(ended) - _microseconds(began)
+        self._put("X", group, track, name, began, args, dur=duration)
+
+    def _name(self, group: int, track: int, name: str) -> None:
+        if (group, track) not in self._named:
+            self._named.add((group, track))
+            self._put("M", group, track, "thread_name", args={"name": name})
+
+    def _put(
+        self,
+        phase: str,
+        group: int,
+        track: int,
+        name: str,
+        at: float = 0.0,
+        args: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        event = {"ph": phase, "pid": group, "tid": track, "name": name, "ts": _microseconds(at)}
+        if args is not None:
+            event["args"] = args
+        self._file.write(self._separator + json.dumps(event | fields, separators=(",", ":")))
+        self._separator = ",\n"
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)

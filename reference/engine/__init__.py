@@ -1,0 +1,6 @@
+"""Many requests on one runner: ``Engine`` and what it is made of, a module a subject."""
+
+from reference.engine.engine import Engine, EngineStatistics
+from reference.engine.sequence import LogitsSink, MaskProvider
+
+__all__ = ["Engine", "EngineStatistics", "LogitsSink", "MaskProvider"]

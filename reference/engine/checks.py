@@ -1,0 +1,44 @@
+"""What is refused at the door: a request that could never run to its end here."""
+
+from __future__ import annotations
+
+from contract.errors import RequestError
+from contract.types import Request, Tenant
+from reference.limits import Limits, pages_for
+from reference.runner import ModelRunner
+from reference.sched.constraints import check_constraints
+
+
+def check_request(
+    request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
+) -> None:
+    """Raise RequestError naming the field that is wrong. ``pages`` are all the tenant could get,
+    ``masked`` says that its tokens will have masks."""
+    limits, vocab = runner.limits, runner.model.config.vocab
+    request.sampling.validate()
+    if not request.prompt:
+        raise RequestError("prompt", "is empty; give at least one token")
+    if any(not 0 <= token < vocab for token in request.prompt):
+        raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
+    most = min(limits.context, tenant.max_context)
+    if len(request.prompt) > most:
+        raise RequestError(
+            "prompt",
+            f"is {len(request.prompt)} tokens, the context is {most}; "
+            "shorten it or raise --context",
+        )
+    if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
+        raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
+    check_constraints(request, limits, vocab, masked=masked)
+    most = min(tenant.max_kv_pages, pages)
+    needed = pages_for(reach_of(request, tenant, limits))
+    if needed > most:
+        raise RequestError(
+            "max_tokens", f"with the prompt needs {needed} KV pages, there are {most}"
+        )
+
+
+def reach_of(request: Request, tenant: Tenant, limits: Limits) -> int:
+    """The most positions a request can come to."""
+    most = min(limits.context, tenant.max_context)
+    return min(len(request.prompt) + request.max_tokens, most)

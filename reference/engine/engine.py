@@ -1,0 +1,345 @@
+"""Many requests of many tenants on one model: submit, cancel, step, events.
+
+Which requests share a step, in which chunks, slots and pages, who waits, who is preempted and what
+comes from the prefix cache changes no bit of any of them. A step is planned from positions alone,
+which are known ahead; the tokens stay on the device. So the end of a sequence is seen some steps
+late, and what was computed for it beyond is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.errors import QueueFull, RequestError, ZincError
+from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
+from reference.engine.checks import check_request, reach_of
+from reference.engine.delivery import Delivery
+from reference.engine.pipeline import Pipeline
+from reference.engine.placing import Placing
+from reference.engine.residents import Residents
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
+from reference.engine.speculating import Speculating
+from reference.engine.speculation import Drafter, SpeculationStatistics
+from reference.ledger import Ledger
+from reference.memory.kv import KvMemory
+from reference.memory.prefix import PrefixStatistics, scope_of
+from reference.observer import NOBODY, Observer
+from reference.runner import ModelRunner
+from reference.sched.admission import WaitQueue
+from reference.sched.cost import StepCost
+from reference.sched.tenants import Tenants
+
+FAULTS = 2
+"""Steps that may fail under a request before it ends with an error."""
+
+
+def no_clock() -> float:
+    """The clock of an engine that measures nothing. Only for tenants without rates: a window over
+    which a rate is averaged never ends."""
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Where an engine stands: requests and pages now, steps and preemptions since it began."""
+
+    slots: int
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+    cached_pages: int
+    steps: int
+    admitted: int
+    preempted: int
+    prefix: PrefixStatistics
+    speculation: SpeculationStatistics
+
+
+class Engine:
+    """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
+
+    ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
+    that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
+    ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
+    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
+    With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
+    ``host_pages`` evicted pages are kept in host memory.
+    A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
+    at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
+    Not thread-safe: one thread calls it.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        end_of_generation: frozenset[int] = frozenset(),
+        chunk_tokens: int | None = None,
+        page_order: Iterable[int] | None = None,
+        steps_ahead: int | None = None,
+        tenants: Tenants | None = None,
+        clock: Clock = no_clock,
+        queue_depth: int = 1024,
+        prefix_cache: bool = True,
+        copy_pages: bool = False,
+        host_pages: int = 0,
+        stall_steps: int = 64,
+        drafter: Drafter | None = None,
+        draft_tokens: int = 11,
+        observer: Observer = NOBODY,
+    ) -> None:
+        limits = runner.limits
+        if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
+            raise ValueError("a step must hold a decode token of every slot and one of prefill")
+        if 0 < limits.masks < limits.slots:
+            raise ValueError("a step must hold a mask for every slot, or none")
+        if steps_ahead is None:
+            steps_ahead = 1 if runner.tier.info.asynchronous else 0
+        self.runner = runner
+        self.end_of_generation = end_of_generation
+        self.tenants = Tenants(clock=clock) if tenants is None else tenants
+        self.ledger = Ledger()
+        self.memory = KvMemory(
+            limits.pages,
+            order=page_order,
+            states=limits.saved_states if runner.recurrent.slot_bytes else None,
+            cache=prefix_cache,
+            copies=runner.page_copies() if host_pages or copy_pages else None,
+            host_pages=host_pages,
+        )
+        for tenant in self.tenants:
+            self.memory.reserve(tenant.id, tenant.reserved_pages)
+        self._clock = clock
+        self._observer = observer
+        self._queue_depth = queue_depth
+        self._stall_steps = stall_steps
+        self._residents = Residents(runner, self.memory, self.tenants)
+        self._queue = WaitQueue(self.tenants, clock=clock)
+        self._placing = Placing(
+            self._residents, self.tenants, self._queue, clock, observer, self.ledger
+        )
+        cost = StepCost()
+        self._speculating = None
+        if drafter is not None:
+            self._speculating = Speculating(runner, self._residents, drafter, draft_tokens, cost)
+        most = limits.step_tokens - limits.slots
+        self._pipeline = Pipeline(
+            runner,
+            self._placing,
+            self.tenants,
+            chunk_tokens=min(chunk_tokens or most, most),
+            steps_ahead=steps_ahead,
+            clock=clock,
+            observer=observer,
+            cost=cost,
+            speculating=self._speculating,
+        )
+        self._live: dict[int, Sequence] = {}
+        self._arrivals = 0
+        self._stalled: dict[int, Sequence] = {}
+        self._failed: list[Sequence] = []
+        self._delivery = Delivery(
+            self._residents,
+            self._pipeline,
+            self._speculating,
+            self.tenants,
+            self.ledger,
+            end_of_generation,
+            self._end,
+        )
+
+    @property
+    def chunk_tokens(self) -> int:
+        """The most prefill tokens of a step."""
+        return self._pipeline.chunk_tokens
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps submitted before the oldest one is read."""
+        return self._pipeline.steps_ahead
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is waiting or running."""
+        return not self._live
+
+    @property
+    def active_weight(self) -> float:
+        """The weights of the tenants that have requests here, summed."""
+        tenants = {sequence.request.tenant for sequence in self._live.values()}
+        return sum(self.tenants[tenant].weight for tenant in tenants)
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Where the engine stands."""
+        memory, counts, speculating = self.memory, self._placing.counts, self._speculating
+        return EngineStatistics(
+            slots=self.runner.limits.slots,
+            running=len(self._residents.running),
+            waiting=len(self._placing.waiting),
+            pages=memory.total,
+            free_pages=memory.free,
+            cached_pages=memory.cached,
+            steps=self._pipeline.steps,
+            admitted=counts.admitted,
+            preempted=counts.preempted,
+            prefix=memory.statistics,
+            speculation=(
+                SpeculationStatistics() if speculating is None else speculating.statistics
+            ),
+        )
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """Add a tenant or change one, in force from the next decision on.
+
+        Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
+        there are.
+        """
+        self.tenants.put(tenant)
+        self.memory.reserve(tenant.id, tenant.reserved_pages)
+
+    def submit(
+        self,
+        request: Request,
+        on_logits: LogitsSink | None = None,
+        logits_from: int = 0,
+        allowed: MaskProvider | None = None,
+    ) -> None:
+        """Queue a request. Raises RequestError when it can never run here, or when a request with
+        its id waits or runs, and QueueFull when too many wait.
+
+        With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
+        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        where that is none, or it fails, the request ends with an error.
+        """
+        tenant = self.tenants[request.tenant]
+        try:
+            pages = self.memory.total - self._reserved(tenant)
+            check_request(request, tenant, self.runner, pages, masked=allowed is not None)
+            if request.id in self._live:
+                raise RequestError("id", f"is {request.id}, that of a request still under way")
+            if len(self._placing.waiting) >= self._queue_depth:
+                raise QueueFull(self._queue_depth, self._queue.retry_after())
+        except ZincError:
+            self.ledger.rejected(tenant.id)
+            raise
+        reach = reach_of(request, tenant, self.runner.limits)
+        tokens = np.empty(reach, np.int32)
+        tokens[: len(request.prompt)] = request.prompt
+        sequence = Sequence(
+            request=request,
+            order=self._arrivals,
+            since=0.0,
+            scope=scope_of(tenant),
+            tokens=tokens,
+            known=len(request.prompt),
+            last=reach - 1,
+            on_logits=on_logits,
+            allowed=allowed,
+            scored=logits_from,
+            arrived=self._clock(),
+        )
+        self.ledger.prompted(tenant.id, len(request.prompt))
+        self._arrivals += 1
+        self._live[request.id] = sequence
+        self.tenants.occupy(request.tenant, live=1)
+        self._placing.enqueue(sequence)
+        self._observer.submitted(self._clock(), request)
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request and free its slot and pages; no event of it follows. An unknown id is
+        already finished."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._end(sequence, FinishReason.CANCELLED)
+
+    def stall(self, request_id: int) -> None:
+        """The consumer takes no more tokens for now: nothing is computed for the request, beyond
+        the steps under way, until ``unstall``. After ``stall_steps`` steps it ends."""
+        sequence = self._live.get(request_id)
+        if sequence is not None and not sequence.stalled:
+            self._set_stalled(sequence, True)
+            self._stalled[request_id] = sequence
+
+    def unstall(self, request_id: int) -> None:
+        """The consumer takes tokens again."""
+        sequence = self._stalled.pop(request_id, None)
+        if sequence is not None:
+            self._set_stalled(sequence, False)
+
+    def progress(self, request_id: int) -> int:
+        """How many tokens of a request are computed or submitted; 0 for one that waits or ended."""
+        sequence = self._live.get(request_id)
+        if sequence is None or sequence.placement is None:
+            return 0
+        return int(self._residents.table.computed[sequence.placement.slot])
+
+    def run(self) -> Iterator[TokenEvent]:
+        """Step until idle."""
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> list[TokenEvent]:
+        """Submit what may be under way, wait for the oldest step, return the tokens it produced.
+
+        After an exception, a KeyboardInterrupt among them, what ran waits again with the tokens it
+        has and goes on in the next call; an error that comes back ends the requests it hits.
+        """
+        try:
+            self._end_overdue()
+            self._pipeline.fill()
+            read = self._pipeline.read()
+            if read is not None:
+                self._delivery.take(*read, self._clock())
+        except BaseException as error:
+            self._recover(isinstance(error, Exception))
+            raise
+        return self._delivery.events()
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = sequence.request
+        del self._live[request.id]
+        self._stalled.pop(request.id, None)
+        self.tenants.occupy(request.tenant, live=-1)
+        self.ledger.finished(request.tenant, reason)
+        self._pipeline.changed()
+        if self._speculating is not None and sequence.placement is not None:
+            self._speculating.forget(sequence.placement)
+        self._placing.finished(sequence, reason)
+
+    def _end_overdue(self) -> None:
+        """End the requests whose consumers stalled too long, or that steps failed under."""
+        ending = [(sequence, FinishReason.ERROR) for sequence in self._failed]
+        for sequence in self._stalled.values():
+            sequence.stalled_steps += 1
+            if sequence.stalled_steps > self._stall_steps:
+                ending.append((sequence, FinishReason.CLIENT_TOO_SLOW))
+        self._failed = []
+        for sequence, reason in ending:
+            if self._live.get(sequence.request.id) is sequence:
+                self._delivery.end_early(sequence, reason)
+
+    def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
+        sequence.stalled, sequence.stalled_steps = stalled, 0
+        if sequence.placement is not None:
+            self._residents.table.stalled[sequence.placement.slot] = stalled
+        self._pipeline.changed()
+
+    def _recover(self, fault: bool) -> None:
+        """Nobody is placed and nothing cached any more: what the steps under way did is unknown."""
+        self._pipeline.clear()
+        for sequence in self._placing.recover():
+            if sequence.request.id not in self._live:
+                continue
+            sequence.faults += fault
+            self._placing.enqueue(sequence)
+            if sequence.faults >= FAULTS:
+                self._failed.append(sequence)
+
+    def _reserved(self, tenant: Tenant) -> int:
+        """Pages that are kept for other tenants."""
+        return sum(other.reserved_pages for other in self.tenants if other.id != tenant.id)

@@ -1,0 +1,273 @@
+"""Steps under way: planned from positions, submitted ahead, read in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.types import Clock, QosClass
+from reference.engine.constraining import with_masks
+from reference.engine.placing import Placing
+from reference.engine.sequence import Placement
+from reference.engine.speculating import Speculating
+from reference.limits import RING_STEPS, mask_words
+from reference.observer import Observer, StepObservation
+from reference.runner import ModelRunner, StepOutput, Submission
+from reference.sched.cost import StepCost
+from reference.sched.planner import plan_step
+from reference.sched.slots import SteadyDecode
+from reference.sched.tenants import Tenants
+
+INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
+"""How much longer than a step of decode alone one with prefill may take while a sequence of the
+class decodes. Batch work sets no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step under way: what of which placement it computes, and the rows of each.
+
+    ``attended`` positions in all, ``began`` by the clock; ``waiting``, ``free_pages`` and
+    ``cached_pages`` as they were then.
+    """
+
+    number: int
+    submission: Submission
+    placements: list[Placement]
+    requests: list[int]
+    chunks: NDArray[np.void]
+    rows: NDArray[np.int32]
+    attended: int
+    began: float
+    waiting: int
+    free_pages: int
+    cached_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step did for one placement: positions ``start`` to ``stop`` - 1, and rows of logits
+    from ``first_row`` to ``end_row`` - 1 of the step's output."""
+
+    placement: Placement
+    start: int
+    stop: int
+    first_row: int
+    end_row: int
+
+    @property
+    def drafted(self) -> bool:
+        """Whether all tokens but the first were guesses."""
+        many = self.end_row - self.first_row > 1
+        return many and self.placement.sequence.on_logits is None
+
+
+class Pipeline:
+    """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.
+
+    ``chunk_tokens`` caps the prefill tokens of a step.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        placing: Placing,
+        tenants: Tenants,
+        *,
+        chunk_tokens: int,
+        steps_ahead: int,
+        clock: Clock,
+        observer: Observer,
+        cost: StepCost,
+        speculating: Speculating | None,
+    ) -> None:
+        if not 0 <= steps_ahead < RING_STEPS:
+            raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
+        self.steps_ahead = steps_ahead
+        self.chunk_tokens = chunk_tokens
+        self.steps = 0
+        self._runner = runner
+        self._placing = placing
+        self._residents = placing.residents
+        self._tenants = tenants
+        self._clock = clock
+        self._observer = observer
+        self._cost = cost
+        self._speculating = speculating
+        self._mask_words = mask_words(runner.model.config.vocab)
+        self._under_way: deque[Step] = deque()
+        self._latest: Step
+        self._steady: SteadyDecode | None = None
+        self._read_at = 0.0
+
+    def changed(self) -> None:
+        """Somebody came, left or stopped: the next step is planned anew."""
+        self._steady = None
+
+    def clear(self) -> None:
+        """Forget the steps under way; the tier has its own copy of their inputs."""
+        self._under_way.clear()
+        self._steady = None
+
+    def fill(self) -> None:
+        """Submit steps until as many are under way as may be, or there is nothing to compute."""
+        self._drop_abandoned()
+        while len(self._under_way) <= self.steps_ahead and self._start():
+            pass
+
+    def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
+        """Wait for the oldest step: its output, and what it did for whoever still has the place
+        it was computed for. None where nothing is under way."""
+        if not self._under_way:
+            return None
+        step = self._under_way[0]
+        output = self._runner.collect(step.submission)
+        self._under_way.popleft()
+        self._observe(step)
+        return output, self._computed(step)
+
+    def _drop_abandoned(self) -> None:
+        while self._under_way and not any(map(self._residents.runs, self._under_way[0].placements)):
+            self._under_way.popleft()
+
+    def _start(self) -> bool:
+        """Submit the next step; False when there is nothing to compute."""
+        steady = self._steady
+        if steady is None or not steady.left or self._placing.due:
+            return self._start_planned()
+        chunks, inputs = steady.next()
+        before = self._latest
+        self._follow(
+            self._runner.submit(inputs),
+            before.placements,
+            before.requests,
+            chunks,
+            before.rows,
+            before.attended + len(chunks),
+        )
+        return True
+
+    def _start_planned(self) -> bool:
+        self._steady = None
+        self._placing.admit()
+        if self._speculating is not None:
+            self._speculating.draft()
+        chunks = self._plan()
+        while len(chunks) and not self._placing.grow(chunks):
+            chunks = self._plan()
+        if not len(chunks):
+            return False
+        residents = self._residents
+        table = residents.table
+        rows = table.rows_of(chunks)
+        placements = [residents.running[slot] for slot in chunks["slot"].tolist()]
+        tokens = [placement.sequence.tokens for placement in placements]
+        inputs = table.step_input(chunks, rows, tokens)
+        inputs = with_masks(inputs, placements, chunks, rows, self._mask_words)
+        if self._speculating is not None:
+            self._speculating.before_step(placements)
+        submission = self._runner.submit(inputs)
+        table.computed[chunks["slot"]] += chunks["count"]
+        attended = int((chunks["count"] * (chunks["start"] + (chunks["count"] + 1) / 2)).sum())
+        requests = [placement.sequence.request.id for placement in placements]
+        self._follow(submission, placements, requests, chunks, rows, attended)
+        self._publish(chunks, placements)
+        self._steady = SteadyDecode.after(table, chunks, rows, inputs)
+        return True
+
+    def _plan(self) -> NDArray[np.void]:
+        residents = self._residents
+        pending = residents.table.pending(residents.slots)
+        chunks = plan_step(pending, self._prefill_tokens(pending))
+        return residents.table.within_rows(chunks, self._runner.limits.step_rows)
+
+    def _prefill_tokens(self, pending: NDArray[np.void]) -> int:
+        """The prefill tokens of a step that keep the decode interval of its most urgent class."""
+        left = pending["length"] - pending["computed"]
+        decodes = left == pending["draft"] + 1
+        decoding, prefilling = pending[decodes], pending[~decodes & (left > 0)]
+        if not len(decoding) or not len(prefilling):
+            return self.chunk_tokens
+        most = self._runner.limits.step_tokens - int(left[decodes].sum())
+        most = min(self.chunk_tokens, most)
+        running = self._residents.running
+        ratios = (
+            INTERVAL_RATIO.get(self._tenants[running[slot].sequence.request.tenant].qos)
+            for slot in decoding["slot"].tolist()
+        )
+        ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
+        if ratio is None:
+            return most
+        attended = int(decoding["length"].sum())
+        start = int(prefilling["computed"][0])
+        return self._cost.prefill_budget(len(decoding), attended, ratio, most, start=start)
+
+    def _follow(
+        self,
+        submission: Submission,
+        placements: list[Placement],
+        requests: list[int],
+        chunks: NDArray[np.void],
+        rows: NDArray[np.int32],
+        attended: int,
+    ) -> None:
+        memory = self._residents.memory
+        self._latest = Step(
+            self.steps,
+            submission,
+            placements,
+            requests,
+            chunks,
+            rows,
+            attended,
+            self._clock(),
+            len(self._placing.waiting),
+            memory.free,
+            memory.cached,
+        )
+        self.steps += 1
+        self._under_way.append(self._latest)
+
+    def _publish(self, chunks: NDArray[np.void], placements: list[Placement]) -> None:
+        """Make whole pages of prompts findable, and keep recurrent states where it is time to."""
+        table = self._residents.table
+        slots = chunks["slot"]
+        computed = table.computed[slots]
+        for index in np.flatnonzero(chunks["start"] < table.known[slots]).tolist():
+            self._residents.publish(placements[index])
+        for index in np.flatnonzero(computed == table.cut[slots]).tolist():
+            self._residents.keep_state(placements[index])
+
+    def _observe(self, step: Step) -> None:
+        now = self._clock()
+        seconds = now - max(step.began, self._read_at)
+        self._read_at = now
+        self._cost.observe(int(step.chunks["count"].sum()), step.attended, seconds)
+        self._observer.step(
+            StepObservation(
+                number=step.number,
+                began=step.began,
+                ended=now,
+                chunks=step.chunks,
+                requests=step.requests,
+                waiting=step.waiting,
+                free_pages=step.free_pages,
+                cached_pages=step.cached_pages,
+            )
+        )
+
+    def _computed(self, step: Step) -> Iterator[Computed]:
+        starts = step.chunks["start"].tolist()
+        stops = (step.chunks["start"] + step.chunks["count"]).tolist()
+        ends = np.cumsum(step.rows)
+        firsts = (ends - step.rows).tolist()
+        for placement, start, stop, first, end in zip(
+            step.placements, starts, stops, firsts, ends.tolist(), strict=True
+        ):
+            # A sequence that ended, was cancelled or preempted may be in steps under way.
+            if self._residents.runs(placement):
+                yield Computed(placement, start, stop, first, end)

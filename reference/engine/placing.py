@@ -1,0 +1,192 @@
+"""Who waits and who runs: admission, making room, preemption. Every decision is the policy's
+(``reference.sched``); this carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.types import Clock, FinishReason
+from reference.engine.residents import Residents
+from reference.engine.sequence import Placement, Sequence
+from reference.ledger import Ledger
+from reference.limits import pages_for
+from reference.observer import Observer
+from reference.sched.admission import Running, Waiting, WaitQueue, victim
+from reference.sched.tenants import Tenants
+
+QUANTUM = 64
+"""Positions an aged request computes before somebody may take its slot again."""
+RETRY_SECONDS = 0.05
+"""How soon one that found no room is looked at again though nobody left: ages and rates change."""
+
+
+@dataclass(slots=True)
+class PlacingCounts:
+    """How often something happened since the engine began."""
+
+    admitted: int = 0
+    preempted: int = 0
+
+
+class Placing:
+    """The sequences that wait, and the residents they become."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        tenants: Tenants,
+        queue: WaitQueue,
+        clock: Clock,
+        observer: Observer,
+        ledger: Ledger,
+    ) -> None:
+        self.residents = residents
+        self.waiting: dict[int, Sequence] = {}
+        self.counts = PlacingCounts()
+        self._tenants = tenants
+        self._queue = queue
+        self._clock = clock
+        self._observer = observer
+        self._ledger = ledger
+        self._changed = False
+        self._retry_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody who waits should be looked at now."""
+        return bool(self.waiting) and (self._changed or self._clock() >= self._retry_at)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait; one that was here before keeps its turn."""
+        sequence.since = self._clock()
+        self.waiting[sequence.order] = sequence
+        pages = pages_for(sequence.known)
+        tenant = sequence.request.tenant
+        self._queue.push(Waiting(sequence.order, tenant, sequence.since, pages))
+        self._changed = True
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is."""
+        if sequence.placement is not None:
+            self.residents.remove(sequence.placement)
+            self._changed = True
+        elif self.waiting.pop(sequence.order, None) is not None:
+            self._queue.remove(sequence.order)
+
+    def admit(self) -> None:
+        """Place whoever may come in now, preempting where the policy says so."""
+        if not self.due:
+            return
+        self._changed = False
+        while (chosen := self._queue.next(self._try)) is not None:
+            del self.waiting[chosen.order]
+        self._retry_at = self._clock() + RETRY_SECONDS
+
+    def grow(self, chunks: NDArray[np.void]) -> bool:
+        """Give every chunk's sequence the pages it needs; False where somebody had to leave for
+        them, and the step is to be planned anew."""
+        residents = self.residents
+        missing = residents.table.missing_pages(chunks)
+        for index in np.flatnonzero(missing).tolist():
+            placement = residents.running[int(chunks["slot"][index])]
+            count = int(missing[index])
+            if self._beyond_quota(placement, count) or not residents.grow(placement, count):
+                self._make_room(placement, count)
+                return False
+            self._note_pages(placement.sequence.request.tenant)
+        return True
+
+    def preempt(self, placement: Placement) -> None:
+        """Send a sequence back to wait with all the tokens the host knows."""
+        sequence = placement.sequence
+        self.residents.remove(placement)
+        self.counts.preempted += 1
+        self._ledger.preempted(sequence.request.tenant)
+        self._observer.preempted(self._clock(), sequence.request.id, placement.slot, sequence.known)
+        self.enqueue(sequence)
+
+    def recover(self) -> list[Sequence]:
+        """After a fault nobody is placed and nothing is cached; who ran, to be queued again."""
+        return [s for s in self.residents.reset() if s.order not in self.waiting]
+
+    def finished(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take out a sequence that ended."""
+        slot = None if sequence.placement is None else sequence.placement.slot
+        self.withdraw(sequence)
+        self._observer.finished(self._clock(), sequence.request.id, slot, reason)
+
+    def _try(self, waiting: Waiting) -> bool:
+        """Place one that waits, if there is room or it can be made."""
+        sequence = self.waiting[waiting.order]
+        # Who has a slot is not aged any more.
+        aged = self._queue.aged(waiting.tenant)
+        placement = self.residents.place(sequence)
+        if placement is None:
+            victims = self._victims_for(sequence)
+            if not victims:
+                return False
+            for running in victims:
+                self.preempt(running)
+            placement = self.residents.place(sequence)
+            assert placement is not None, "there is no room where room was made"
+        computed = int(self.residents.table.computed[placement.slot])
+        if aged:
+            placement.quantum = computed + QUANTUM
+        self.counts.admitted += 1
+        tenant = sequence.request.tenant
+        self._ledger.admitted(tenant)
+        self._ledger.looked_up(tenant, sequence.known, computed)
+        self._note_pages(tenant)
+        self._observer.admitted(
+            self._clock(), sequence.request.id, placement.slot, sequence.known, computed
+        )
+        return True
+
+    def _note_pages(self, tenant: int) -> None:
+        self._ledger.holds(tenant, self._tenants.usage(tenant).pages)
+
+    def _victims_for(self, sequence: Sequence) -> list[Placement]:
+        """Whom to preempt so that ``sequence`` comes in: nobody, or enough."""
+        residents, tenant = self.residents, sequence.request.tenant
+        candidates = self._candidates()
+        slots = len(residents.free_slots)
+        victims: list[Placement] = []
+        while slots + len(victims) < 1 or not residents.fits(sequence, victims):
+            chosen = victim(candidates, self._tenants, tenant)
+            if chosen is None:
+                return []
+            candidates.remove(chosen)
+            victims.append(residents.running[chosen.slot])
+        return victims
+
+    def _make_room(self, placement: Placement, count: int) -> None:
+        """Preempt one sequence so that ``placement`` can grow, itself if there is no other."""
+        candidates = self._candidates()
+        if self._beyond_quota(placement, count):
+            tenant = placement.sequence.request.tenant
+            candidates = [c for c in candidates if c.tenant == tenant]
+        chosen = victim(candidates, self._tenants, None)
+        self.preempt(placement if chosen is None else self.residents.running[chosen.slot])
+
+    def _beyond_quota(self, placement: Placement, count: int) -> bool:
+        """Whether so many more pages are above the tenant's quota; the only request of a tenant
+        may have what it needs, as at its admission."""
+        tenant = placement.sequence.request.tenant
+        usage, most = self._tenants.usage(tenant), self._tenants[tenant].max_kv_pages
+        return usage.slots > 1 and usage.pages + count > most
+
+    def _candidates(self) -> list[Running]:
+        computed = self.residents.table.computed
+        return [
+            Running(
+                order=placement.sequence.order,
+                tenant=placement.sequence.request.tenant,
+                slot=slot,
+                pages=len(placement.pages),
+                protected=bool(computed[slot] < placement.quantum),
+            )
+            for slot, placement in self.residents.running.items()
+        ]

@@ -1,0 +1,184 @@
+"""Who has a slot: placing sequences on slots and pages, growing, publishing and removing them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from reference.engine.sequence import Placement, Sequence
+from reference.limits import pages_for
+from reference.memory.kv import KvMemory
+from reference.runner import ModelRunner
+from reference.sched.constraints import bias_records
+from reference.sched.slots import SlotTable
+from reference.sched.tenants import Tenants
+
+
+class Residents:
+    """The running sequences of one model, by slot in order of admission.
+
+    Every change of slots and pages goes through here, so that table, memory and the tenants' use
+    always agree.
+    """
+
+    def __init__(self, runner: ModelRunner, memory: KvMemory, tenants: Tenants) -> None:
+        self._runner = runner
+        self._tenants = tenants
+        self.memory = memory
+        self.table = SlotTable(runner.limits)
+        self.free_slots = deque(range(runner.limits.slots))
+        self.running: dict[int, Placement] = {}
+        self.recurrent = runner.recurrent.slot_bytes > 0
+        self.keeps_states = self.recurrent and runner.limits.saved_states > 0
+        self._uses: dict[int, list[int]] = {}
+
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """The occupied slots in order of admission."""
+        return np.fromiter(self.running, np.int32, len(self.running))
+
+    def runs(self, placement: Placement) -> bool:
+        """Whether it still has its slot."""
+        return self.running.get(placement.slot) is placement
+
+    def pages_needed(self, sequence: Sequence) -> int:
+        """Pages that what is known of a sequence takes, and one more for every running one, so
+        that nobody comes in only to push somebody out at the next page."""
+        return pages_for(sequence.known) + len(self.running)
+
+    def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
+        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        left = [(p.sequence.request.tenant, p.pages) for p in leaving]
+        available = self.memory.available(sequence.request.tenant, left)
+        return self.pages_needed(sequence) - len(left) <= available
+
+    def place(self, sequence: Sequence) -> Placement | None:
+        """Give a sequence a slot, what is cached of it, and pages for what is known of it.
+
+        None where there is no slot or too few pages; nothing is changed then.
+        """
+        if not self.free_slots:
+            return None
+        tenant, memory = sequence.request.tenant, self.memory
+        tokens = sequence.tokens[: sequence.known]
+        slot = self.free_slots[0]
+        most = sequence.cacheable
+        if not memory.fits(sequence.scope, tokens, most, self.pages_needed(sequence), tenant):
+            return None
+        hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
+        pages = memory.take(pages_for(sequence.known) - len(hit.pages), tenant, slot)
+        assert pages is not None, "it fits"
+        self.free_slots.popleft()
+        placement = Placement(sequence, slot, [*hit.pages, *pages])
+        sequence.placement = placement
+        self.running[slot] = placement
+        self._note(tenant, 1, len(placement.pages))
+        self._occupy(placement, hit.tokens)
+        if hit.state is not None:
+            self._runner.recurrent.load(hit.state, slot)
+        return placement
+
+    def grow(self, placement: Placement, count: int) -> bool:
+        """``count`` more pages; False where there are none for its tenant."""
+        tenant = placement.sequence.request.tenant
+        pages = self.memory.take(count, tenant, placement.slot)
+        if pages is None:
+            return False
+        placement.pages.extend(pages)
+        self.table.add_pages(placement.slot, pages)
+        self._note(tenant, 0, count)
+        return True
+
+    def publish(self, placement: Placement) -> None:
+        """Let others find the pages that are full of tokens the host knows."""
+        sequence = placement.sequence
+        known = min(int(self.table.computed[placement.slot]), sequence.known)
+        placement.published = self.memory.publish(
+            sequence.scope, sequence.tokens[:known], placement.pages, placement.published
+        )
+
+    def keep_state(self, placement: Placement) -> None:
+        """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
+        if not self.keeps_states:
+            return
+        tokens = int(self.table.computed[placement.slot])
+        if placement.place is None:
+            placement.place = self.memory.save_place()
+        if placement.place is not None:
+            self._runner.recurrent.save(placement.slot, placement.place)
+            placement.place_tokens = tokens
+        self._next_cut(placement)
+
+    def remove(self, placement: Placement) -> None:
+        """Take the slot and the pages from a sequence; what it computed stays in the cache."""
+        sequence, slot = placement.sequence, placement.slot
+        self.publish(placement)
+        self._attach_state(placement)
+        if placement.undo is not None:
+            self.memory.drop_place(placement.undo)
+        del self.running[slot]
+        sequence.placement = None
+        self.free_slots.append(slot)
+        self._note(sequence.request.tenant, -1, -len(placement.pages))
+        self.memory.release(placement.pages, sequence.request.tenant)
+
+    def reset(self) -> list[Sequence]:
+        """Take everything from everybody after a fault, whatever was being done: who ran."""
+        sequences = [placement.sequence for placement in self.running.values()]
+        for sequence in sequences:
+            sequence.placement = None
+        self.running.clear()
+        self.free_slots = deque(range(len(self.table.computed)))
+        self.memory.clear()
+        for tenant, (slots, pages) in self._uses.items():
+            self._tenants.occupy(tenant, slots=-slots, pages=-pages)
+        self._uses.clear()
+        return sequences
+
+    def _note(self, tenant: int, slots: int, pages: int) -> None:
+        use = self._uses.setdefault(tenant, [0, 0])
+        use[0] += slots
+        use[1] += pages
+        self._tenants.occupy(tenant, slots=slots, pages=pages)
+
+    def _occupy(self, placement: Placement, computed: int) -> None:
+        sequence = placement.sequence
+        self.table.occupy(
+            placement.slot,
+            computed=computed,
+            known=sequence.known,
+            # The last token of a sequence is sampled, not computed.
+            end=max(sequence.known, sequence.last),
+            sampling=sequence.request.sampling,
+            every_row=sequence.on_logits is not None,
+            samples=sequence.samples,
+            lockstep=placement.masked,
+            bias=bias_records(sequence.request),
+            listed=sequence.request.log_probabilities is not None,
+        )
+        self.table.add_pages(placement.slot, placement.pages)
+        self.table.stalled[placement.slot] = sequence.stalled
+        if self.keeps_states:
+            self._next_cut(placement)
+
+    def _next_cut(self, placement: Placement) -> None:
+        """While the prompt is read a state is kept once, at its last full page; then at every."""
+        slot = placement.slot
+        computed, known = int(self.table.computed[slot]), int(self.table.known[slot])
+        end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
+        following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
+        self.table.cut[slot] = end_of_prompt if computed < end_of_prompt else following
+
+    def _attach_state(self, placement: Placement) -> None:
+        if placement.place is None:
+            return
+        sequence, tokens = placement.sequence, placement.place_tokens
+        if tokens <= sequence.known:
+            self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], placement.place)
+        else:
+            self.memory.drop_place(placement.place)
+        placement.place = None

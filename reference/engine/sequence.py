@@ -1,0 +1,91 @@
+"""A request on its way, and the place it has while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.types import Request
+from reference.memory.prefix import PathEnd
+from reference.sched.constraints import Mask
+
+LogitsSink = Callable[[int, NDArray[np.float32]], None]
+"""Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
+
+MaskProvider = Callable[[list[int]], Mask | None]
+"""The tokens generated so far -> the mask (``reference.sched.constraints``) of those that may come
+next, None for all. It is asked again, with the same tokens, about a step that was lost."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request under way.
+
+    ``order`` numbers requests by arrival, ``since`` is when it began to wait. ``tokens`` int32 has
+    room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
+    was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
+    tokens may come next. Logits of the first
+    ``scored`` positions were handed over. ``faults`` counts the steps that failed under it,
+    ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
+    ``arrived``, and its last tokens were handed over at ``given``.
+    """
+
+    request: Request
+    order: int
+    since: float
+    scope: Hashable
+    tokens: NDArray[np.int32]
+    known: int
+    last: int
+    on_logits: LogitsSink | None = None
+    allowed: MaskProvider | None = None
+    scored: int = 0
+    faults: int = 0
+    stalled: bool = False
+    stalled_steps: int = 0
+    arrived: float = 0.0
+    given: float | None = None
+    placement: Placement | None = None
+
+    @property
+    def cacheable(self) -> int:
+        """How many of its tokens may come from the prefix cache: not the last one known, whose
+        logits are wanted, none whose logits are still to be handed over, and none that penalties
+        look at, since only a computed token enters the slot's recent ones."""
+        sampling = self.request.sampling
+        recent = sampling.repeat_last_n if sampling.penalizes else 0
+        most = self.known - max(1, recent)
+        return max(0, min(most, self.scored) if self.on_logits is not None else most)
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything is generated at all."""
+        return self.request.max_tokens > 0
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """A sequence in a slot, from its admission until it leaves. Steps refer to it: one that was
+    preempted and came back is another placement, and what older steps computed is nobody's.
+
+    ``published`` is how far the prefix cache knows its pages. ``place`` keeps the recurrent
+    state after ``place_tokens`` tokens, ``undo`` the one before guesses. Nobody takes its slot
+    before ``quantum`` positions are computed.
+    """
+
+    sequence: Sequence
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    published: PathEnd | None = None
+    place: int | None = None
+    place_tokens: int = 0
+    undo: int | None = None
+    quantum: int = 0
+
+    @property
+    def masked(self) -> bool:
+        """Whether the tokens that may come next depend on the last one."""
+        return self.sequence.allowed is not None

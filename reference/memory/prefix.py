@@ -1,0 +1,190 @@
+"""Which pages hold the keys and values of which tokens: a tree of pages for each scope.
+
+A node is one page: the 16 tokens it holds, after those of the nodes above it. Children are found
+by their tokens, compared in full, so a collision of hashes can never give a wrong page. What no
+root of a scope leads to, nobody of that scope can find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.types import Tenant
+
+KEY_BYTES = PAGE_TOKENS * 4
+
+
+def scope_of(tenant: Tenant) -> tuple[str, int]:
+    """Who shares prefixes with the tenant: its isolation group, or nobody else."""
+    if tenant.isolation_group is None:
+        return "tenant", tenant.id
+    return "group", tenant.isolation_group
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A whole page of tokens.
+
+    ``page`` is where it lies, None for a root and for one that is in host memory, ``saved``.
+    ``state`` is the place of the recurrent state after its last token, if one is kept. ``parent``
+    is None for a root and for a node that is in the tree no more; ``scope`` is a root's.
+    """
+
+    key: bytes
+    parent: Node | None
+    page: int | None = None
+    saved: Any = None
+    state: int | None = None
+    scope: Hashable = None
+    children: dict[bytes, Node] = field(default_factory=dict)
+
+    def upward(self) -> Iterator[Node]:
+        """The node and those above it, without the root."""
+        node: Node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True, slots=True)
+class PathEnd:
+    """How far a sequence was published: its first ``pages`` pages, the last of them at ``node``."""
+
+    node: Node
+    pages: int
+
+    @property
+    def valid(self) -> bool:
+        """False once the node was evicted."""
+        return self.node.parent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What of a sequence need not be computed: its first ``tokens`` tokens, which are in ``pages``.
+
+    ``state`` is the place of the recurrent state after them, where the model has any. Where
+    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own.
+    """
+
+    pages: tuple[int, ...]
+    tokens: int
+    state: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatistics:
+    """Counts since the start: ``queries`` for ``tokens_asked`` of which ``tokens_hit`` were there;
+    pages that were ``evicted``, of them ``spilled`` to host memory, ``restored`` from there and
+    ``copied`` because a sequence had to write in them."""
+
+    queries: int = 0
+    tokens_asked: int = 0
+    tokens_hit: int = 0
+    evicted: int = 0
+    spilled: int = 0
+    restored: int = 0
+    copied: int = 0
+
+
+class PrefixTrees:
+    """The trees of all scopes, and which node a page belongs to."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Hashable, Node] = {}
+        self._nodes: dict[int, Node] = {}
+
+    def of_page(self, page: int) -> Node | None:
+        """The node whose tokens the page holds."""
+        return self._nodes.get(page)
+
+    def find(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
+        """The nodes of the longest known prefix of ``tokens`` of at most ``most`` tokens."""
+        path: list[Node] = []
+        node = self._roots.get(scope)
+        if node is None:
+            return path
+        for key in _keys(tokens, 0, min(len(tokens), most) // PAGE_TOKENS):
+            node = node.children.get(key)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def child(
+        self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32]
+    ) -> Node | None:
+        """The node of the page of ``tokens`` that follows the path ``above``."""
+        node = above[-1] if above else self._roots.get(scope)
+        keys = _keys(tokens, len(above), min(len(tokens) // PAGE_TOKENS, len(above) + 1))
+        return node.children.get(keys[0]) if node is not None and keys else None
+
+    def extend(
+        self, scope: Hashable, tokens: NDArray[np.int32], whole: int, end: PathEnd | None
+    ) -> Iterator[tuple[int, Node]]:
+        """The nodes of the first ``whole`` pages of ``tokens`` that come after ``end``, each with
+        the number of its page. Those there were not are made, without a page."""
+        first = 0
+        if end is not None:
+            node, first = end.node, end.pages
+        elif scope in self._roots:
+            node = self._roots[scope]
+        else:
+            node = self._roots[scope] = Node(b"", None, scope=scope)
+        for number, key in enumerate(_keys(tokens, first, whole), first):
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node(key, node)
+            node = child
+            yield number, node
+
+    def place(self, node: Node, page: int | None) -> None:
+        """Let the node's tokens be in ``page``, or in none."""
+        if node.page is not None:
+            del self._nodes[node.page]
+        node.page = page
+        if page is not None:
+            if page in self._nodes:
+                raise AssertionError(f"page {page} holds other tokens already")
+            self._nodes[page] = node
+
+    def drop(self, node: Node) -> list[Node]:
+        """Take the node and all below it out of its tree; returns them, with their pages still
+        named but no more found."""
+        assert node.parent is not None, "a node is dropped twice"
+        above = node.parent
+        del above.children[node.key]
+        if above.parent is None and not above.children:
+            del self._roots[above.scope]
+        dropped = [node]
+        for gone in dropped:
+            dropped += gone.children.values()
+            gone.children = {}
+            gone.parent = None
+            if gone.page is not None:
+                del self._nodes[gone.page]
+        return dropped
+
+    def scopes(self) -> Iterator[tuple[Hashable, Node]]:
+        """Every scope and its root."""
+        yield from self._roots.items()
+
+    def walk(self, root: Node) -> Iterator[Node]:
+        """Every node below ``root``, parents first."""
+        found = list(root.children.values())
+        for node in found:
+            found += node.children.values()
+        yield from found
+
+
+def _keys(tokens: NDArray[np.int32], first: int, stop: int) -> list[bytes]:
+    """The bytes of pages ``first`` to ``stop`` of a sequence."""
+    part = np.ascontiguousarray(tokens[first * PAGE_TOKENS : stop * PAGE_TOKENS], np.int32)
+    data = part.tobytes()
+    return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]

@@ -1,0 +1,206 @@
+"""Who is admitted next, and who has to make room: by class, dominant share and age."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from contract.types import Clock, QosClass
+from reference.sched.tenants import Tenants
+
+RECENT_ADMISSIONS = 64
+"""Over how many admissions their rate is taken."""
+RETRY_SECONDS_MIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
+    it began to wait, which for a preempted request is when it was preempted; ``pages`` is what it
+    needs to begin."""
+
+    order: int
+    tenant: int
+    since: float
+    pages: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """A tenant's waiting requests by order, those removed meanwhile among them; ``since`` is when
+    the line began."""
+
+    since: float
+    orders: list[int] = field(default_factory=list)
+    live: int = 0
+
+
+class WaitQueue:
+    """Waiting requests, and the choice among them.
+
+    Within a tenant the order of arrival decides, so each tenant has one candidate: its first. A
+    candidate beyond its tenant's own quotas stands aside, and holds up nobody. Of the others the
+    most urgent class comes first, in it the tenant with the lowest dominant share; of equal shares
+    the tenant that was given the fewest tokens lately, by weight, so that slots which cannot be
+    divided evenly go round however many requests each has waiting; then the request that arrived
+    first. A candidate for which there is no room lets others pass.
+
+    A tenant is *aged* when its requests have waited for ``aging_seconds`` while it had no slot at
+    all. Its candidate then comes before all that are not aged, whatever the classes and shares;
+    aged candidates go in the order in which they began to wait without a slot; and nobody passes
+    one. So aging undoes no fair share: who holds a slot does not age, however many wait behind it.
+
+    Starvation bound: let T tenants have requests waiting, and let room for any one request appear
+    within R seconds whenever nobody is admitted (at the latest when all that runs has ended). Then
+    a tenant that has requests waiting is without a slot for at most ``aging_seconds + T * R``
+    seconds, not counting time beyond its own quotas. Reason: once it is aged no tenant passes it
+    twice, for an admission sends that tenant behind it. So the n-th request of a tenant whose
+    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
+
+    A choice takes time in proportion to the tenants that have requests waiting, and none for the
+    requests behind the first; pushing and removing is logarithmic, amortized.
+    """
+
+    def __init__(self, tenants: Tenants, *, clock: Clock, aging_seconds: float = 10.0) -> None:
+        self._tenants = tenants
+        self._clock = clock
+        self._aging = aging_seconds
+        self._lines: dict[int, _Line] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._admitted: deque[float] = deque(maxlen=RECENT_ADMISSIONS)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def by_class(self) -> Counter[QosClass]:
+        """How many requests of each class wait."""
+        counts: Counter[QosClass] = Counter()
+        for tenant, line in self._lines.items():
+            counts[self._tenants[tenant].qos] += line.live
+        return counts
+
+    def push(self, waiting: Waiting) -> None:
+        """Let a request wait. RequestError when its tenant is not known."""
+        assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
+        self._tenants[waiting.tenant]
+        line = self._lines.get(waiting.tenant)
+        if line is None:
+            line = self._lines[waiting.tenant] = _Line(waiting.since)
+        heapq.heappush(line.orders, waiting.order)
+        line.live += 1
+        self._waiting[waiting.order] = waiting
+
+    def remove(self, order: int) -> None:
+        """Forget a request. One that does not wait is already forgotten."""
+        waiting = self._waiting.pop(order, None)
+        if waiting is None:
+            return
+        line = self._lines[waiting.tenant]
+        line.live -= 1
+        if not line.live:
+            del self._lines[waiting.tenant]
+        elif len(line.orders) > 2 * line.live:
+            line.orders = sorted(order for order in line.orders if order in self._waiting)
+
+    def next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+        """Take the request to admit now out of the queue; None when nobody is to be admitted.
+
+        ``fits`` says whether there is room for a request; tenants' quotas are seen to here, so what
+        is admitted must be known to ``Tenants.occupy`` before the next call. It may place the
+        request itself and push back those it preempts for it: their turn is in the next call. A
+        request that holds its slot already does not count as aged any more.
+        """
+        for waiting, aged in self._in_turn():
+            if fits(waiting):
+                self.remove(waiting.order)
+                self._admitted.append(self._clock())
+                return waiting
+            if aged:
+                return None
+        return None
+
+    def retry_after(self) -> float:
+        """Seconds until about one more request will have been admitted, as the latest were; at
+        least RETRY_SECONDS_MIN. For whom there is no place in a queue of limited length."""
+        if not self._admitted:
+            return RETRY_SECONDS_MIN
+        elapsed = self._clock() - self._admitted[0]
+        return max(RETRY_SECONDS_MIN, elapsed / len(self._admitted))
+
+    def aged(self, tenant: int) -> bool:
+        """Whether the tenant's requests have waited too long without a slot."""
+        line = self._lines.get(tenant)
+        return line is not None and self._aged_since(tenant, line) is not None
+
+    def _aged_since(self, tenant: int, line: _Line) -> float | None:
+        """When an aged tenant began to wait without a slot; None for one that is not aged."""
+        slotless = self._tenants.slotless_since(tenant)
+        if slotless is None:
+            return None
+        since = max(slotless, line.since)
+        return since if self._clock() - since >= self._aging else None
+
+    def _in_turn(self) -> Iterator[tuple[Waiting, bool]]:
+        """The candidates within their quotas, and whether each is aged, in order of their turn."""
+        aged: list[tuple[float, int]] = []
+        by_rank: tuple[list[int], ...] = tuple([] for _ in QosClass)
+        for tenant, line in self._lines.items():
+            order = self._candidate(line)
+            if not self._tenants.within_quota(tenant, self._waiting[order].pages):
+                continue
+            since = self._aged_since(tenant, line)
+            if since is None:
+                by_rank[self._tenants[tenant].qos.rank].append(order)
+            else:
+                aged.append((since, order))
+        for _, order in sorted(aged):
+            yield self._waiting[order], True
+        for orders in by_rank:
+            for *_, order in sorted((*self._shares(order), order) for order in orders):
+                yield self._waiting[order], False
+
+    def _shares(self, order: int) -> tuple[float, float]:
+        """The tenant's dominant share, and what it was given lately, by weight."""
+        tenant = self._waiting[order].tenant
+        rate = self._tenants.usage(tenant).decode_tokens_per_s
+        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
+
+    def _candidate(self, line: _Line) -> int:
+        while line.orders[0] not in self._waiting:
+            heapq.heappop(line.orders)
+        return line.orders[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request that holds ``slot`` and ``pages`` pages. ``protected`` ones were admitted a moment
+    ago, or waited too long: preempting them would undo what their admission was for."""
+
+    order: int
+    tenant: int
+    slot: int
+    pages: int
+    protected: bool
+
+
+def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -> Running | None:
+    """Whom to preempt so that tenant ``claimant`` gets room; None: nobody.
+
+    Only requests of a class below the claimant's that are not protected, so never an interactive
+    one: of the lowest class the tenant with the highest dominant share, of it the youngest request.
+
+    Without a claimant memory must be freed at any price, and everybody may be preempted: in order
+    of class, in it the protected after the others, then by share and age.
+    """
+    ranks = {entry.tenant: tenants[entry.tenant].qos.rank for entry in running}
+    shares = {tenant: tenants.dominant_share(tenant) for tenant in ranks}
+    if claimant is not None:
+        above = tenants[claimant].qos.rank
+        running = [e for e in running if not e.protected and ranks[e.tenant] > above]
+    return max(
+        running,
+        key=lambda e: (ranks[e.tenant], not e.protected, shares[e.tenant], e.order),
+        default=None,
+    )

@@ -1,0 +1,73 @@
+"""What a request may ask of its tokens beyond sampling: masks, biases, log-probabilities.
+
+A grammar, or any other rule, becomes a mask: packed bits of the vocabulary that say which token may
+come next. The arithmetic is rules R9 and R10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import RequestError
+from contract.records import LOGIT_BIAS
+from contract.types import Request
+from reference.limits import Limits, mask_words
+
+Mask = NDArray[np.uint32]
+
+
+def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
+    """The mask uint32[mask_words(vocab)] that allows ``tokens``: bit v mod 32 of word v / 32.
+
+    Raises ValueError for a token outside the vocabulary.
+    """
+    ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
+    if ((ids < 0) | (ids >= vocab)).any():
+        raise ValueError(f"a mask holds a token id outside 0 to {vocab - 1}")
+    bits = np.zeros(mask_words(vocab) * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def bias_records(request: Request) -> NDArray[np.void]:
+    """LOGIT_BIAS[n] of a request that ``check_constraints`` let pass."""
+    return np.array(list(request.logit_bias), LOGIT_BIAS)
+
+
+def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
+    """Raise RequestError for biases and log-probabilities that cannot be had, and for a mask
+    (``masked``) where the engine has room for none."""
+    _check_bias(request.logit_bias, limits.biases, vocab)
+    listed, most = request.log_probabilities, limits.top_log_probabilities
+    if listed is not None:
+        if type(listed) is not int or listed < 0:
+            raise RequestError("log_probabilities", f"is {listed!r}, not None or 0 and more")
+        if not most:
+            raise RequestError("log_probabilities", "this engine was built without any; use None")
+        if listed > most:
+            raise RequestError("log_probabilities", f"is {listed}, at most {most} are listed")
+    if masked and not limits.masks:
+        raise RequestError("allowed", "this engine was built without masks; use None")
+
+
+def _check_bias(pairs: tuple[tuple[int, float], ...], most: int, vocab: int) -> None:
+    if len(pairs) > most:
+        raise RequestError("logit_bias", f"has {len(pairs)} tokens, this engine takes {most}")
+    seen = set()
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise RequestError("logit_bias", f"holds {pair!r}, not a pair (token, bias)")
+        token, bias = pair
+        if type(token) is not int or not 0 <= token < vocab:
+            raise RequestError("logit_bias", f"names token {token!r}, not one of 0 to {vocab - 1}")
+        if token in seen:
+            raise RequestError("logit_bias", f"names token {token} twice")
+        seen.add(token)
+        if type(bias) not in (int, float) or not abs(bias) <= LARGEST_BIAS:
+            raise RequestError("logit_bias", f"of token {token} is {bias!r}, not a binary32 number")
+
+
+LARGEST_BIAS = float(np.finfo(np.float32).max)

@@ -1,0 +1,198 @@
+"""Who may use how much, and what each tenant uses now: slots, pages, and rates over 5 seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from contract.errors import ConfigError, RequestError
+from contract.types import LOCAL_TENANT, Clock, Tenant
+
+WINDOW_SECONDS = 5
+"""Over how long a rate is averaged."""
+BUCKETS_PER_SECOND = 16
+"""How finely a rate's window is kept. A power of two: the bucket of a moment is exact."""
+
+_WINDOW_BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND
+
+
+class RateWindow:
+    """How much was counted in the last WINDOW_SECONDS, in bounded memory.
+
+    Counts are kept for each 1/16 s. What is reported covers at least the window and at most one
+    bucket more, so it is never less than what any window that ends now holds: 5 s of steady work
+    is overstated by at most 1/80.
+    """
+
+    __slots__ = ("_counts", "_latest", "_total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_WINDOW_BUCKETS + 1)
+        self._latest = 0
+        self._total = 0
+
+    def add(self, now: float, count: int) -> None:
+        """Count ``count`` at ``now`` seconds."""
+        self._advance(now)
+        self._counts[self._latest % len(self._counts)] += count
+        self._total += count
+
+    def total(self, now: float) -> int:
+        """What was counted in the window that ends at ``now`` seconds."""
+        self._advance(now)
+        return self._total
+
+    def per_second(self, now: float) -> float:
+        """The total by the length of the window."""
+        return self.total(now) / WINDOW_SECONDS
+
+    def _advance(self, now: float) -> None:
+        """Forget the buckets that left the window. A clock that goes back stands still here."""
+        bucket = int(now * BUCKETS_PER_SECOND)
+        if bucket <= self._latest:
+            return
+        size = len(self._counts)
+        for passed in range(max(self._latest, bucket - size) + 1, bucket + 1):
+            self._total -= self._counts[passed % size]
+            self._counts[passed % size] = 0
+        self._latest = bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tenant uses: ``slots`` and ``pages`` held now, ``live`` requests waiting or running,
+    and tokens a second over the window."""
+
+    slots: int
+    pages: int
+    live: int
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+
+
+@dataclass(slots=True)
+class _Account:
+    tenant: Tenant
+    slots: int = 0
+    pages: int = 0
+    live: int = 0
+    slotless_since: float = -math.inf
+    decoded: RateWindow = field(default_factory=RateWindow)
+    prefilled: RateWindow = field(default_factory=RateWindow)
+
+
+class Tenants:
+    """The registry of tenants, and what each of them uses. Every call takes time independent of
+    how many tenants and requests there are.
+
+    Raises ConfigError for a tenant that is not valid or an id that is there twice.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), *, clock: Clock) -> None:
+        self._clock = clock
+        self._accounts: dict[int, _Account] = {}
+        for tenant in tenants:
+            if tenant.id in self._accounts:
+                other = self._accounts[tenant.id].tenant
+                raise ConfigError(
+                    f"tenants {other.name!r} and {tenant.name!r} share id {tenant.id}"
+                )
+            self.put(tenant)
+
+    def __getitem__(self, id: int) -> Tenant:
+        """The tenant; RequestError when there is none with this id."""
+        return self._account(id).tenant
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return (account.tenant for account in self._accounts.values())
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._accounts
+
+    def put(self, tenant: Tenant) -> None:
+        """Add a tenant, or change one: in force from the next decision on, and what is held beyond
+        a lowered quota stays held. Raises ConfigError when it is not valid."""
+        tenant.validate()
+        account = self._accounts.get(tenant.id)
+        if account is None:
+            self._accounts[tenant.id] = _Account(tenant)
+        else:
+            account.tenant = tenant
+
+    def remove(self, id: int) -> None:
+        """Forget a tenant; RequestError while it has live requests, or when there is none."""
+        account = self._account(id)
+        if account.live:
+            raise RequestError("tenant", f"{id} has {account.live} live requests; end them first")
+        assert account.slots == account.pages == 0, f"tenant {id} holds what no request holds"
+        del self._accounts[id]
+
+    def occupy(self, id: int, slots: int = 0, pages: int = 0, live: int = 0) -> None:
+        """Change what the tenant holds by signed amounts."""
+        account = self._account(id)
+        if slots and account.slots + slots == 0:
+            account.slotless_since = self._clock()
+        account.slots += slots
+        account.pages += pages
+        account.live += live
+        assert min(account.slots, account.pages, account.live) >= 0, f"tenant {id} gave back twice"
+
+    def count(self, id: int, prefilled: int, decoded: int) -> None:
+        """Count tokens computed now towards the tenant's rates."""
+        account = self._account(id)
+        now = self._clock()
+        account.prefilled.add(now, prefilled)
+        account.decoded.add(now, decoded)
+
+    def usage(self, id: int) -> Usage:
+        """What the tenant uses now."""
+        account, now = self._account(id), self._clock()
+        decoded = account.decoded.per_second(now)
+        prefilled = account.prefilled.per_second(now)
+        return Usage(account.slots, account.pages, account.live, decoded, prefilled)
+
+    def slotless_since(self, id: int) -> float | None:
+        """When the tenant last gave back its only slot, -inf if it never had one; None while it
+        has one."""
+        account = self._account(id)
+        return None if account.slots else account.slotless_since
+
+    def within_quota(self, id: int, pages: int) -> bool:
+        """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
+        within the hard caps, and both rates are below theirs.
+
+        The only request of a tenant may have the pages it needs: it was checked when it came, and
+        a quota lowered since then shall not keep it for ever.
+        """
+        account = self._account(id)
+        tenant = account.tenant
+        beyond = account.slots and account.pages + pages > tenant.max_kv_pages
+        if account.slots >= tenant.max_slots or beyond:
+            return False
+        now = self._clock()
+        return (
+            account.decoded.per_second(now) < tenant.decode_tokens_per_s
+            and account.prefilled.per_second(now) < tenant.prefill_tokens_per_s
+        )
+
+    def dominant_share(self, id: int) -> float:
+        """The largest part of a quota that the tenant uses, of slots, pages and decode rate,
+        divided by its weight (dominant resource fairness, Ghodsi et al. 2011, weighted)."""
+        account = self._account(id)
+        tenant = account.tenant
+        part = max(
+            account.slots / tenant.max_slots,
+            account.pages / tenant.max_kv_pages,
+            account.decoded.per_second(self._clock()) / tenant.decode_tokens_per_s,
+        )
+        return part / tenant.weight
+
+    def _account(self, id: int) -> _Account:
+        try:
+            return self._accounts[id]
+        except KeyError:
+            raise RequestError("tenant", f"{id!r} is not known here") from None

@@ -1,0 +1,168 @@
+"""Several models in one process: turns, loading on demand, room made by what nobody uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract.errors import DoesNotFit, RequestError
+from contract.types import LOCAL_TENANT, Request, SamplingParams
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.engine.models import Loaded, Models
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+from tests.sched.manual_clock import ManualClock
+
+LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=16, step_rows=2)
+NAMES = ("llama", "qwen2", "qwen3")
+TENANTS = tuple(replace(LOCAL_TENANT, id=n, name=f"t{n}") for n in range(4))
+
+
+class Machine:
+    """Loads models by name into room for ``most``; steps take the seconds that are said."""
+
+    def __init__(self, paths: dict[str, Path], most: int) -> None:
+        self.clock = ManualClock()
+        self.tier = CpuTier()
+        self.seconds = dict.fromkeys(paths, 1.0)
+        self.steps: Counter[str] = Counter()
+        self.loads: list[str] = []
+        self.inside: set[str] = set()
+        self._paths = paths
+        self._most = most
+        self.tenants = Tenants(TENANTS, clock=lambda: 0.0)
+        self.models = Models(self.load, self.clock)
+
+    def load(self, name: str) -> Loaded:
+        if name not in self._paths:
+            raise RequestError("model", f"{name!r} is not known")
+        if len(self.inside) == self._most:
+            raise DoesNotFit(name, 2, 1, "unload something")
+        model = open_model(self._paths[name])
+        runner = ModelRunner(model, self.tier, LIMITS)
+        collect = runner.collect
+
+        def timed(submission: object) -> object:
+            self.clock.now += self.seconds[name]
+            self.steps[name] += 1
+            return collect(submission)  # type: ignore[arg-type]
+
+        runner.collect = timed  # type: ignore[method-assign,assignment]
+        self.inside.add(name)
+        self.loads.append(name)
+
+        def close() -> None:
+            runner.close()
+            model.file.close()
+            self.inside.remove(name)
+
+        return Loaded(Engine(runner, tenants=self.tenants), 1, close)
+
+
+@pytest.fixture
+def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Machine]]:
+    made: list[Machine] = []
+
+    def make(most: int) -> Machine:
+        paths = {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES}
+        made.append(Machine(paths, most))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.models.close()
+        one.tier.close()
+
+
+def request(number: int, tokens: int = 6, tenant: int = 0) -> Request:
+    sampling = SamplingParams(temperature=0.7, seed=number)
+    return Request(number, tuple(range(number, number + 9)), tokens, sampling, tenant=tenant)
+
+
+def tokens_of(models: Models) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for event in models.run():
+        tokens.setdefault(event.request_id, []).append(event.token)
+    return tokens
+
+
+def test_models_take_turns_and_change_no_bit_of_each_other(
+    machine: Callable[[int], Machine],
+) -> None:
+    here = machine(3)
+    alone = {}
+    for number, name in enumerate(NAMES):
+        here.models.submit(name, request(number))
+        alone |= tokens_of(here.models)
+    for number, name in enumerate(NAMES):
+        here.models.submit(name, request(number))
+    assert tokens_of(here.models) == alone
+    assert here.loads == list(NAMES)
+
+
+def test_a_turn_is_time_not_steps(machine: Callable[[int], Machine]) -> None:
+    """A model whose steps take three times as long gets a third of the steps."""
+    here = machine(2)
+    here.seconds.update(llama=3.0, qwen2=1.0)
+    here.models.submit("llama", request(1, 50))
+    here.models.submit("qwen2", request(2, 50))
+    while here.steps["qwen2"] < 30:
+        here.models.step()
+    assert 9 <= here.steps["llama"] <= 11
+
+
+def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], Machine]) -> None:
+    here = machine(2)
+    here.models.submit("llama", request(1, 50, tenant=1))
+    for number, tenant in ((2, 2), (3, 3)):
+        here.models.submit("qwen2", request(number, 50, tenant=tenant))
+    while here.steps["qwen2"] < 20:
+        here.models.step()
+    assert 9 <= here.steps["llama"] <= 11
+
+
+def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Machine]) -> None:
+    here = machine(2)
+    here.models.submit("qwen2", request(3, 2))
+    tokens_of(here.models)
+    here.models.submit("llama", request(1, 50))
+    for _ in range(20):
+        here.models.step()
+    here.models.submit("qwen2", request(2, 50))
+    before = here.steps["llama"]
+    for _ in range(12):
+        here.models.step()
+    assert here.steps["llama"] - before >= 5
+
+
+def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machine]) -> None:
+    here = machine(2)
+    for number, name in enumerate(("llama", "qwen2", "llama", "qwen3", "qwen2")):
+        here.models.submit(name, request(number))
+        assert len(tokens_of(here.models)[number]) == 6
+    assert here.loads == ["llama", "qwen2", "qwen3", "qwen2"]
+    assert here.models.loaded == ("qwen3", "qwen2")
+
+
+def test_a_model_in_use_is_not_unloaded(machine: Callable[[int], Machine]) -> None:
+    here = machine(1)
+    here.models.submit("llama", request(1))
+    assert not here.models.unload("llama")
+    with pytest.raises(DoesNotFit):
+        here.models.submit("qwen2", request(2))
+    with pytest.raises(RequestError, match="not known"):
+        here.models.submit("gpt", request(3))
+    assert len(tokens_of(here.models)[1]) == 6
+    here.models.submit("qwen2", request(2))
+    here.models.cancel(2)
+    here.models.cancel(77)
+    assert here.models.idle
+    assert here.models.unload("qwen2")
+    assert here.models.loaded == ()

@@ -1,0 +1,221 @@
+"""What requests take from each other, prefixes, pages in host memory, slots, changes no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.errors import QueueFull, RequestError
+from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request, SamplingParams
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+from tests.families_table import HYBRIDS
+from tests.invariance.engines import TIERS
+from tests.sched.manual_clock import ManualClock
+
+LIMITS = Limits(slots=3, context=112, pages=12, step_tokens=32, step_rows=32, saved_states=6)
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
+    "qwen35": dict(HYBRIDS["qwen35"]),
+}
+SEEDED = SamplingParams(temperature=0.8, seed=11)
+
+
+@pytest.fixture(scope="module", params=[(m, t) for m in MODELS for t in TIERS], ids=" on ".join)
+def runner(
+    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
+) -> Iterator[ModelRunner]:
+    name, tier_name = request.param
+    model = open_model(synthetic_model(**MODELS[name]))
+    with model.file, TIERS[tier_name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+        yield runner
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, 256, length).tolist())
+
+
+def tokens_of(engine: Engine, request: Request) -> list[int]:
+    engine.submit(request)
+    return [event.token for event in engine.run() if event.request_id == request.id]
+
+
+def alone(runner: ModelRunner, request: Request) -> list[int]:
+    return tokens_of(Engine(runner, prefix_cache=False, steps_ahead=0), request)
+
+
+@pytest.mark.parametrize("copy_pages", [False, True])
+def test_turns_of_a_conversation_begin_where_the_last_ended(
+    runner: ModelRunner, copy_pages: bool
+) -> None:
+    engine = Engine(runner, copy_pages=copy_pages)
+    conversation = prompt(1, 20)
+    turns = []
+    for turn in range(4):
+        request = Request(turn, conversation, 9, SEEDED)
+        turns.append((request, tokens_of(engine, request)))
+        conversation = (*conversation, *turns[-1][1], *prompt(turn + 5, 7))
+    reused = engine.statistics.prefix.tokens_hit
+    # One engine at a time: another one's pages are the same memory.
+    for request, tokens in turns:
+        assert tokens == alone(runner, request)
+    assert reused >= 16 * (1 + 2 + 3) - 16 * (runner.recurrent.slot_bytes > 0)
+
+
+def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None:
+    """The whole prompt is known but its last token: one token is computed, in a page of its own."""
+    if runner.recurrent.slot_bytes:
+        return
+    first = Request(1, prompt(3, 48), 4)
+    expected = alone(runner, first)
+    engine = Engine(runner, copy_pages=True)
+    assert tokens_of(engine, first) == tokens_of(engine, replace(first, id=2)) == expected
+    assert engine.statistics.prefix.copied == 1
+    assert engine.statistics.prefix.tokens_hit == 47
+
+
+def test_evicted_pages_come_back_from_host_memory(runner: ModelRunner) -> None:
+    requests = [Request(number, prompt(number % 4, 70), 6, SEEDED) for number in range(8)]
+    expected = [alone(runner, request) for request in requests]
+    engine = Engine(runner, host_pages=12)
+    assert [tokens_of(engine, request) for request in requests] == expected
+    assert engine.statistics.prefix.spilled > 0
+    assert engine.statistics.prefix.restored > 0
+    engine.memory.check([])
+
+
+def test_tenants_share_prefixes_only_within_their_group(runner: ModelRunner) -> None:
+    """The same prompt by three: the one of the same group begins from it, the other does not."""
+    group = [replace(LOCAL_TENANT, id=n, name=f"t{n}", isolation_group=7) for n in (1, 2)]
+    tenants = Tenants((*group, replace(LOCAL_TENANT, id=3, name="t3")), clock=lambda: 0.0)
+    expected = alone(runner, Request(1, prompt(8, 50), 5))
+    engine = Engine(runner, tenants=tenants)
+    hits = []
+    for tenant in (1, 2, 3):
+        assert tokens_of(engine, Request(tenant, prompt(8, 50), 5, tenant=tenant)) == expected
+        hits.append(engine.statistics.prefix.tokens_hit)
+    assert 0 == hits[0] < hits[1] == hits[2]
+
+
+def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner) -> None:
+    """And gives it back: what was preempted ends as if nothing had been."""
+    tenants = Tenants(
+        (
+            replace(LOCAL_TENANT, id=1, name="chat", qos=QosClass.INTERACTIVE),
+            replace(LOCAL_TENANT, id=2, name="jobs", qos=QosClass.BATCH),
+        ),
+        clock=lambda: 0.0,
+    )
+    engine = Engine(runner, tenants=tenants)
+    jobs = [Request(n, prompt(n, 10 + n), 18, SEEDED, tenant=2) for n in range(3)]
+    chat = Request(9, prompt(9, 12), 3, tenant=1)
+    tokens: dict[int, list[int]] = {request.id: [] for request in (*jobs, chat)}
+    order = []
+    for request in jobs:
+        engine.submit(request)
+    for step in range(200):
+        if step == 5:
+            engine.submit(chat)
+        for event in engine.step():
+            tokens[event.request_id].append(event.token)
+            if event.finish_reason is not None:
+                order.append(event.request_id)
+    assert engine.idle
+    assert engine.statistics.preempted == 1
+    assert order[0] == 9
+    assert engine.ledger.of(2).slots_preempted == 1
+    for request in (*jobs, chat):
+        assert tokens[request.id] == alone(runner, replace(request, tenant=0))
+
+
+def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> None:
+    engine = Engine(runner, stall_steps=5)
+    slow, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
+    engine.submit(slow)
+    engine.submit(other)
+    seen: dict[int, list[int]] = {1: [], 2: []}
+    reasons = {}
+    for step in range(200):
+        if step == 4:
+            engine.stall(1)
+        for event in engine.step():
+            seen[event.request_id].append(event.token)
+            if event.finish_reason is not None:
+                reasons[event.request_id] = event.finish_reason
+    assert reasons == {1: FinishReason.CLIENT_TOO_SLOW, 2: FinishReason.LENGTH}
+    assert seen[2] == alone(runner, other)
+    given = seen[1][:-1]
+    assert given == alone(runner, slow)[: len(given)]
+    assert len(given) < 12
+    engine.memory.check([])
+
+
+def test_a_full_queue_is_said(runner: ModelRunner) -> None:
+    engine = Engine(runner, queue_depth=2)
+    for number in range(2):
+        engine.submit(Request(number, prompt(1, 5), 3))
+    with pytest.raises(QueueFull):
+        engine.submit(Request(7, prompt(1, 5), 3))
+    assert engine.ledger.of(0).requests_rejected == 1
+    assert len(list(engine.run())) == 6
+
+
+def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tier that fails once is survived bit for bit; one that goes on failing is not retried for
+    ever."""
+    requests = [Request(n, prompt(n, 12), 8, SEEDED) for n in range(4)]
+    expected = {request.id: alone(runner, request) for request in requests}
+    for failures in (1, 99):
+        engine = Engine(runner)
+        for request in requests:
+            engine.submit(request)
+        tokens: dict[int, list[int]] = {request.id: [] for request in requests}
+        collect, calls = runner.collect, iter(range(1000))
+
+        def failing(submission: Any, collect: Any = collect, calls: Any = calls) -> Any:
+            if 3 <= next(calls) < 3 + failures:  # noqa: B023
+                raise OSError("the device fell off")
+            return collect(submission)
+
+        reasons = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "collect", failing)
+            while not engine.idle:
+                try:
+                    events = engine.step()
+                except OSError:
+                    continue
+                for event in events:
+                    tokens[event.request_id].append(event.token)
+                    reasons[event.request_id] = event.finish_reason
+        engine.memory.check([])
+        if failures == 1:
+            assert tokens == expected
+        else:
+            assert set(reasons.values()) == {FinishReason.ERROR}
+            assert all(tokens[n][:-1] == expected[n][: len(tokens[n]) - 1] for n in tokens)
+
+
+def test_quotas_hold_a_tenant_back(runner: ModelRunner) -> None:
+    """One slot and three pages: its second request waits though two slots are free."""
+    clock = ManualClock()
+    small = replace(LOCAL_TENANT, id=4, name="small", max_slots=1, max_kv_pages=3)
+    engine = Engine(runner, tenants=Tenants((small,), clock=clock), clock=clock)
+    with pytest.raises(RequestError, match="KV pages"):
+        engine.submit(Request(1, prompt(1, 30), 30, tenant=4))
+    for number in (2, 3):
+        engine.submit(Request(number, prompt(1, 10), 9, tenant=4))
+    engine.step()
+    assert engine.statistics.running == 1
+    assert engine.statistics.waiting == 1
+    assert len(list(engine.run())) >= 17

@@ -1,0 +1,205 @@
+"""Guessed tokens change nothing but the number of steps, whoever guesses and however wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from contract.errors import RequestError
+from contract.types import Request, SamplingParams
+from reference.engine import Engine
+from reference.engine.draft_model import DraftModel, draft_limits
+from reference.engine.speculation import Drafter, Open, PromptLookup, Tokens
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.families_table import HYBRIDS
+from tests.invariance.engines import TIERS
+
+LIMITS = Limits(slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8)
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
+    "qwen35": dict(HYBRIDS["qwen35"]),
+}
+
+
+class Told(Drafter):
+    """Guesses from the answers themselves, ``wrong`` out of 8 guesses spoilt."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int) -> None:
+        self._answers = answers
+        self._wrong = wrong
+
+    def draft(self, sequences: Sequence[Open]) -> list[Tokens]:
+        return [self._guess(one.tokens, one.most) for one in sequences]
+
+    def _guess(self, tokens: Tokens, most: int) -> Tokens:
+        known = tokens.tolist()
+        for prompt, answer in self._answers.items():
+            if tuple(known[: len(prompt)]) == prompt:
+                rest = np.array(answer[len(known) - len(prompt) :][:most], np.int32)
+                spoilt = (np.arange(len(rest)) + len(known)) % 8 < self._wrong
+                return np.where(spoilt, (rest + 1) % 256, rest).astype(np.int32)
+        raise AssertionError("a sequence nobody asked for")
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        return True
+
+    def forget(self, key: int) -> None:
+        pass
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(m, t) for m in MODELS for t in TIERS if m == "qwen3" or t != "late"],
+    ids=" on ".join,
+)
+def runner(
+    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
+) -> Iterator[ModelRunner]:
+    name, tier_name = request.param
+    model = open_model(synthetic_model(**MODELS[name]))
+    with model.file, TIERS[tier_name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+        yield runner
+
+
+def requests_of(draw: Callable[..., Any]) -> list[Request]:
+    """Prompts that repeat themselves, greedy and seeded, with and without penalties."""
+    period = draw(st.integers(1, 9))
+    return [
+        Request(
+            number,
+            tuple((number + i % period) * 7 % 256 for i in range(draw(st.integers(1, 40)))),
+            draw(st.integers(1, 40)),
+            SamplingParams(
+                temperature=draw(st.sampled_from((0.0, 0.7))),
+                repeat_penalty=draw(st.sampled_from((1.0, 1.0, 1.3))),
+                repeat_last_n=draw(st.sampled_from((0, 20, 60))),
+                seed=number,
+            ),
+        )
+        for number in range(draw(st.integers(1, 4)))
+    ]
+
+
+def tokens_of(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    for event in engine.run():
+        tokens[event.request_id].append(event.token)
+    engine.memory.check([])
+    return tokens
+
+
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(data=st.data())
+def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> None:
+    requests = requests_of(data.draw)
+    end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=8)))
+    plain = Engine(runner, steps_ahead=0, prefix_cache=False, end_of_generation=end)
+    expected = tokens_of(plain, requests)
+    answers = {r.prompt: expected[r.id] for r in requests}
+    drafter = data.draw(
+        st.sampled_from([PromptLookup(2), Told(answers, 0), Told(answers, 1), Told(answers, 8)])
+    )
+    engine = Engine(
+        runner,
+        steps_ahead=data.draw(st.sampled_from((0, 1, 3))),
+        end_of_generation=end,
+        drafter=drafter,
+        draft_tokens=data.draw(st.integers(1, 9)),
+    )
+    assert tokens_of(engine, requests) == expected
+
+
+def test_right_guesses_save_steps(runner: ModelRunner) -> None:
+    """Every guess right: a step gives several tokens, where a state must be kept too."""
+    request = Request(1, tuple(range(20)), 60, SamplingParams(temperature=0.9, seed=5))
+    plain = Engine(runner, steps_ahead=0)
+    tokens = tokens_of(plain, [request])
+    engine = Engine(
+        runner, steps_ahead=0, prefix_cache=True, drafter=Told({request.prompt: tokens[1]}, 0)
+    )
+    assert tokens_of(engine, [request]) == tokens
+    done = engine.statistics
+    assert done.speculation.accepted == done.speculation.drafted > 30
+    assert done.steps < plain.statistics.steps / 2
+
+
+def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
+    """Where nothing is right, guessing pauses; few steps carry guesses."""
+    request = Request(1, tuple(range(20)), 60)
+    plain = tokens_of(Engine(runner, steps_ahead=0), [request])
+    engine = Engine(runner, steps_ahead=0, drafter=Told({request.prompt: plain[1]}, 8))
+    assert tokens_of(engine, [request]) == plain
+    done = engine.statistics.speculation
+    assert done.accepted == 0
+    assert done.pauses >= 1
+    assert done.steps <= 8
+
+
+def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+    """One that is the target itself is always right where the target is greedy; one with other
+    weights changes nothing but the number of steps."""
+    requests = [
+        Request(n, tuple((n + i) * 5 % 256 for i in range(9 + 20 * n)), 24) for n in range(3)
+    ]
+    plain = Engine(runner, steps_ahead=0)
+    expected = tokens_of(plain, requests)
+    for spec in ({"quant": "q4_k_m"}, {"quant": "f32", "seed": 5}):
+        model = open_model(synthetic_model(architecture="qwen3", **spec))
+        with (
+            model.file,
+            ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
+        ):
+            drafter = DraftModel(small, runner.model)
+            engine = Engine(runner, drafter=drafter, draft_tokens=9)
+            assert tokens_of(engine, requests) == expected
+            if spec["quant"] == "q4_k_m" and not runner.recurrent.slot_bytes:
+                done = engine.statistics.speculation
+                assert done.accepted == done.drafted > 0
+                assert engine.statistics.steps < plain.statistics.steps
+
+
+def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+    hybrid = synthetic_model(**MODELS["qwen35"])
+    other = synthetic_model(architecture="llama", quant="f32", vocab=333)
+    for path, problem in ((hybrid, "recurrent"), (other, "333 tokens")):
+        model = open_model(path)
+        with (
+            model.file,
+            ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
+            pytest.raises(RequestError, match=problem),
+        ):
+            DraftModel(small, runner.model)
+
+
+def test_prompt_lookup_finds_the_latest_occurrence() -> None:
+    lookup = PromptLookup(2)
+    tokens = np.array([1, 2, 3, 1, 2, 4, 9, 1, 2], np.int32)
+    assert not lookup.ready(1, tokens[:3])
+    assert lookup.draft([Open(1, 0, tokens[:5], 2)])[0].tolist() == [3, 1]
+    assert lookup.draft([Open(1, 0, tokens, 9)])[0].tolist() == [4, 9, 1, 2]
+    assert lookup.draft([Open(1, 0, tokens, 1)])[0].tolist() == [4]
+    lookup.forget(1)
+    assert lookup.draft([Open(1, 0, tokens[6:], 3)])[0].tolist() == []
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 4), st.data())
+def test_prompt_lookup_is_its_definition(ids: list[int], match: int, data: st.DataObject) -> None:
+    """Read at once or token by token: what followed the last occurrence of the last tokens."""
+    tokens = np.array(ids, np.int32)
+    lookup = PromptLookup(match)
+    reads = [*sorted(data.draw(st.sets(st.integers(1, len(ids))))), len(ids)]
+    for length in reads:
+        known = ids[:length]
+        ends = [e for e in range(match, length) if known[e - match : e] == known[-match:]]
+        expected = known[ends[-1] :] if ends and length >= match else []
+        assert lookup.draft([Open(7, 0, tokens[:length], 99)])[0].tolist() == expected

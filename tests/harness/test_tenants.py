@@ -1,0 +1,123 @@
+"""A file of tenants: what it declares is what is read, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.errors import ConfigError
+from contract.types import QosClass, Tenant
+from harness.tenants import KEYS, read_tenants
+from reference.sched.tenants import Tenants
+
+WHOLE = """
+[tenant.nightly]
+id = 7
+qos = "batch"
+weight = 0.25
+max_slots = 2
+max_kv_pages = 512
+decode_tokens_per_s = 200
+prefill_tokens_per_s = 5000
+max_context = 8192
+reserved_pages = 64
+isolation_group = 3
+
+[tenant."alice w."]
+id = 1
+qos = "interactive"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "tenants.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path: Path) -> None:
+    alice, nightly = read_tenants(written(tmp_path, WHOLE))
+    assert alice == Tenant(1, "alice w.", qos=QosClass.INTERACTIVE)
+    assert nightly == Tenant(
+        id=7,
+        name="nightly",
+        weight=0.25,
+        max_slots=2,
+        max_kv_pages=512,
+        isolation_group=3,
+        qos=QosClass.BATCH,
+        decode_tokens_per_s=200,
+        prefill_tokens_per_s=5000,
+        max_context=8192,
+        reserved_pages=64,
+    )
+    assert all(f"{key} = " in WHOLE for key in KEYS)
+
+
+def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
+    tenants = Tenants(read_tenants(written(tmp_path, WHOLE)), clock=lambda: 0.0)
+    assert [tenant.id for tenant in tenants] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tenant.a]\nid = 1\nmax_slots = 0", "tenant 'a': max_slots is 0, not from 1"),
+        ("[tenant.a]\nid = 1\nmax_slots = true", "tenant 'a': max_slots is True"),
+        ("[tenant.a]\nid = 1\nmax_kv_pages = 2.5", "tenant 'a': max_kv_pages is 2.5"),
+        ("[tenant.a]\nid = 1\nweight = 0", "tenant 'a': weight is 0"),
+        ("[tenant.a]\nid = 1\nweight = nan", "tenant 'a': weight is nan"),
+        ("[tenant.a]\nid = 1\nreserved_pages = 9999", "reserved_pages is 9999.* 4096"),
+        ("[tenant.a]\nid = 1\nqos = 'urgent'", "tenant 'a': qos is 'urgent', not one of 'inter"),
+        ("[tenant.a]\nid = 1\nqos = ['batch']", "tenant 'a': qos is "),
+        ("[tenant.a]\nid = '1'", "tenant 'a': id is '1'"),
+        ("[tenant.a]\nid = -1", "tenant 'a': id is -1"),
+        ("[tenant.a]\nweight = 2", "tenant 'a': id is missing"),
+        ("[tenant.a]\nid = 1\nmax-slots = 2", "tenant 'a': unknown key 'max-slots'.*'max_slots'"),
+        ("[tenant.a]\nid = 1\nname = 'b'", "tenant 'a': unknown key 'name'"),
+        ("[tenant.a]\nid = 1\n[tenant.b]\nid = 1", "tenant 'b': id 1 is that of 'a'"),
+        ("[tenant.'']\nid = 1", "name '' is empty"),
+        ("tenant.a = 3", r"tenant 'a': is 3; write a section \[tenant.a\]"),
+        ("[a]\nid = 1", r"unknown section 'a'; tenants are sections \[tenant.NAME\]"),
+        ("tenant = 3", "declares no tenant"),
+        ("[tenant]", "declares no tenant"),
+        ("", "declares no tenant"),
+        ("[tenant.a", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"tenants.toml: .*{message}"):
+        read_tenants(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.toml: no such file of tenants"):
+        read_tenants(tmp_path / "none.toml")
+
+
+VALUES = st.one_of(
+    st.integers(-2, 5000).map(str),
+    st.floats().map(lambda x: repr(x) if x == x and abs(x) != float("inf") else "inf"),
+    st.sampled_from(('"batch"', '"x"', "true", "[]", "{}", "1979-05-27")),
+)
+
+
+@given(st.dictionaries(st.sampled_from((*KEYS, "name", "slots")), VALUES, max_size=6))
+def test_any_values_are_tenants_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
+) -> None:
+    """No value makes reading fail in another way, and what is accepted is valid."""
+    lines = [f"{key} = {value}" for key, value in values.items()]
+    path = written(tmp_path_factory.mktemp("tenants"), "\n".join(["[tenant.a]", *lines]))
+    try:
+        (tenant,) = read_tenants(path)
+    except ConfigError as error:
+        problem = str(error)
+    else:
+        tenant.validate()
+        assert values.keys() <= set(KEYS)
+        return
+    assert problem.startswith(f"{path}: ")

@@ -1,0 +1,27 @@
+"""Whole models of launches of the kernels that GPU tiers share: the tokens and logits of the CPU
+tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contract.dtypes import I12
+from reference.cpu.tier import CpuTier
+from reference.model.open import open_model
+from tests.conftest import SyntheticModel
+from tests.kernels.processor import cpu_device
+from tests.opencl.test_model import REQUESTS, assert_same, generate
+from tests.opencl.work_groups import work_group_tier
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "banked"])
+def test_a_model_gives_the_same_bits(
+    synthetic_model: SyntheticModel, kernel_cache: Path, shared: bool
+) -> None:
+    """Prompts in chunks, decode, sampling of every sort."""
+    model = open_model(synthetic_model())
+    expected = generate(model, CpuTier(), REQUESTS, I12)
+    with work_group_tier(cpu_device(), kernel_cache, shared_addresses=shared) as tier:
+        assert_same(expected, generate(model, tier, REQUESTS, I12))

@@ -1,0 +1,202 @@
+"""Quotas and usage: never exceeded at an admission, whatever was counted before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.errors import ConfigError, RequestError
+from contract.types import LOCAL_TENANT, Tenant
+from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow, Tenants, Usage
+from tests.sched.manual_clock import ManualClock
+
+TEAM = Tenant(1, "team", max_slots=3, max_kv_pages=20, decode_tokens_per_s=10)
+
+
+class Counted(NamedTuple):
+    """So many tokens counted ``wait`` seconds after the ones before."""
+
+    wait: float
+    tokens: int
+
+
+HISTORIES = st.lists(
+    st.builds(Counted, st.floats(0, 7) | st.sampled_from((0.0, 1 / 16, 5.0)), st.integers(0, 90)),
+    max_size=40,
+)
+
+
+@given(HISTORIES)
+def test_a_window_never_reports_less_than_it_holds(history: list[Counted]) -> None:
+    """At least what was counted in the last 5 s, at most that of one bucket more."""
+    window, now, counted = RateWindow(), 0.0, []
+    for wait, tokens in history:
+        now += wait
+        window.add(now, tokens)
+        counted.append((now, tokens))
+        exact = sum(tokens for at, tokens in counted if at > now - WINDOW_SECONDS)
+        longer = WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND
+        assert exact <= window.total(now) <= sum(n for at, n in counted if at >= now - longer)
+    assert window.total(now + WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND) == 0
+
+
+def test_a_clock_that_goes_back_stands_still() -> None:
+    window = RateWindow()
+    window.add(10.0, 5)
+    window.add(3.0, 2)
+    assert window.total(2.0) == window.total(14.9) == 7
+    assert window.total(15.1) == 0
+
+
+@given(HISTORIES, st.lists(st.integers(1, 12), max_size=12), st.data())
+def test_no_admission_exceeds_a_quota(
+    history: list[Counted], requests: list[int], data: st.DataObject
+) -> None:
+    """Right after an admission every hard cap holds, and right before it the rate was below its
+    cap, counted here from the events themselves."""
+    clock = ManualClock()
+    tenants = Tenants([TEAM], clock=clock)
+    counted, held = [], []
+    for wait, tokens in history:
+        clock.now += wait
+        tenants.count(1, prefilled=0, decoded=tokens)
+        counted.append((clock.now, tokens))
+        if held and data.draw(st.booleans(), "ends"):
+            tenants.occupy(1, slots=-1, pages=-held.pop(0))
+        if requests and tenants.within_quota(1, requests[0]):
+            held.append(requests.pop(0))
+            tenants.occupy(1, slots=1, pages=held[-1])
+            assert len(held) <= TEAM.max_slots
+            assert sum(held) <= TEAM.max_kv_pages or len(held) == 1
+            recent = sum(n for at, n in counted if at > clock.now - WINDOW_SECONDS)
+            assert recent < TEAM.decode_tokens_per_s * WINDOW_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("uses", "pages", "within"),
+    [
+        ({}, 20, True),
+        ({}, 21, True),
+        ({"slots": 2, "pages": 10}, 10, True),
+        ({"slots": 3}, 1, False),
+        ({"slots": 1, "pages": 20}, 1, False),
+        ({"live": 100}, 1, True),
+    ],
+    ids=str,
+)
+def test_slots_and_pages_are_hard_caps(uses: dict[str, int], pages: int, within: bool) -> None:
+    tenants = Tenants([TEAM], clock=ManualClock())
+    tenants.occupy(1, **uses)
+    assert tenants.within_quota(1, pages) is within
+
+
+@pytest.mark.parametrize("field", ["prefilled", "decoded"])
+def test_a_rate_is_a_cap_until_it_leaves_the_window(field: str) -> None:
+    clock = ManualClock(100.0)
+    tenants = Tenants([replace(TEAM, prefill_tokens_per_s=10)], clock=clock)
+    tenants.count(1, **{"prefilled": 0, "decoded": 0, field: 49})
+    assert tenants.within_quota(1, 1)
+    tenants.count(1, **{"prefilled": 0, "decoded": 0, field: 1})
+    assert not tenants.within_quota(1, 1)
+    clock.now = 104.999
+    assert not tenants.within_quota(1, 1)
+    clock.now = 105.1
+    assert tenants.within_quota(1, 1)
+
+
+def test_usage_is_what_was_occupied_and_counted() -> None:
+    clock = ManualClock()
+    tenants = Tenants([TEAM, LOCAL_TENANT], clock=clock)
+    tenants.occupy(1, slots=2, pages=7, live=3)
+    tenants.occupy(1, pages=-2)
+    clock.now = 1.0
+    tenants.count(1, prefilled=100, decoded=15)
+    assert tenants.usage(1) == Usage(2, 5, 3, decode_tokens_per_s=3.0, prefill_tokens_per_s=20.0)
+    assert tenants.usage(0) == Usage(0, 0, 0, 0.0, 0.0)
+
+
+def test_the_dominant_share_is_the_largest_part_of_a_quota_by_weight() -> None:
+    tenants = Tenants([TEAM, replace(TEAM, id=2, weight=4.0)], clock=ManualClock())
+    for tenant, weight in ((1, 1.0), (2, 4.0)):
+        assert tenants.dominant_share(tenant) == 0
+        tenants.occupy(tenant, slots=1)
+        assert tenants.dominant_share(tenant) == 1 / 3 / weight
+        tenants.occupy(tenant, pages=10)
+        assert tenants.dominant_share(tenant) == 0.5 / weight
+        tenants.count(tenant, prefilled=10_000, decoded=45)
+        assert tenants.dominant_share(tenant) == 0.9 / weight
+
+
+def test_only_giving_back_the_last_slot_makes_a_tenant_slotless() -> None:
+    clock = ManualClock(1.0)
+    tenants = Tenants([TEAM], clock=clock)
+    assert tenants.slotless_since(1) == -math.inf
+    tenants.occupy(1, slots=2, pages=3, live=2)
+    assert tenants.slotless_since(1) is None
+    tenants.occupy(1, slots=-1)
+    assert tenants.slotless_since(1) is None
+    clock.now = 2.0
+    tenants.occupy(1, slots=-1)
+    clock.now = 3.0
+    tenants.occupy(1, pages=-3, live=1)
+    assert tenants.slotless_since(1) == 2.0
+
+
+def test_a_changed_quota_is_in_force_at_once_and_takes_nothing_away() -> None:
+    tenants = Tenants([TEAM], clock=ManualClock())
+    tenants.occupy(1, slots=2, pages=2)
+    assert tenants.within_quota(1, 1)
+    tenants.put(replace(TEAM, max_slots=1))
+    assert not tenants.within_quota(1, 1)
+    assert tenants.usage(1).slots == 2
+    assert tenants.dominant_share(1) == 2.0
+    tenants.put(replace(TEAM, max_slots=3))
+    assert tenants.within_quota(1, 1)
+
+
+def test_a_tenant_with_live_requests_stays() -> None:
+    tenants = Tenants([TEAM], clock=ManualClock())
+    tenants.occupy(1, live=1)
+    with pytest.raises(RequestError, match="tenant: 1 has 1 live requests"):
+        tenants.remove(1)
+    tenants.occupy(1, live=-1)
+    tenants.remove(1)
+    assert 1 not in tenants
+    assert list(tenants) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tenants: tenants[9],
+        lambda tenants: tenants.remove(9),
+        lambda tenants: tenants.occupy(9, live=1),
+        lambda tenants: tenants.within_quota(9, 1),
+    ],
+)
+def test_an_unknown_tenant_is_named(call: object) -> None:
+    with pytest.raises(RequestError, match="tenant: 9 is not known") as caught:
+        call(Tenants(clock=ManualClock()))  # type: ignore[operator]
+    assert caught.value.field == "tenant"
+
+
+def test_bad_tenants_are_refused() -> None:
+    clock = ManualClock()
+    with pytest.raises(ConfigError, match="share id 1"):
+        Tenants([TEAM, replace(TEAM, name="other")], clock=clock)
+    with pytest.raises(ConfigError, match="weight"):
+        Tenants([replace(TEAM, weight=0)], clock=clock)
+
+
+def test_giving_back_what_is_not_held_is_found() -> None:
+    """Negative control of the accounts: a slot given back twice does not pass unseen."""
+    tenants = Tenants([TEAM], clock=ManualClock())
+    tenants.occupy(1, slots=1)
+    tenants.occupy(1, slots=-1)
+    with pytest.raises(AssertionError, match="gave back twice"):
+        tenants.occupy(1, slots=-1)

@@ -1,0 +1,205 @@
+"""Engine parts broken on purpose: each must be noticed as the invariant it breaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from contract.types import TokenEvent
+from harness.simulation.invariants import Invariant
+from harness.simulation.runner import SimulatedCopies, SimulatedStates
+from reference.engine import Engine
+from reference.engine.placing import Placing
+from reference.engine.residents import Residents
+from reference.ledger import Ledger
+from reference.memory.kv import KvMemory
+from reference.memory.pages import PagePool
+from reference.sched.admission import Running, WaitQueue, victim
+from reference.sched.planner import plan_step
+from reference.sched.tenants import Tenants
+
+Patch = pytest.MonkeyPatch
+Break = Callable[[Patch], None]
+
+
+def a_slot_given_twice(patch: Patch) -> None:
+    place = Residents.place
+
+    def broken(self: Residents, sequence: Any) -> Any:
+        placement = place(self, sequence)
+        if placement is not None and placement.slot not in self.free_slots:
+            self.free_slots.append(placement.slot)
+        return placement
+
+    patch.setattr(Residents, "place", broken)
+
+
+def a_reference_is_kept(patch: Patch) -> None:
+    release = KvMemory.release
+
+    def broken(self: KvMemory, pages: Sequence[int], tenant: int) -> None:
+        release(self, pages[: max(1, len(pages) - 1)], tenant)
+
+    patch.setattr(KvMemory, "release", broken)
+
+
+def a_page_is_lost(patch: Patch) -> None:
+    give_back = PagePool.give_back
+    patch.setattr(PagePool, "give_back", lambda self, pages: give_back(self, pages[:2]))
+
+
+def one_scope_for_all(patch: Patch) -> None:
+    patch.setattr("reference.engine.engine.scope_of", lambda tenant: ("group", 0))
+
+
+def a_decode_is_left_out(patch: Patch) -> None:
+    def broken(pending: Any, chunk_tokens: int) -> Any:
+        chunks = plan_step(pending, chunk_tokens)
+        return chunks[1:] if len(chunks) > 2 else chunks
+
+    patch.setattr("reference.engine.pipeline.plan_step", broken)
+
+
+def too_much_prefill(patch: Patch) -> None:
+    patch.setattr(
+        "reference.engine.pipeline.plan_step", lambda pending, most: plan_step(pending, most + 1)
+    )
+
+
+def quotas_are_not_asked(patch: Patch) -> None:
+    patch.setattr(Tenants, "within_quota", lambda self, id, pages: True)
+
+
+def first_come_first_served(patch: Patch) -> None:
+    patch.setattr(Tenants, "dominant_share", lambda self, id: 0.0)
+
+
+def classes_reversed(patch: Patch) -> None:
+    def broken(running: Sequence[Running], tenants: Tenants, claimant: int | None) -> Any:
+        if claimant is not None:
+            return victim(running, tenants, claimant)
+        return min(running, key=lambda entry: tenants[entry.tenant].qos.rank, default=None)
+
+    patch.setattr("reference.engine.placing.victim", broken)
+
+
+def stalled_ones_go_on(patch: Patch) -> None:
+    def broken(self: Engine, sequence: Any, stalled: bool) -> None:
+        sequence.stalled, sequence.stalled_steps = stalled, 0
+
+    patch.setattr(Engine, "_set_stalled", broken)
+
+
+def a_token_twice(patch: Patch) -> None:
+    step = Engine.step
+
+    def broken(self: Engine) -> list[TokenEvent]:
+        events = step(self)
+        return events + events[:1]
+
+    patch.setattr(Engine, "step", broken)
+
+
+def cancel_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Engine, "cancel", lambda self, request_id: None)
+
+
+def the_ledger_counts_twice(patch: Patch) -> None:
+    generated = Ledger.generated
+    patch.setattr(Ledger, "generated", lambda self, tenant, n=1: generated(self, tenant, 2 * n))
+
+
+def published_too_early(patch: Patch) -> None:
+    """Pages are found before their last position is computed."""
+    publish = KvMemory.publish
+
+    def broken(
+        self: KvMemory, scope: Any, tokens: Any, pages: Sequence[int], end: Any = None
+    ) -> Any:
+        base = tokens.base if tokens.base is not None else tokens
+        return publish(self, scope, base[: len(tokens) + 1], pages, end)
+
+    patch.setattr(KvMemory, "publish", broken)
+
+
+def copies_do_nothing(patch: Patch) -> None:
+    patch.setattr(SimulatedCopies, "copy", lambda self, source, target: None)
+
+
+def saved_pages_do_not_come_back(patch: Patch) -> None:
+    patch.setattr(SimulatedCopies, "load", lambda self, saved, page: None)
+
+
+def states_are_not_loaded(patch: Patch) -> None:
+    patch.setattr(SimulatedStates, "load", lambda self, place, slot: None)
+
+
+def the_cache_outlives_a_fault(patch: Patch) -> None:
+    """What the device lost is still found."""
+    reset = Residents.reset
+
+    def broken(self: Residents) -> Any:
+        for placement in self.running.values():
+            self.memory.release(placement.pages, placement.sequence.request.tenant)
+        return reset(self)
+
+    patch.setattr(Residents, "reset", broken)
+    patch.setattr(KvMemory, "clear", lambda self: None)
+
+
+def chance_decides(patch: Patch) -> None:
+    """Pages are handed out in an order that no seed determines."""
+    chance = random.SystemRandom()
+    init = KvMemory.__init__
+
+    def broken(self: KvMemory, pages: int, **options: Any) -> None:
+        init(self, pages, **options)
+        chance.shuffle(self._pool._free)
+
+    def due(self: Placing) -> bool:
+        return bool(self.waiting) and chance.random() < 0.5
+
+    patch.setattr(KvMemory, "__init__", broken)
+    patch.setattr(Placing, "due", property(due))
+
+
+def a_waiting_request_is_lost(patch: Patch) -> None:
+    push = WaitQueue.push
+
+    def broken(self: WaitQueue, waiting: Any) -> None:
+        if waiting.order % 5 != 4:
+            push(self, waiting)
+
+    patch.setattr(WaitQueue, "push", broken)
+
+
+def nothing_is_refused(patch: Patch) -> None:
+    patch.setattr("reference.engine.engine.check_request", lambda *arguments: None)
+
+
+CONTROLS: dict[Invariant, tuple[Break, ...]] = {
+    Invariant.SLOT_OWNER: (a_slot_given_twice,),
+    Invariant.PAGE_REFERENCES: (a_reference_is_kept, published_too_early),
+    Invariant.PAGE_SUM: (a_page_is_lost,),
+    Invariant.PAGE_ISOLATION: (one_scope_for_all,),
+    Invariant.EVERY_DECODE: (a_decode_is_left_out,),
+    Invariant.STEP_CAP: (too_much_prefill,),
+    Invariant.QUOTA: (quotas_are_not_asked,),
+    Invariant.ADMISSION_ORDER: (first_come_first_served,),
+    Invariant.INTERACTIVE_STAYS: (classes_reversed,),
+    Invariant.BACKPRESSURE: (stalled_ones_go_on,),
+    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten),
+    Invariant.HISTORY: (
+        copies_do_nothing,
+        saved_pages_do_not_come_back,
+        states_are_not_loaded,
+        the_cache_outlives_a_fault,
+    ),
+    Invariant.LEDGER: (the_ledger_counts_twice,),
+    Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
+    Invariant.LIVENESS: (a_waiting_request_is_lost,),
+    Invariant.ONLY_DOCUMENTED_ERRORS: (nothing_is_refused,),
+}

@@ -1,0 +1,185 @@
+"""The simulated runner notices each misuse of a device when it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from contract.errors import DeviceLost
+from contract.records import LAST_TOKEN, QUERY_TOKEN
+from contract.types import FinishReason, Request, SamplingParams
+from harness.simulation.clock import VirtualClock
+from harness.simulation.history import MOST_POSITIONS, solo_run
+from harness.simulation.invariants import Invariant, Violation
+from harness.simulation.runner import SimulatedRunner, StepSeconds
+from reference.limits import Limits
+from reference.runner import StepInput
+from reference.sched.slots import sampling_record
+
+PROMPT = tuple(range(100, 120))
+PAGES = (3, 1)
+SAMPLING = SamplingParams(repeat_penalty=1.5, repeat_last_n=5, seed=77)
+SOLO = solo_run(Request(0, PROMPT, 8, SAMPLING, ignore_end=True), 64)
+
+
+def runner_of(*, recurrent: bool = False) -> SimulatedRunner:
+    limits = Limits(2, 64, 6, step_tokens=40, recent_tokens=8, saved_states=1)
+    runner = SimulatedRunner(limits, VirtualClock(), recurrent=recurrent)
+    runner.slot_scopes = [0, 0]
+    return runner
+
+
+def step_of(
+    tokens: Sequence[int],
+    start: int,
+    *,
+    slot: int = 0,
+    pages: Sequence[int] = PAGES,
+    rows: Sequence[int] | None = None,
+) -> StepInput:
+    """Tokens from position ``start`` on; a row of the last, unless ``rows`` says which."""
+    query = np.zeros(len(tokens), QUERY_TOKEN)
+    query["token"], query["slot"] = tokens, slot
+    query["position"] = np.arange(start, start + len(tokens))
+    output_rows = np.array([len(tokens) - 1] if rows is None else rows, np.int32)
+    sampling = [sampling_record(SAMPLING, slot, start + row + 1) for row in output_rows.tolist()]
+    table = np.zeros((2, 4), np.int32)
+    table[slot, : len(pages)] = pages
+    return StepInput(query, output_rows, np.array(sampling), table)
+
+
+def run(runner: SimulatedRunner, step: StepInput) -> list[int]:
+    tokens: list[int] = runner.collect(runner.submit(step)).token.tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("cut", [1, 7, 16, 19])
+def test_tokens_are_those_of_the_closed_form(cut: int) -> None:
+    """Prompt in two chunks, then tokens that only the device knows, submitted ahead."""
+    runner = runner_of(recurrent=True)
+    late = [runner.submit(step_of(PROMPT[:cut], 0)), runner.submit(step_of(PROMPT[cut:], cut))]
+    runner.collect(late[0])
+    tokens = runner.collect(late[1]).token.tolist()
+    ahead = [runner.submit(step_of([LAST_TOKEN], 20 + number)) for number in range(3)]
+    tokens += [token for step in ahead for token in runner.collect(step).token.tolist()]
+    assert tokens == [event.token for event in SOLO.events[:4]]
+
+
+def test_a_solo_run_ends_as_a_request_does() -> None:
+    assert [event.position for event in SOLO.events] == list(range(20, 28))
+    assert SOLO.events[-1].finish_reason is FinishReason.LENGTH
+    nothing = solo_run(Request(0, PROMPT, 0), 64).events
+    assert [(event.token, event.finish_reason) for event in nothing] == [(-1, FinishReason.LENGTH)]
+    full = solo_run(Request(0, PROMPT, 9, ignore_end=True), len(PROMPT)).events
+    assert [(event.position, event.finish_reason) for event in full] == [(20, FinishReason.LENGTH)]
+
+
+@pytest.mark.parametrize("pages", [(3, 2), (1, 3), (3, 4)], ids=["unwritten", "swapped", "other"])
+def test_another_page_than_the_one_written_is_noticed(pages: tuple[int, int]) -> None:
+    runner = runner_of()
+    run(runner, step_of(PROMPT, 0))
+    run(runner, step_of(PROMPT[::-1], 0, slot=1, pages=(2, 4)))
+    with pytest.raises(Violation, match="HISTORY") as raised:
+        run(runner, step_of([LAST_TOKEN], 20, pages=pages))
+    assert raised.value.invariant is Invariant.HISTORY
+    assert runner.violation is raised.value
+
+
+def test_a_page_of_another_scope_is_noticed_though_its_tokens_are_right() -> None:
+    runner = runner_of()
+    run(runner, step_of(PROMPT, 0))
+    runner.slot_scopes = [0, 1]
+    with pytest.raises(Violation, match="PAGE_ISOLATION"):
+        run(runner, step_of([5], 20, slot=1))
+
+
+def test_a_state_of_other_tokens_is_noticed() -> None:
+    runner = runner_of(recurrent=True)
+    run(runner, step_of(PROMPT[:16], 0))
+    runner.recurrent.save(0, 0)
+    run(runner, step_of(PROMPT[16:], 16))
+    runner.recurrent.load(0, 1)
+    run(runner, step_of(PROMPT[16:], 16, slot=1, pages=(3, 2)))
+    with pytest.raises(Violation, match="the state of other tokens"):
+        run(runner, step_of(PROMPT[16:], 16))
+
+
+def test_stale_recent_tokens_give_other_tokens() -> None:
+    """A slot that takes over pages without computing what the penalties look at."""
+    runner = runner_of()
+    run(runner, step_of(PROMPT[:-1], 0))
+    (token,) = run(runner, step_of(PROMPT[-1:], 19, slot=1))
+    assert token != SOLO.events[0].token
+
+
+def test_a_last_token_belongs_to_one_position() -> None:
+    runner = runner_of()
+    run(runner, step_of(PROMPT, 0))
+    run(runner, step_of([5], 20, rows=[]))
+    with pytest.raises(Violation, match="last token for position 20, not 21"):
+        run(runner, step_of([LAST_TOKEN], 21))
+
+
+def test_copies_saves_and_loads_take_their_turn() -> None:
+    """Queued behind the steps that write the page and before those that overwrite it."""
+    runner = runner_of()
+    copies = runner.page_copies()
+    runner.submit(step_of(PROMPT, 0))
+    saved = copies.save(1)
+    copies.copy(3, 5)
+    runner.submit(step_of(PROMPT[::-1], 0))
+    copies.load(saved, 4)
+    (token,) = run(runner, step_of([SOLO.events[0].token], 20, slot=1, pages=(5, 4)))
+    assert runner.memory.pages[5].after == list(SOLO.histories[1:17])
+    assert runner.memory.pages[4].after == list(SOLO.histories[17:22])
+    assert token >= 0
+
+
+@pytest.mark.parametrize("where", ["submit", "collect"])
+def test_a_fault_loses_everything(where: str) -> None:
+    runner = runner_of()
+    run(runner, step_of(PROMPT, 0))
+    runner.fail_next(where)
+    with pytest.raises(DeviceLost):
+        run(runner, step_of([LAST_TOKEN], 20))
+    with pytest.raises(Violation, match="HISTORY"):
+        run(runner, step_of([5], 20))
+
+
+def test_a_step_is_read_before_its_events_are_overwritten() -> None:
+    runner = runner_of()
+    first = runner.submit(step_of(PROMPT, 0))
+    for number in range(4):
+        runner.submit(step_of([LAST_TOKEN], 20 + number))
+    with pytest.raises(Violation, match="overwritten"):
+        runner.collect(first)
+
+
+def test_a_step_of_too_many_tokens_is_refused() -> None:
+    with pytest.raises(Violation, match="STEP_CAP"):
+        runner_of().submit(step_of(range(41), 0))
+
+
+def test_time_passes_as_steps_cost() -> None:
+    """Steps queue up on the device; the host waits for the one it reads."""
+    clock = VirtualClock()
+    seconds = StepSeconds(fixed=1.0, token=0.5, attended=0.0, host=0.25)
+    runner = SimulatedRunner(Limits(1, 64, 4), clock, seconds=seconds)
+    runner.slot_scopes = [0]
+    table = np.arange(4, dtype=np.int32)[None]
+    steps = [step_of(PROMPT[:2], 0), step_of(PROMPT[2:4], 2)]
+    late = [runner.submit(StepInput(s.query, s.output_rows, s.sampling, table)) for s in steps]
+    assert clock() == 0.5
+    runner.collect(late[0])
+    assert clock() == 2.25
+    runner.collect(late[1])
+    assert clock() == 4.25
+    clock.advance_to(1.0)
+    assert clock() == 4.25
+
+
+def test_a_context_beyond_the_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="positions"):
+        SimulatedRunner(Limits(1, MOST_POSITIONS + 1, 100), VirtualClock())

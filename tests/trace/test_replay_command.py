@@ -1,0 +1,116 @@
+"""``zinc-rt run --trace`` and ``python -m harness.replay``: what they say, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.replay import main as replay
+from harness.trace.framing import Kind, TraceReader, TraceWriter
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace and a timeline of one answer."""
+    folder = tmp_path_factory.mktemp("recorded")
+    trace, timeline = folder / "run.trace", folder / "run.json"
+    files = ["--trace", str(trace), "--timeline", str(timeline)]
+    sizes = ["--context", "64", "--max-tokens", "9", "--tier", "cpu"]
+    model = ["--model", str(tiny_model_path)]
+    assert main(["run", "--raw", *model, *files, *sizes, "once upon a time"]) == 0
+    return trace, timeline
+
+
+@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+def test_a_recorded_answer_is_identical(
+    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tier: str
+) -> None:
+    """The model is found by the trace itself."""
+    assert replay([str(recorded[0]), "--tier", tier]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("identical: ")
+    assert f"recorded on cpu (x86_64), replayed on {tier} " in said.out
+    assert "cut off" not in said.err
+
+
+def test_the_timeline_is_json(recorded: tuple[Path, Path]) -> None:
+    """With times that go forward: a session that is watched has a clock."""
+    events = json.loads(recorded[1].read_text())
+    steps = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    assert sum(step["args"]["decode"] for step in steps) >= 8
+    assert all(step["dur"] > 0 for step in steps)
+
+
+def test_a_cut_trace_says_so(
+    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.trace"
+    cut.write_bytes(recorded[0].read_bytes()[:-5])
+    assert replay([str(cut), "--tier", "cpu"]) == 0
+    assert "the end of the trace is missing" in capsys.readouterr().err
+
+
+def test_a_difference_is_exit_code_1(
+    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One digest is another: the submission and the output are named."""
+    forged, results = tmp_path / "forged.trace", 0
+    with TraceReader(recorded[0]) as reader, TraceWriter(forged, reader.header) as writer:
+        for record in reader.records():
+            payload = bytearray(record.payload)
+            if record.kind is Kind.RESULT:
+                payload[-1] ^= results == 3
+                results += 1
+            if record.kind is not Kind.END:
+                writer.write(record.kind, bytes(payload))
+    assert replay([str(forged), "--tier", "cpu"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("DIFFERENT: submission 3, graph ")
+    assert "(slot@position 0@" in said
+    assert "output.ring is another" in said
+
+
+def test_what_is_in_a_trace_is_listed(
+    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay([str(recorded[0]), "--list"]) == 0
+    said = capsys.readouterr().out
+    assert "tier: cpu" in said
+    assert "submit" in said
+
+
+def test_a_damaged_trace_is_exit_code_2(
+    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray(recorded[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged = tmp_path / "damaged.trace"
+    damaged.write_bytes(data)
+    for path in (damaged, tmp_path / "absent.trace", tmp_path):
+        assert replay([str(path), "--tier", "cpu"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--timeline"])
+def test_a_file_in_the_way_is_kept(
+    tiny_model_path: Path, tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    command = ["run", "--raw", "--tier", "cpu", "--context", "64", "--max-tokens", "2"]
+    assert main([*command, "--model", str(tiny_model_path), flag, str(path), "hello"]) == 2
+    assert "cannot be written: File exists" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        replay(["--help"])
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert "zinc-rt run --trace" in said
