@@ -71,6 +71,7 @@ class GpuTarget(IntEnum):
     APPLE_METAL = 0x30
     OPENCL_C = 0x40
     SPIRV = 0x41
+    CUDA_C = 0x42
     CPU_NUMPY = 0xFF
 
     @property

@@ -76,6 +76,14 @@ def _open_opencl(options: TierOptions) -> Tier:
     return OpenClTier(options.opencl_device or options.device, choices, options.note)
 
 
+def _open_cuda(options: TierOptions) -> Tier:
+    from accel.cuda.runtime import Choices
+    from accel.cuda.tier import CudaTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "cuda"
+    return CudaTier(options.device, Choices(cache=cache), options.note)
+
+
 def _open_vulkan(options: TierOptions) -> Tier:
     from accel.vulkan.runtime import Choices
     from accel.vulkan.tier import VulkanTier
@@ -91,7 +99,7 @@ def _vulkan_details() -> tuple[str, ...]:
 
 
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
-    {"opencl": _open_opencl, "cpu": _open_cpu, "vulkan": _open_vulkan}
+    {"cuda": _open_cuda, "opencl": _open_opencl, "cpu": _open_cpu, "vulkan": _open_vulkan}
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""

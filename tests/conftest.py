@@ -18,10 +18,25 @@ from reference.model.open import Model, open_model
 from tests.needs import missing
 
 SyntheticModel = Callable[..., Path]
+DEVICE_TIERS = ("cuda",)
+"""Tiers that run on no machine without a device of their own."""
 
 # A busy machine makes no property false.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is done on every tier is marked ``device`` where the tier needs one."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and any(map(_names_device_tier, callspec.params.values())):
+            item.add_marker(pytest.mark.device)
+
+
+def _names_device_tier(value: object) -> bool:
+    names = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(name, str) and name in DEVICE_TIERS for name in names)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
+from accel.cuda.driver import NO_CUDA_DEVICE, NO_DRIVER
 from contract.errors import TierUnavailable
 
 T = TypeVar("T")
@@ -48,6 +49,8 @@ def need_device(open_it: Callable[[], T]) -> T:
     try:
         return open_it()
     except TierUnavailable as error:
+        if error.reason in (NO_DRIVER, NO_CUDA_DEVICE):
+            machine_lacks("CUDA device")
         missing(error.reason, error.remedy)
 
 

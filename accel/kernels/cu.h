@@ -106,12 +106,25 @@ FN ADDRESS address_of(LAUNCH_CTX, U64 stored) {
 #define PACKET_FIELD(field) packet->field
 #define PACKET_ADDRESS(i) address_of(launch, packet->operand[i])
 
+// A launch has its packet with it: where arguments lie it is read at once, without a detour through
+// memory.
 #define KERNEL(name)                                                                          \
     extern "C" __global__ void __launch_bounds__(GROUP_SIZE)                                  \
-        launch_##name(U64 scratch, U64 inputs, U64 packets, uint index)
+        launch_##name(U64 scratch, U64 inputs, const __grid_constant__ PACKET packet)
+
+// A kernel may be launched before the one in front of it has ended, from where that one allows it:
+// what is read before this line was written before the step.
+#if __CUDA_ARCH__ >= 900
+#define PRECEDING_DONE asm volatile("griddepcontrol.wait;" ::: "memory")
+#define FOLLOWING_MAY_START asm volatile("griddepcontrol.launch_dependents;")
+#else
+#define PRECEDING_DONE
+#define FOLLOWING_MAY_START
+#endif
 #define OPEN                                                                                  \
-    const LAUNCH launch = {scratch, inputs, packets, index};                                  \
-    const OP op = opened(launch)
+    const LAUNCH launch = {scratch, inputs, (U64)&packet, 0u};                                \
+    const OP op = opened(launch);                                                             \
+    PRECEDING_DONE
 #define OPEN_GROUP OPEN
 
 #include "packet.h"

@@ -120,15 +120,25 @@ def module_source(language: Language, module: Module, traits: Traits | None = No
 
     Raises FileNotFoundError for an op without a kernel file.
     """
+    return _combined(language, module, traits, (f"{module.op}.k",))
+
+
+def headers(language: Language, op: str = "", traits: Traits | None = None) -> str:
+    """What stands before every kernel, for one that is written for ``language`` alone: the language
+    of the dialect, PACKET, ``OP`` if an op is named, and the exact primitives."""
+    return _combined(language, Module(op), traits, ())
+
+
+def _combined(
+    language: Language, module: Module, traits: Traits | None, files: tuple[str, ...]
+) -> str:
     first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
     macros = _macros(module, traits or Traits())
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    made = {
-        "packet_constants.h": packet_constants(),
-        "packet.h": packet_struct() + op_struct(ALL_OPS[module.op]),
-    }
+    fields = op_struct(ALL_OPS[module.op]) if module.op else ""
+    made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields}
     included: set[str] = set()
-    names = language.value, "exact.k", f"{module.op}.k"
+    names = language.value, "exact.k", *files
     return first + defines + "".join(_text(name, made, included) for name in names)
 
 

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from accel.kernels.source import Module
 from accel.opencl.memory import Allocation
 from accel.opencl.modules import ModuleLauncher
-from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
+from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
-from accel.packets.layouts import LANES, WeightLayout, group_bytes
+from accel.packets.build import Progress
+from accel.packets.layouts import WeightLayout, group_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
+from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
 
@@ -37,35 +39,6 @@ class ArrangedMatrix:
     allocation: Allocation
     row_bytes: int
     layout: WeightLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other."""
-
-    dtype: DType
-    data: Bytes
-    rows: int
-
-    @property
-    def matrix_groups(self) -> int:
-        """Row groups of one matrix."""
-        return -(-self.rows // LANES)
-
-    @property
-    def groups(self) -> int:
-        """Row groups of all: each matrix begins one of its own."""
-        return len(self.data) // self.rows * self.matrix_groups
-
-    @property
-    def columns(self) -> int:
-        """Elements of a row."""
-        return int(self.data.shape[1]) // self.dtype.block_bytes * self.dtype.block_elements
-
-    def first_row(self, group: int) -> int:
-        """Where row group ``group`` begins; the number of rows for the one after the last."""
-        matrix, inside = divmod(group, self.matrix_groups)
-        return matrix * self.rows + inside * LANES
 
 
 @dataclass(slots=True)
@@ -101,19 +74,17 @@ class Arranger:
     def _stage(self, stack: Stack, place: Allocation) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""
         cl, queue = self.runtime.launch.cl, self.runtime.launch.queue
-        stored_bytes = min(LANES, stack.rows) * stack.data.shape[1]
-        step = min(max(1, STAGED_BYTES // stored_bytes), stack.groups)
-        flags, nbytes = cl.mem_flags.READ_ONLY, step * stored_bytes
+        parts = stack.parts(STAGED_BYTES)
+        flags = cl.mem_flags.READ_ONLY
+        nbytes = max((stack.stored(groups).nbytes for groups in parts), default=0)
         try:
             staging = cl.Buffer(self.runtime.context, flags, nbytes)
         except cl.Error:
             memory = self.runtime.memory
             raise OutOfMemory("opencl.staging", nbytes, memory.used, memory.available) from None
         bank = self.runtime.memory.arguments()[place.bank]
-        for first in range(0, stack.groups, step):
-            groups = range(first, min(first + step, stack.groups))
-            part = stack.data[stack.first_row(groups.start) : stack.first_row(groups.stop)]
-            cl.enqueue_copy(queue, staging, part, is_blocking=False)
+        for groups in parts:
+            cl.enqueue_copy(queue, staging, stack.stored(groups), is_blocking=False)
             self._launch(stack, staging, bank, place.address & OFFSET_MASK, groups)
 
     def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> None:

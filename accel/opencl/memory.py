@@ -11,23 +11,18 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
+from accel.packets.mirrors import Bytes, Mirrors
 from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
 from contract.errors import OutOfMemory
 
 MIN_BANK_BYTES = 64 << 20
 
-Bytes = NDArray[np.uint8]
-
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """``nbytes`` at ``address``; ``host`` are its bytes in host memory, None until mapped.
-
-    Once mapped they are ``sent`` before a submission to an idle device and ``fetched`` after every
-    one; what is not fetched is read anew whenever it is mapped. ``borrowed`` are bytes that are not
-    the memory's own: a view of the caller's.
+    """``nbytes`` at ``address``, see ``mirrors.Mirrored``. ``borrowed`` are bytes that are not the
+    memory's own: a view of the caller's.
     """
 
     address: int
@@ -202,10 +197,13 @@ class BankedMemory:
     used: int = 0
     version: int = 0
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
-    _mapped: list[Allocation] = field(default_factory=list)
     _placed: int = 0
     _expected: int = 0
+    _mirrors: Mirrors[Allocation, Any] = field(init=False)
     shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._mirrors = Mirrors(self.transfer, aligned_bytes)
 
     @property
     def held(self) -> int:
@@ -237,37 +235,21 @@ class BankedMemory:
 
     def map(self, allocation: Allocation) -> Bytes:
         """See Memory."""
-        if allocation.host is None:
-            allocation.host = aligned_bytes(allocation.nbytes)
-            self._mapped.append(allocation)
-        elif allocation.fetched:
-            return allocation.host
-        if allocation.nbytes:
-            self.transfer(allocation, allocation.host, to_device=False).wait()
-        return allocation.host
+        return self._mirrors.map(allocation)
 
     def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """See Memory. Of mapped memory the host has the newest bytes."""
-        if allocation.host is not None and allocation.fetched:
-            return allocation.host[offset : offset + nbytes].copy()
-        data = np.empty(nbytes, np.uint8)
-        if nbytes:
-            self.transfer(allocation, data, to_device=False, first=offset).wait()
-        return data
+        """See Memory."""
+        return self._mirrors.read(allocation, offset, nbytes)
 
     def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
         """See Memory."""
-        if allocation.host is not None:
-            allocation.host[offset : offset + data.nbytes] = data
-        if data.nbytes:
-            host = np.ascontiguousarray(data)
-            self.transfer(allocation, host, to_device=True, first=offset).wait()
+        self._mirrors.write(allocation, offset, data)
 
     def free(self, allocation: Allocation) -> None:
         """See Memory."""
         self.used -= allocation.nbytes
         self._placed -= aligned(allocation.nbytes)
-        self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+        self._mirrors.forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
         bank.live -= 1
@@ -282,18 +264,11 @@ class BankedMemory:
 
     def to_device(self) -> list[Any]:
         """See Memory."""
-        return self._exchange([mapped for mapped in self._mapped if mapped.sent], True)
+        return self._mirrors.to_device()
 
     def to_host(self) -> list[Any]:
         """See Memory."""
-        return self._exchange([mapped for mapped in self._mapped if mapped.fetched], False)
-
-    def _exchange(self, allocations: list[Allocation], to_device: bool) -> list[Any]:
-        return [
-            self.transfer(allocation, allocation.host, to_device)
-            for allocation in allocations
-            if allocation.host is not None and allocation.nbytes
-        ]
+        return self._mirrors.to_host()
 
     def _take(self, what: str, nbytes: int) -> Allocation:
         size = aligned(nbytes)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,9 +15,9 @@ from accel.kernels.source import Traits
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
+from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
-from contract.errors import TierError
 
 HEADERS = (
     "packet.h",
@@ -45,19 +44,6 @@ ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
-MAX_LOG_CHARACTERS = 4000
-
-Progress = Callable[[str], None]
-"""Called with one line before something that takes seconds."""
-
-
-class BuildError(TierError):
-    """The device's compiler rejected the program. ``log`` is what it said."""
-
-    def __init__(self, device: str, kernel: str, log: str) -> None:
-        self.kernel = kernel
-        self.log = log
-        super().__init__(f"{device}: building {kernel} failed: {log[:MAX_LOG_CHARACTERS].strip()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +152,7 @@ def build_program(
         # options: two virtual machines of one name may differ in what they can do.
         options = f"{options} -DPROCESSOR=x{processor_key()}"
     identity = (device.name, device.driver, device.platform, options, source)
-    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-    path = cache / f"{key}.bin" if cache is not None else None
+    path = cache_entry(cache, identity)
     if path is not None and (binary := read_entry(path, MAGIC)) is not None:
         program = _from_binary(context, device, binary, options)
         if program is not None:

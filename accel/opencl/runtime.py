@@ -28,13 +28,13 @@ from accel.opencl.memory import BankedMemory, Memory, SharedMemory
 from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import (
     BuildOptions,
-    Progress,
     build_program,
     copy_files,
     module_options,
     step_files,
 )
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
+from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable

@@ -9,7 +9,6 @@ the queue, too, before the next step overwrites it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.launcher import LaunchContext, Recording
-from accel.opencl.memory import Allocation, BankedMemory, Bytes, aligned_bytes
+from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
+from accel.packets.mirrors import Bytes
+from accel.packets.under_way import Pace, UnderWay
 from contract.ir.inputs import step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
@@ -27,17 +28,6 @@ from contract.tier import check_form
 
 COPYING_ITEMS = 16
 """Work-items that copy an output: few, for a processor runs each on a core."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """How long a step has taken lately, so that the host need not ask before it can be done."""
-
-    seconds: float = 0.0
-
-    def note(self, seconds: float) -> None:
-        """One more step took ``seconds``; slow ones count little."""
-        self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -72,22 +62,10 @@ class OpenClFence:
         """True once every write of the submission is visible to the host."""
         return bool(self.event.command_execution_status <= self.complete)
 
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """A copy of a step's inputs at ``address`` in host memory."""
-
-    data: Bytes
-    address: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """One submission; ``events`` would wait for what they stand for if they were given up now."""
-
-    fence: OpenClFence
-    snapshot: _Snapshot
-    events: list[Any]
+    @property
+    def pace(self) -> Pace:
+        """That of its batch."""
+        return self.batch.pace
 
 
 class Submissions:
@@ -97,16 +75,14 @@ class Submissions:
     def __init__(self, launch: LaunchContext) -> None:
         self._launch = launch
         self._complete = launch.cl.command_execution_status.COMPLETE
-        self._running: deque[_Running] = deque()
-        self._free: dict[int, list[_Snapshot]] = {}
+        self._under_way: UnderWay[OpenClFence] = UnderWay(aligned_bytes)
         self._copy = launch.cl.Kernel(launch.program, "copy_output") if self._shared else None
         self.place: Allocation | None = None
 
     @property
     def nbytes(self) -> int:
         """Host memory of all snapshots."""
-        held = [entry.snapshot.data.nbytes for entry in self._running]
-        return sum(held) + sum(nbytes * len(free) for nbytes, free in self._free.items())
+        return self._under_way.nbytes
 
     def submit(
         self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str]
@@ -114,51 +90,35 @@ class Submissions:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
         check_form(batch.form, step)
-        self._retire()
+        self._under_way.retire()
         memory = self._launch.memory
         # What the host wrote into mapped memory counts only if nothing was running.
-        sent = [] if self._running else memory.to_device()
-        snapshot = self._snapshot(inputs, batch.input_bytes)
+        sent = [] if self._under_way else memory.to_device()
+        snapshot = self._under_way.snapshot(inputs, batch.input_bytes)
         done = [batch.recording.enqueue(self._provided(snapshot, sent), step.tokens)]
         outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
         done += memory.to_host()
         self._launch.queue.flush()
         fence = OpenClFence(batch, done[-1], self._complete, time.monotonic(), outputs)
-        self._running.append(_Running(fence, snapshot, sent + done))
+        # Events wait for what they stand for if they are given up.
+        self._under_way.add(fence, snapshot, sent + done)
         return fence
 
     def close(self) -> None:
         """Forget everything, which must have ended."""
-        self._running.clear()
-        self._free.clear()
+        self._under_way.close()
 
     @property
     def _shared(self) -> bool:
         return self._launch.memory.shared
 
-    def _retire(self) -> None:
-        """Snapshots of steps that have ended are free again."""
-        while self._running and self._running[0].fence.done:
-            snapshot = self._running.popleft().snapshot
-            self._free.setdefault(snapshot.data.nbytes, []).append(snapshot)
-
-    def _snapshot(self, inputs: NDArray[np.uint8], nbytes: int) -> _Snapshot:
-        free = self._free.get(nbytes)
-        if free:
-            snapshot = free.pop()
-        else:
-            data = aligned_bytes(nbytes)
-            snapshot = _Snapshot(data, data.ctypes.data)
-        snapshot.data[: len(inputs)] = inputs
-        return snapshot
-
-    def _provided(self, snapshot: _Snapshot, sent: list[Any]) -> int:
+    def _provided(self, snapshot: Bytes, sent: list[Any]) -> int:
         """The address from which the step now to be enqueued reads its inputs."""
         memory = self._launch.memory
         if not isinstance(memory, BankedMemory):
-            return snapshot.address
+            return int(snapshot.ctypes.data)
         assert self.place is not None
-        sent.append(memory.transfer(self.place, snapshot.data, to_device=True))
+        sent.append(memory.transfer(self.place, snapshot, to_device=True))
         return self.place.address
 
     def _kept(

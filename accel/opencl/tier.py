@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from accel.opencl.arrange import ArrangedMatrix, Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
-from accel.opencl.program import Progress, build_program
+from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
+from accel.packets.build import Progress
 from accel.packets.footprint import (
     MAPPED_OUTPUT_BYTES,
     StepMemory,
@@ -31,6 +31,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
+from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
@@ -42,9 +43,6 @@ from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
-POLL_SECONDS = 20e-6
-SLEPT_SHARE = 0.9
-"""Of the usual duration of a step: asking earlier takes a core from the device's workers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +93,7 @@ class OpenClTier:
         self._scratch: Allocation | None = None
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
-        self._idle_since = 0.0
+        self._waiting = Waiting()
         self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
         self._lost = ""
 
@@ -279,8 +277,9 @@ class OpenClTier:
         if self._lost:
             raise DeviceLost(self._lost)
         try:
-            if not fence.done:
-                self._await(fence, DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout)
+            seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+            if not fence.done and not self._waiting.until_done(fence, seconds):
+                raise self._fail(f"a step did not end within {seconds:g} s")
             status = fence.event.command_execution_status
         except self._cl.Error as error:
             raise self._fail(f"a step failed: {error}") from None
@@ -290,22 +289,6 @@ class OpenClTier:
             self._runtime.launcher.check()
         except WorkersLost:
             raise self._fail("workers of a step waited for one another in vain") from None
-
-    def _await(self, fence: OpenClFence, seconds: float) -> None:
-        """Sleep until the step can be done, which begins when the one before has ended, then ask
-        again and again."""
-        deadline = time.monotonic() + seconds
-        pace = fence.batch.pace
-        begun = max(fence.submitted, self._idle_since)
-        ahead = begun + SLEPT_SHARE * pace.seconds - time.monotonic()
-        if ahead > 0:
-            time.sleep(min(ahead, seconds))
-        while not fence.done:
-            if time.monotonic() > deadline:
-                raise self._fail(f"a step did not end within {seconds:g} s")
-            time.sleep(POLL_SECONDS)
-        self._idle_since = time.monotonic()
-        pace.note(self._idle_since - begun)
 
     def close(self) -> None:
         """Wait for the device, then free all buffers."""

@@ -47,9 +47,20 @@ def step_memory(lower: Lower, largest: ShapeKey) -> StepMemory:
 
 
 def opencl_footprint(
-    graph: Graph, largest: ShapeKey, steps: StepMemory, workers: int, shared: bool
+    graph: Graph,
+    largest: ShapeKey,
+    steps: StepMemory,
+    workers: int,
+    shared: bool,
+    arranged: Callable[[BufferDecl], int] | None = None,
+    extra: int = 0,
 ) -> Footprint:
-    """The bytes the tier allocates; ``shared`` where the device reads host memory."""
+    """The bytes the tier allocates; ``shared`` where the device reads host memory.
+
+    ``arranged`` says what a buffer takes as the products read it, 0 where it stays as stored;
+    without it all matrices are groups of rows side by side. Lowered forms keep ``extra`` bytes.
+    """
+    arranged = arranged or _arranged_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
     mirrors = 0
@@ -57,27 +68,34 @@ def opencl_footprint(
         if decl.kind is BufferKind.SCRATCH:
             continue
         nbytes = buffer_bytes(decl, largest)
-        arranged = _arranged_bytes(decl)
-        read = nbytes if decl.name in steps.stored or not arranged else 0
+        as_read = arranged(decl)
+        read = nbytes if decl.name in steps.stored or not as_read else 0
         if shared:
             in_place = not owns_upload(decl)
-            buffers[decl.name] = arranged + (0 if in_place else nbytes)
+            buffers[decl.name] = as_read + (0 if in_place else nbytes)
             if in_place and read:
                 mapped[decl.name] = read
         else:
-            buffers[decl.name] = sum(aligned(part) for part in (arranged, read) if part)
+            buffers[decl.name] = sum(aligned(part) for part in (as_read, read) if part)
             mirrors += nbytes if _kept_by_host(decl, nbytes) else 0
     scratch = steps.shared + steps.own * workers
     variants = sum(steps.packets)
     if not shared:
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
         variants = sum(map(aligned, steps.packets))
-    return Footprint(buffers, mapped, scratch, variants, mirrors=mirrors)
+    return Footprint(buffers, mapped, scratch, variants + extra, mirrors=mirrors)
 
 
-def device_footprint(graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-    """The bytes a tier allocates that copies every buffer and shares scratch among all workers."""
-    return opencl_footprint(graph, largest, steps, workers=0, shared=False)
+def device_footprint(
+    graph: Graph,
+    largest: ShapeKey,
+    steps: StepMemory,
+    arranged: Callable[[BufferDecl], int] | None = None,
+    extra: int = 0,
+) -> Footprint:
+    """The bytes a tier allocates that copies every buffer and shares scratch among all workers;
+    ``arranged`` and ``extra`` as above."""
+    return opencl_footprint(graph, largest, steps, 0, False, arranged, extra)
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:

@@ -50,9 +50,11 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     return _placed(step, placements, own)
 
 
-def schedule_launches(step: Step) -> Schedule:
-    """For one launch per op: each is a level of its own."""
-    placements = [Placement(False, False, False, level) for level in range(len(step.ops))]
+def schedule_launches(step: Step, levels: Sequence[int] | None = None) -> Schedule:
+    """For launches one after the other: each op has a level of its own, or ``levels`` says which
+    ops share a launch. What ops of one launch touch never shares memory."""
+    levels = range(len(step.ops)) if levels is None else levels
+    placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set())
 
 

@@ -84,7 +84,7 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
 
 
 def tier_of(name: str) -> Tier:
-    if name in ("opencl", "vulkan"):
+    if name in ("opencl", "vulkan", "cuda"):
         return need_device(partial(open_tier, name))
     return {"cpu": CpuTier, "late": LateTier}[name]()
 

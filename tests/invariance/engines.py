@@ -45,6 +45,7 @@ TIERS: dict[str, Callable[[], Tier]] = {
     "late": LateTier,
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
     "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
+    "cuda": lambda: need_device(partial(open_tier, "cuda")),
 }
 """What every proof runs on."""
 

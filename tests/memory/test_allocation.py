@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
+from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, plan_memory
@@ -42,6 +44,10 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
+    if way == "cuda":
+        with need_device(partial(open_tier, way)) as tier:
+            yield tier
+        return
     if way.startswith("vulkan"):
         own = VulkanChoices(cache=cache, shared=False if way == "vulkan-own" else None)
         with need_device(lambda: VulkanTier(choices=own)) as tier:
@@ -53,7 +59,7 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         yield tier
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own"])
+@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cuda"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened

@@ -16,7 +16,6 @@ from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device
 from accel.opencl.program import (
     OP_NAMES,
-    BuildError,
     build_program,
     kernel_text,
     op_files,
@@ -24,6 +23,7 @@ from accel.opencl.program import (
     step_files,
 )
 from accel.packets.accessors import packet_accessors
+from accel.packets.build import BuildError
 from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
 from tests.needs import machine_lacks, need_module
@@ -115,11 +115,9 @@ def test_a_damaged_entry_is_compiled_again_and_replaced(
 
 def test_an_entry_the_driver_refuses_is_replaced(build: Build, tmp_path: Path) -> None:
     """A well-formed entry whose binary is not one of this driver's."""
-    from accel.opencl import program
-
     build()
     (entry,) = tmp_path.glob("*.bin")
-    write_entry(entry, program.MAGIC, b"not a program of this driver")
+    write_entry(entry, program_module.MAGIC, b"not a program of this driver")
     assert len(build()) == 1
     assert build() == []
 

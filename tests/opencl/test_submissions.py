@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from accel.opencl.launcher import Mode
-from accel.opencl.submissions import Submissions, _Snapshot
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
+from accel.packets.under_way import UnderWay
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import input_layout, pack_inputs
@@ -122,8 +122,7 @@ def test_inputs_that_are_read_late_are_noticed(
     """The negative control: without a snapshot the steps meet what the host wrote since."""
     lowered = Lowered(open_opencl())
     held = step_block(LARGEST.tokens, seed=1)
-    entry = _Snapshot(held, held.ctypes.data)
-    monkeypatch.setattr(Submissions, "_snapshot", lambda self, inputs, nbytes: entry)
+    monkeypatch.setattr(UnderWay, "snapshot", lambda self, inputs, nbytes: held)
     block = step_block(LARGEST.tokens, seed=2)
     expected = Lowered(CpuTier()).outputs(block)
     assert not same(lowered.outputs(block), expected)

@@ -11,9 +11,9 @@ import pytest
 from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
 from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, WorkersLost
-from accel.opencl.program import BuildError
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.tier import OpenClTier
+from accel.packets.build import BuildError
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import OPCODES, RULES

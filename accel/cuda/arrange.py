@@ -1,0 +1,117 @@
+"""Matrices arranged for the products by the device itself, when they are uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
+from accel.cuda.memory import Allocation, Memory
+from accel.cuda.program import Modules, plain_source, tuned_source
+from accel.cuda.tuned import LAYOUTS, ArrangedLayout
+from accel.cuda.upload import Uploader
+from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
+from accel.packets.layouts import LANES, WeightLayout, group_bytes
+from accel.packets.mirrors import Bytes
+from accel.packets.ops import pieces
+from accel.packets.packet import PACKET
+from accel.packets.stacks import Stack
+from contract.dtypes import DType, StorageClass
+
+Launch = Callable[[int, range], None]
+"""Has some groups arranged whose stored rows lie at an address."""
+MOST_GROUPS = 1 << 15
+"""Work-groups of a launch of the plain kernel, which is right with any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedMatrix:
+    """A weight as the products read it. ``row_bytes`` is the stride of the layout: of a row as
+    stored, else of a group of rows."""
+
+    allocation: Allocation
+    row_bytes: int
+    layout: WeightLayout
+
+    @property
+    def operand(self) -> tuple[int, int, WeightLayout]:
+        """What a packet says of it: address, stride and layout."""
+        return self.allocation.address, self.row_bytes, self.layout
+
+
+def arranged_row_bytes(dtype: DType, layout: WeightLayout, columns: int) -> int:
+    """The stride of a layout."""
+    if layout is WeightLayout.LANES:
+        return group_bytes(dtype, columns)
+    return LAYOUTS[layout].group_bytes(dtype, columns)
+
+
+def group_rows(layout: WeightLayout) -> int:
+    """Rows that a layout keeps together."""
+    return LANES if layout is WeightLayout.LANES else LAYOUTS[layout].group_rows
+
+
+@dataclass(slots=True)
+class Arranger:
+    """Arranges matrices on one device. Its programs, one a format, are built when first needed."""
+
+    memory: Memory
+    modules: Modules
+    uploader: Uploader
+
+    def upload(
+        self, name: str, dtype: DType, data: Bytes, matrices: int, layout: WeightLayout
+    ) -> ArrangedMatrix:
+        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+
+        Float matrices stay as they are. Raises OutOfMemory naming the buffer.
+        """
+        if dtype.storage is StorageClass.FLOAT:
+            place = self.memory.allocate(name, data.nbytes, zeroed=False)
+            self.uploader.copy(data, place)
+            return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
+        stack = Stack(dtype, data, len(data) // matrices, group_rows(layout))
+        row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
+        place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        if layout is WeightLayout.LANES:
+            launch = self._into_lanes(stack, place)
+        else:
+            launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
+        self.uploader.arrange(stack, launch)
+        return ArrangedMatrix(place, row_bytes, layout)
+
+    def _into_lanes(self, stack: Stack, place: Allocation) -> Launch:
+        module = Module("arrange", stack.dtype)
+        function = self.modules.function(plain_source(module), module.entry)
+        op = ALL_OPS["arrange"]
+
+        def launch(stored: int, groups: range) -> None:
+            sizes = len(groups), stack.rows, stack.columns, groups.start
+            packet = np.zeros(1, PACKET)
+            packet["operand"][0, :2] = stored, place.address
+            packet["size"][0, : len(sizes)] = sizes
+            units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
+            shape = LaunchShape(function, (min(units, MOST_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
+            arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
+            start_kernel(self.memory.context, self.memory.stream, shape, arguments)
+
+        return launch
+
+    def _into(
+        self, layout: ArrangedLayout, stack: Stack, place: Allocation, row_bytes: int
+    ) -> Launch:
+        macros: Mapping[str, int] = {"DTYPE": stack.dtype.ggml_id}
+        function = self.modules.function(tuned_source(layout.file, macros), layout.entry)
+
+        def launch(stored: int, groups: range) -> None:
+            grid = layout.grid(stack.dtype, stack.columns, len(groups))
+            target = place.address + groups.start * row_bytes
+            numbers = stack.rows, stack.columns, groups.start, len(groups)
+            addresses = map(np.uint64, (stored, target))
+            arguments = Arguments(*addresses, *map(np.uint32, numbers))
+            shape = LaunchShape(function, grid, (layout.block, 1, 1))
+            start_kernel(self.memory.context, self.memory.stream, shape, arguments)
+
+        return launch

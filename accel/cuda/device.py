@@ -1,0 +1,99 @@
+"""Finding a CUDA device, and saying what is missing when there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from contract.errors import TierUnavailable
+
+if TYPE_CHECKING:
+    from accel.cuda.driver import Driver
+
+TIER = "cuda"
+LEAST_CAPABILITY = (8, 0)
+LEAST_DRIVER = 13000
+"""CUDA 13.0: a driver runs what a compiler of its own major version made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One CUDA device. Sizes in bytes.
+
+    ``capability`` is major and minor, ``shared_bytes`` the most shared memory of a block that asks
+    for it, ``driver`` the CUDA version of the driver: 1000 times the major one, 10 times the minor.
+    """
+
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    shared_bytes: int
+    l2_bytes: int
+    driver: int
+
+    @property
+    def architecture(self) -> str:
+        """What kernels are compiled for. Warp-group products exist in sm_90a only."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if self.capability == (9, 0) else ''}"
+
+    @property
+    def driver_text(self) -> str:
+        """The driver's CUDA version as people write it."""
+        return f"{self.driver // 1000}.{self.driver % 1000 // 10}"
+
+
+def find_devices(driver: Driver) -> list[Device]:
+    """Every device of the machine, usable or not."""
+    version = driver.call("cuDriverGetVersion")
+    return [_describe(driver, n, version) for n in range(driver.call("cuDeviceGetCount"))]
+
+
+def find_device(driver: Driver, wanted: str = "") -> Device:
+    """The first device the tier can use whose name contains ``wanted``, ignoring case.
+
+    Raises TierUnavailable saying what the devices there are lack.
+    """
+    devices = find_devices(driver)
+    named = [device for device in devices if wanted.lower() in device.name.lower()]
+    usable = [device for device in named if device.capability >= LEAST_CAPABILITY]
+    if usable and usable[0].driver < LEAST_DRIVER:
+        raise TierUnavailable(
+            TIER,
+            f"the driver is for CUDA {usable[0].driver_text}, needs 13.0",
+            "install NVIDIA's driver, version 580 or newer",
+        )
+    if usable:
+        return usable[0]
+    if named:
+        reason = f"{named[0].name} has compute capability {_dotted(named[0])}, needs 8.0"
+        raise TierUnavailable(TIER, reason, "use a device of the Ampere generation or newer")
+    names = ", ".join(device.name for device in devices)
+    raise TierUnavailable(TIER, f"no CUDA device matches {wanted!r}", f"there is {names}")
+
+
+def _describe(driver: Driver, ordinal: int, version: int) -> Device:
+    handle = driver.call("cuDeviceGet", ordinal)
+    attributes = driver.binding.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        code = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(driver.call("cuDeviceGetAttribute", code, handle))
+
+    name = driver.call("cuDeviceGetName", 256, handle)
+    return Device(
+        ordinal=ordinal,
+        name=name.split(b"\0")[0].decode(),
+        capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        memory_bytes=int(driver.call("cuDeviceTotalMem", handle)),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        driver=version,
+    )
+
+
+def _dotted(device: Device) -> str:
+    return ".".join(map(str, device.capability))

@@ -1,0 +1,123 @@
+"""The driver API: every call checked, and a context of the tier's own."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from types import ModuleType
+from typing import Any
+
+from accel.cuda.device import TIER
+from contract.errors import TierUnavailable
+
+EXTRA_HINT = "pip install 'zinc-rt[cuda]'"
+DRIVER_HINT = "install NVIDIA's driver, version 580 or newer"
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+NO_DRIVER = f"there is no CUDA driver ({LIBRARY})"
+NO_CUDA_DEVICE = "there is no CUDA device"
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+NOT_READY = "CUDA_ERROR_NOT_READY"
+NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+
+
+class CudaError(Exception):
+    """A call of the driver failed. ``name`` is that of the CUresult."""
+
+    def __init__(self, function: str, name: str) -> None:
+        self.function = function
+        self.name = name
+        super().__init__(f"{function} answered {name}")
+
+
+class Driver:
+    """The functions of ``cuda.bindings.driver``, which answer a status and what they made."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+        self._success = binding.CUresult.CUDA_SUCCESS
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What ``function`` makes: nothing, one value or a tuple. Raises CudaError."""
+        status, *values = getattr(self.binding, function)(*arguments)
+        if status != self._success:
+            raise CudaError(function, status.name)
+        if len(values) == 1:
+            return values[0]
+        return tuple(values) or None
+
+
+def import_binding() -> ModuleType:
+    """``cuda.bindings.driver``; TierUnavailable without a driver or the extra.
+
+    The driver is looked for first: that is quick, and importing the binding is not.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise TierUnavailable(TIER, NO_DRIVER, DRIVER_HINT) from None
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise TierUnavailable(TIER, f"cuda-bindings is missing ({error})", EXTRA_HINT) from None
+    module: ModuleType = driver
+    return module
+
+
+def open_driver(binding: Any = None) -> Driver:
+    """The driver, initialized; ``binding`` stands in for ``cuda.bindings.driver``.
+
+    Raises TierUnavailable when the library or the driver is missing or will not start.
+    """
+    driver = Driver(import_binding() if binding is None else binding)
+    try:
+        driver.call("cuInit", 0)
+    except CudaError as error:
+        reason = NO_CUDA_DEVICE if error.name == NO_DEVICE else str(error)
+        raise TierUnavailable(TIER, reason, DRIVER_HINT) from None
+    return driver
+
+
+class Context:
+    """A context on one device: what a fault breaks, and what is destroyed to go on.
+
+    Any thread may call: the context is made current for each call.
+    """
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        self.binding = driver.binding
+        device = driver.call("cuDeviceGet", ordinal)
+        self._handle = driver.call("cuCtxCreate", None, 0, device)
+        self.closed = False
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """As ``Driver.call``, in this context."""
+        self._driver.call("cuCtxSetCurrent", self._handle)
+        return self._driver.call(function, *arguments)
+
+    def close(self) -> None:
+        """Destroy the context with everything in it; safe to call twice and after a fault."""
+        if not self.closed:
+            self.closed = True
+            self._driver.call("cuCtxDestroy", self._handle)
+
+    def abandon(self) -> None:
+        """Leave a context alone that a kernel still runs in: destroying it would wait for that.
+
+        What it holds is the driver's until the process ends.
+        """
+        self.closed = True
+
+
+class Handle:
+    """Something in a context that function ``destroy`` ends when nobody holds it any more."""
+
+    def __init__(self, context: Context, value: Any, destroy: str) -> None:
+        self.value = value
+        weakref.finalize(self, _destroy, context, value, destroy)
+
+
+def _destroy(context: Context, value: Any, destroy: str) -> None:
+    if not context.closed:
+        context.call(destroy, value)

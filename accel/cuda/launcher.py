@@ -1,0 +1,139 @@
+"""A step's launches, recorded once as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel.cuda.driver import Context, Handle
+from accel.cuda.tuned import Extent
+
+PROGRAMMATIC_CAPABILITY = (9, 0)
+"""From here on a kernel may be launched before the one in front of it has ended."""
+
+
+COOPERATIVE = ("COOPERATIVE", "cooperative")
+PROGRAMMATIC = ("PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed")
+"""Attributes of a launch: what the driver calls them, and their values."""
+
+
+@dataclass(slots=True)
+class StepMemory:
+    """Addresses of the scratch memory and of the place of a step's inputs."""
+
+    scratch: int = 0
+    inputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """A kernel and in how many blocks of how many threads it runs, with how much shared memory that
+    it does not declare itself."""
+
+    function: Any
+    grid: Extent
+    block: Extent
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """One launch. ``own`` are the kernel's arguments behind the addresses of the step's memory."""
+
+    kernel: LaunchShape
+    cooperative: bool
+    own: tuple[np.generic, ...]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Recording:
+    """Launches in order. Enqueued, they run as one graph that is made when it is first wanted and
+    made anew when the memory of the step has moved."""
+
+    context: Context
+    launches: Sequence[BoundLaunch]
+    memory: StepMemory
+    programmatic: bool
+    graphs: bool = True
+    _executable: Handle | None = None
+    _made_for: tuple[int, int] | None = None
+
+    def enqueue(self, stream: Any) -> None:
+        """Launch everything, in the order of ``stream``."""
+        if not self.graphs:
+            self._launch_all(stream)
+        elif self.launches:
+            now = self.memory.scratch, self.memory.inputs
+            if self._executable is None or self._made_for != now:
+                self._executable = self._captured(stream)
+                self._made_for = now
+            self.context.call("cuGraphLaunch", self._executable.value, stream)
+
+    def _captured(self, stream: Any) -> Handle:
+        context = self.context
+        mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        context.call("cuStreamBeginCapture", stream, mode)
+        try:
+            self._launch_all(stream)
+        finally:
+            graph = context.call("cuStreamEndCapture", stream)
+        try:
+            executable = context.call("cuGraphInstantiate", graph, 0)
+            return Handle(context, executable, "cuGraphExecDestroy")
+        finally:
+            context.call("cuGraphDestroy", graph)
+
+    def _launch_all(self, stream: Any) -> None:
+        for number, launch in enumerate(self.launches):
+            self._launch(launch, stream, self.programmatic and number > 0)
+
+    def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
+        memory = self.memory
+        step = np.uint64(memory.scratch), np.uint64(memory.inputs)
+        arguments = Arguments(*step, *launch.own)
+        attributes: tuple[tuple[str, str], ...] = ()
+        if launch.cooperative:
+            attributes = (COOPERATIVE,)
+        elif programmatic:
+            attributes = (PROGRAMMATIC,)
+        start_kernel(self.context, stream, launch.kernel, arguments, attributes)
+
+
+class Arguments:
+    """Arguments of a kernel, each of the size it has. The driver reads them when it is launched:
+    ``address`` is that of the list of their addresses, valid as long as this object."""
+
+    def __init__(self, *values: np.generic) -> None:
+        self._values = [np.array([value]) for value in values]
+        places = [value.ctypes.data for value in self._values]
+        self._places = np.array(places, np.uint64)
+        self.address = int(self._places.ctypes.data)
+
+
+def start_kernel(
+    context: Context,
+    stream: Any,
+    shape: LaunchShape,
+    arguments: Arguments,
+    attributes: tuple[tuple[str, str], ...] = (),
+) -> None:
+    """Enqueue one launch."""
+    binding = context.binding
+    config = binding.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+    config.sharedMemBytes = shape.shared_bytes
+    config.hStream = stream
+    config.attrs = [_attribute(binding, *names) for names in attributes]
+    config.numAttrs = len(attributes)
+    context.call("cuLaunchKernelEx", config, shape.function, arguments.address, 0)
+
+
+def _attribute(binding: Any, name: str, field_name: str) -> Any:
+    attribute = binding.CUlaunchAttribute()
+    attribute.id = getattr(binding.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    setattr(attribute.value, field_name, 1)
+    return attribute

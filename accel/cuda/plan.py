@@ -1,0 +1,111 @@
+"""Which kernels a step's ops become: tuned ones where a rule says so, else the plain one each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from accel.cuda.device import Device
+from accel.cuda.program import Source, plain_source, tuned_source
+from accel.cuda.tuned import LAYOUT_RULES, RULES, Extent, KernelLaunch, Replacement
+from accel.kernels.source import GROUP_SIZE, module_of
+from accel.packets.layouts import WeightLayout
+from accel.packets.packet import aligned
+from accel.packets.step import Op
+from contract.ir.nodes import BufferDecl
+
+GROUPS_PER_MULTIPROCESSOR = 8
+"""Most work-groups a multiprocessor gets at the launch of a plain kernel."""
+PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.LANES)
+"""What plain kernels read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """One launch. ``first`` is the first op it is for, ``workspace`` where its own memory begins in
+    that of the step; None for a plain kernel, which has none."""
+
+    source: Source
+    entry: str
+    grid: Extent
+    block: Extent
+    first: int
+    shared_bytes: int = 0
+    cooperative: bool = False
+    workspace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The launches of a step in order, and the bytes of all workspaces together.
+
+    ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
+    replacement may touch their operands in any order.
+    """
+
+    launches: tuple[PlannedLaunch, ...]
+    workspace_bytes: int
+    levels: tuple[int, ...]
+
+
+def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
+    """Every op is launched once, by itself or as part of a replacement."""
+    launches: list[PlannedLaunch] = []
+    levels: list[int] = []
+    index = workspace_bytes = 0
+    while index < len(ops):
+        replacement = _replacement(ops[index:], device)
+        if replacement is None:
+            launches.append(_plain(ops[index], index, device))
+            levels.append(levels[-1] + 1 if levels else 0)
+            index += 1
+            continue
+        launches += [_tuned(launch, index, workspace_bytes) for launch in replacement.launches]
+        workspace_bytes += aligned(replacement.workspace_bytes)
+        levels += [levels[-1] + 1 if levels else 0] * replacement.ops
+        index += replacement.ops
+    return Plan(tuple(launches), workspace_bytes, tuple(levels))
+
+
+def plain_ops(plan: Plan) -> list[int]:
+    """Places of the ops that plain kernels execute."""
+    return [launch.first for launch in plan.launches if launch.workspace is None]
+
+
+def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
+    """How a quantized matrix is kept on ``device``."""
+    found = (rule(decl, device) for rule in LAYOUT_RULES)
+    return next((layout for layout in found if layout is not None), WeightLayout.LANES)
+
+
+def sources_of(plan: Plan) -> Iterable[Source]:
+    """Everything that has to be built."""
+    return (launch.source for launch in plan.launches)
+
+
+def _replacement(ops: Sequence[Op], device: Device) -> Replacement | None:
+    for rule in RULES:
+        if (replacement := rule(ops, device)) is not None:
+            assert 0 < replacement.ops <= len(ops)
+            return replacement
+    return None
+
+
+def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
+    module = module_of(op)
+    groups = op.launch_groups(GROUP_SIZE, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
+    source = plain_source(module)
+    return PlannedLaunch(source, module.entry, (groups, 1, 1), (GROUP_SIZE, 1, 1), index)
+
+
+def _tuned(launch: KernelLaunch, index: int, workspace: int) -> PlannedLaunch:
+    return PlannedLaunch(
+        tuned_source(launch.file, launch.macros, launch.op),
+        launch.entry,
+        launch.grid,
+        launch.block,
+        index,
+        launch.shared_bytes,
+        launch.cooperative,
+        workspace,
+    )

@@ -1,0 +1,146 @@
+"""An opened device: context, stream, memory, and the kernels loaded into it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.cuda.arrange import Arranger
+from accel.cuda.device import TIER, Device, find_device
+from accel.cuda.driver import Context, CudaError, Driver
+from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
+from accel.cuda.memory import Memory, Pinned
+from accel.cuda.program import Builder, Compiler, Modules
+from accel.cuda.self_test import check_arithmetic
+from accel.cuda.upload import Uploader
+from accel.packets.build import Progress
+from contract.errors import TierUnavailable
+
+BUSY = ("CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_OUT_OF_MEMORY")
+FAULTS = (
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+)
+"""After these the driver refuses everything the process asks of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide; None leaves it to the device.
+
+    ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
+    disk. ``graphs`` False launches every kernel of every step by itself; ``programmatic`` False
+    starts none before the one in front of it has ended.
+    """
+
+    memory_bytes: int | None = None
+    cache: Path | None = None
+    graphs: bool = True
+    programmatic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Everything a tier needs of an opened device."""
+
+    device: Device
+    context: Context
+    memory: Memory
+    modules: Modules
+    uploader: Uploader
+    arranger: Arranger
+    compiler: str
+    programmatic: bool
+    graphs: bool
+
+    def close(self) -> None:
+        """Wait for the device and give everything back."""
+        self.uploader.close()
+        self.memory.synchronize()
+        self.context.close()
+        self.memory.pinned.forget()
+
+    def give_up(self) -> None:
+        """The device has failed: what it held is gone."""
+        with suppress(CudaError):
+            self.context.close()
+        self.uploader.forget()
+        self.memory.pinned.forget()
+
+    def abandon(self) -> None:
+        """The device does not answer: what it holds stays with it."""
+        self.context.abandon()
+        self.uploader.forget()
+        self.memory.pinned.abandon()
+
+
+def open_runtime(
+    driver: Driver,
+    wanted: str,
+    choices: Choices,
+    progress: Progress | None = None,
+    compiler: Compiler | None = None,
+) -> Runtime:
+    """Open a device and test it. ``compiler`` stands in for NVRTC.
+
+    Raises TierUnavailable when there is no usable device or it cannot keep to the arithmetic, and
+    BuildError when the compiler rejects a kernel.
+    """
+    compiler = compiler or Compiler()
+    device = find_device(driver, wanted)
+    try:
+        context = Context(driver, device.ordinal)
+    except CudaError as error:
+        raise _unavailable(device, error) from None
+    try:
+        stream = _stream(context)
+        capacity = min(choices.memory_bytes or device.memory_bytes, device.memory_bytes)
+        memory = Memory(context, stream, capacity, Pinned(context))
+        builder = Builder(compiler, device.architecture, choices.cache, progress)
+        modules = Modules(context, device, builder)
+        check_arithmetic(memory, modules)
+    except CudaError as error:
+        with suppress(CudaError):
+            context.close()
+        raise _unavailable(device, error) from None
+    except BaseException:
+        context.close()
+        raise
+    uploader = Uploader(memory)
+    memory.spare = uploader.close
+    programmatic = choices.programmatic and device.capability >= PROGRAMMATIC_CAPABILITY
+    return Runtime(
+        device,
+        context,
+        memory,
+        modules,
+        uploader,
+        Arranger(memory, modules, uploader),
+        compiler.version,
+        programmatic,
+        choices.graphs,
+    )
+
+
+def _unavailable(device: Device, error: CudaError) -> TierUnavailable:
+    reason, remedy = f"{device.name}: {error}", "see nvidia-smi"
+    if error.name in BUSY:
+        remedy = "stop what uses it"
+    elif error.name in FAULTS:
+        reason = f"{device.name} refuses this process since a kernel of it faulted ({error})"
+        remedy = "start a new process"
+    return TierUnavailable(TIER, reason, remedy)
+
+
+def _stream(context: Context) -> Any:
+    """One of its own, which waits for no other."""
+    flags = context.binding.CUstream_flags
+    return context.call("cuStreamCreate", flags.CU_STREAM_NON_BLOCKING)

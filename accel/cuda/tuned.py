@@ -1,0 +1,105 @@
+"""Tuned kernels: what stands in for one op of a step, or for a run of them, where it is faster.
+
+A rule looks at the ops that are still to be launched and says how many of them, from the first one
+on, it replaces by which launches; the first rule of RULES that answers wins, and an op no rule
+answers for runs as the plain kernel of its name. So every op also exists alone, and a rule may give
+up a case (a format, a width, a number of tokens, an architecture) by answering None.
+
+A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
+of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
+primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include headers of
+its folder. Each of its kernels has these parameters::
+
+    extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
+                                     U64 workspace)
+
+Packet ``index`` is that of the first op replaced; those of the others follow it, in the order of
+the step. Counts are data: the first size of a packet is read with what the inputs begin with, and
+a grid, which is chosen for the most of the form, must be right for fewer. Every kernel begins with
+``PRECEDING_DONE;`` before it touches memory that a step writes: it may be launched before the
+kernel in front of it has ended, namely once all blocks of that one have ended or have said
+``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
+
+A layout of its own for stored weights is a row of LAYOUTS; LAYOUT_RULES say which weights have it.
+A weight has one layout. So whoever gives a weight a layout must have a rule for every op that reads
+it, in every form: what is left over is refused when the graph is lowered, not run on wrong bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accel.cuda.device import Device
+from accel.packets.layouts import WeightLayout
+from accel.packets.step import Op
+from contract.dtypes import DType
+from contract.ir.nodes import BufferDecl
+
+Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One launch of kernel ``entry`` of ``kernels/<file>``.
+
+    ``shared_bytes`` is dynamic shared memory. ``macros`` are defined when the file is compiled, so
+    that one file serves several formats or widths; each set is a module of its own. ``op`` is the
+    op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once.
+    """
+
+    file: str
+    entry: str
+    grid: Extent
+    block: Extent
+    shared_bytes: int = 0
+    macros: Mapping[str, int] = field(default_factory=dict)
+    cooperative: bool = False
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """``launches`` in order, instead of those of the next ``ops`` ops.
+
+    ``workspace_bytes`` of device memory, zeroed when the graph is lowered, are theirs from step to
+    step; all launches of one replacement get the same address.
+    """
+
+    ops: int
+    launches: tuple[KernelLaunch, ...]
+    workspace_bytes: int = 0
+
+
+Rule = Callable[[Sequence[Op], Device], Replacement | None]
+"""What replaces the first of the ops given, all that follow in the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedLayout:
+    """A way of keeping stored weights: ``group_rows`` rows are ``group_bytes(dtype, columns)``.
+
+    Each matrix of a stack begins a group of its own. Kernel ``entry`` of ``kernels/<file>``,
+    compiled with DTYPE defined as the GGML type id, makes ``groups`` of them from ``first`` on::
+
+        extern "C" __global__ void entry(const unsigned char *stored, unsigned char *arranged,
+                                         unsigned rows, unsigned columns,
+                                         unsigned first, unsigned groups)
+
+    ``stored`` is where the rows of the first of these groups begin, ``arranged`` where that group
+    goes. ``grid(dtype, columns, groups)`` is the launch's, of blocks of ``block`` threads.
+    """
+
+    file: str
+    entry: str
+    group_rows: int
+    group_bytes: Callable[[DType, int], int]
+    grid: Callable[[DType, int, int], Extent]
+    block: int
+
+
+LayoutRule = Callable[[BufferDecl, Device], WeightLayout | None]
+
+RULES: list[Rule] = []
+LAYOUTS: dict[WeightLayout, ArrangedLayout] = {}
+LAYOUT_RULES: list[LayoutRule] = []

@@ -1,0 +1,30 @@
+"""Kernels being built: why one could not be, and under which name the result is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from contract.errors import TierError
+
+MAX_LOG_CHARACTERS = 4000
+
+Progress = Callable[[str], None]
+"""Called with one line before something that takes seconds."""
+
+
+class BuildError(TierError):
+    """The device's compiler rejected the program. ``log`` is what it said."""
+
+    def __init__(self, device: str, kernel: str, log: str) -> None:
+        self.kernel = kernel
+        self.log = log
+        super().__init__(f"{device}: building {kernel} failed: {log[:MAX_LOG_CHARACTERS].strip()}")
+
+
+def cache_entry(cache: Path | None, identity: tuple[str, ...]) -> Path | None:
+    """The file for a binary of exactly this request: everything its bytes depend on."""
+    if cache is None:
+        return None
+    return cache / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()}.bin"

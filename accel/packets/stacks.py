@@ -1,0 +1,51 @@
+"""Matrices one below the other, cut into the groups of rows that are arranged together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.layouts import LANES
+from contract.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other."""
+
+    dtype: DType
+    data: NDArray[np.uint8]
+    rows: int
+    group_rows: int = LANES
+
+    @property
+    def matrix_groups(self) -> int:
+        """Row groups of one matrix."""
+        return -(-self.rows // self.group_rows)
+
+    @property
+    def groups(self) -> int:
+        """Row groups of all: each matrix begins one of its own."""
+        return len(self.data) // self.rows * self.matrix_groups
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return int(self.data.shape[1]) // self.dtype.block_bytes * self.dtype.block_elements
+
+    def first_row(self, group: int) -> int:
+        """Where row group ``group`` begins; the number of rows for the one after the last."""
+        matrix, inside = divmod(group, self.matrix_groups)
+        return matrix * self.rows + inside * self.group_rows
+
+    def parts(self, most_bytes: int) -> list[range]:
+        """All groups in order, cut where their stored bytes reach ``most_bytes``: at least one."""
+        stored_bytes = min(self.group_rows, self.rows) * self.data.shape[1]
+        step = max(1, most_bytes // stored_bytes)
+        return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
+
+    def stored(self, groups: range) -> NDArray[np.uint8]:
+        """The rows of some groups."""
+        return self.data[self.first_row(groups.start) : self.first_row(groups.stop)]

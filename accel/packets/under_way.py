@@ -1,0 +1,122 @@
+"""Steps that were submitted and may still run: their snapshots of inputs, and waiting for them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+POLL_SECONDS = 20e-6
+SLEPT_SHARE = 0.9
+"""Of the usual duration of a step: asking earlier takes a core from who may need it."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a step has taken lately, so that the host need not ask before it can be done."""
+
+    seconds: float = 0.0
+
+    def note(self, seconds: float) -> None:
+        """One more step took ``seconds``; slow ones count little."""
+        self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
+
+
+class Running(Protocol):
+    """Completion of one step that began no earlier than ``submitted``."""
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended."""
+
+    @property
+    def submitted(self) -> float:
+        """When, by ``time.monotonic``."""
+
+    @property
+    def pace(self) -> Pace:
+        """That of its kind of step."""
+
+
+F = TypeVar("F", bound=Running)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Waits for the steps of one device, which run one after the other."""
+
+    _idle_since: float = 0.0
+
+    def until_done(self, step: Running, seconds: float) -> bool:
+        """Sleep until ``step`` can be done, which begins when the one before has ended, then ask
+        again and again; False when it is not done after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        begun = max(step.submitted, self._idle_since)
+        ahead = begun + SLEPT_SHARE * step.pace.seconds - time.monotonic()
+        if ahead > 0:
+            time.sleep(min(ahead, seconds))
+        while not step.done:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        self._idle_since = time.monotonic()
+        step.pace.note(self._idle_since - begun)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[F]):
+    """``kept`` must not be given up before the step has ended."""
+
+    step: F
+    block: Bytes
+    kept: Any
+
+
+class UnderWay(Generic[F]):
+    """The steps of one device in order, and the blocks of host memory their inputs lie in, used
+    again once a step has ended. ``make(nbytes)`` gives a new one."""
+
+    def __init__(self, make: Callable[[int], Bytes]) -> None:
+        self._make = make
+        self._running: deque[_Entry[F]] = deque()
+        self._free: dict[int, list[Bytes]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any step was still running when ``retire`` looked last."""
+        return bool(self._running)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of all blocks."""
+        held = sum(entry.block.nbytes for entry in self._running)
+        return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
+
+    def snapshot(self, inputs: Bytes, nbytes: int) -> Bytes:
+        """A block of ``nbytes`` that begins with a copy of ``inputs``."""
+        free = self._free.get(nbytes)
+        block = free.pop() if free else self._make(nbytes)
+        block[: len(inputs)] = inputs
+        return block
+
+    def add(self, step: F, block: Bytes, kept: Any = None) -> None:
+        """``step`` was submitted with its inputs in ``block``."""
+        self._running.append(_Entry(step, block, kept))
+
+    def retire(self) -> None:
+        """Blocks of steps that have ended are free again."""
+        while self._running and self._running[0].step.done:
+            block = self._running.popleft().block
+            self._free.setdefault(block.nbytes, []).append(block)
+
+    def close(self) -> None:
+        """Forget everything, which must have ended."""
+        self._running.clear()
+        self._free.clear()

@@ -1,0 +1,41 @@
+"""CUDA tiers on the double of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from accel.cuda.program import Compiler
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
+
+OpenTier = Callable[..., CudaTier]
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    """The driver a test's tiers are on."""
+    return FakeDriver()
+
+
+@pytest.fixture
+def open_cuda(driver: FakeDriver) -> Iterator[OpenTier]:
+    """``open_cuda(**choices)`` opens a tier that is closed after the test."""
+    opened: list[CudaTier] = []
+
+    def open_it(**choices: object) -> CudaTier:
+        tier = CudaTier(choices=Choices(**choices), binding=driver, compiler=Compiler(FakeNvrtc()))
+        opened.append(tier)
+        return tier
+
+    yield open_it
+    for tier in opened:
+        tier.close()
+
+
+@pytest.fixture
+def tier(open_cuda: OpenTier) -> CudaTier:
+    """A tier as a user gets it."""
+    return open_cuda()

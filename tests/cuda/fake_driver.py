@@ -1,0 +1,400 @@
+"""A test double of ``cuda.bindings.driver`` and NVRTC: a device made of host memory.
+
+Nothing that was enqueued runs before somebody waits or asks, as on the slowest device there could
+be, so that what is overwritten, freed or forgotten too early is wrong for sure. A kernel is what
+KERNELS says of its name; what it is compiled from is not looked at. It proves the tier's own logic
+(memory, order, errors) and nothing of a kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from accel.cuda.self_test import _expected
+from accel.packets.ops import NUMBERS, TABLE
+from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+
+OFFSET_MASK = (1 << 56) - 1
+PLAIN = (8, 8, PACKET.itemsize)
+"""Sizes of the arguments of a plain kernel."""
+
+
+class CUresult(IntEnum):
+    """The statuses the double answers."""
+
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_IMAGE = 200
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_NOT_SUPPORTED = 801
+
+
+QUERIES_PER_OPERATION = 5
+SUCCESS = CUresult.CUDA_SUCCESS
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 4,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+    "L2_CACHE_SIZE": 1 << 20,
+}
+
+
+def floats(address: int, count: int) -> np.ndarray:
+    """float32[count] at an address."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def words(address: int, count: int) -> np.ndarray:
+    """uint32[count] at an address."""
+    return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
+
+
+@dataclass
+class FakeContext:
+    """``queue`` are operations nobody waited for; a fault leaves an error to every later call."""
+
+    queue: list[Callable[[], None]] = field(default_factory=list)
+    memory: dict[int, Any] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
+    graph: list[Callable[[], None]] | None = None
+    error: CUresult = SUCCESS
+    hangs: bool = False
+    destroyed: bool = False
+    asked: int = 0
+
+    def run(self, most: int | None = None) -> None:
+        """Execute what was enqueued, but for a kernel that hangs and what follows it."""
+        done = 0
+        while self.queue and not self.hangs and not self.error and done != most:
+            self.queue.pop(0)()
+            done += 1
+
+
+class FakeDriver:
+    """The functions of the binding the tier calls. ``calls`` are their names in order."""
+
+    CUresult = CUresult
+    CUdevice_attribute = SimpleNamespace(
+        **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
+    )
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative",
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic",
+    )
+    CUlaunchConfig = SimpleNamespace
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+
+    def __init__(self, memory_bytes: int = 1 << 28, version: int = 13000, **attributes: int):
+        self.memory_bytes = memory_bytes
+        self.version = version
+        self.attributes = {**ATTRIBUTES, **attributes}
+        self.devices = 1
+        self.current = FakeContext()
+        self.calls: list[str] = []
+        self.launched: list[tuple[str, list[Any]]] = []
+        self.kernels = dict(KERNELS)
+        self.refused_images: set[bytes] = set()
+        self.faulted = SUCCESS
+
+    @staticmethod
+    def CUlaunchAttribute() -> Any:
+        return SimpleNamespace(id=None, value=SimpleNamespace())
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name.startswith("cu") and name[2].isupper():
+            self.calls.append(name)
+            needs = name not in CONTEXTLESS
+            if needs and self.current.destroyed:
+                return lambda *_: (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+            if needs and self.current.error:
+                return lambda *_: (self.current.error,)
+        return value
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return (SUCCESS if self.devices else CUresult.CUDA_ERROR_NO_DEVICE,)
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return SUCCESS, self.version
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return SUCCESS, self.devices
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        return SUCCESS, ordinal
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+        return SUCCESS, b"Fake device\0"
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
+        return SUCCESS, self.memory_bytes
+
+    def cuDeviceGetAttribute(self, name: str, device: int) -> tuple[Any, ...]:
+        return SUCCESS, self.attributes[name]
+
+    def cuCtxCreate(self, parameters: None, flags: int, device: int) -> tuple[Any, ...]:
+        if self.faulted:
+            return self.faulted, None
+        self.current = FakeContext()
+        return SUCCESS, self.current
+
+    def cuCtxSetCurrent(self, context: FakeContext) -> tuple[Any, ...]:
+        self.current = context
+        return (SUCCESS,)
+
+    def cuCtxDestroy(self, context: FakeContext) -> tuple[Any, ...]:
+        if self.faulted:
+            return (self.faulted,)
+        assert not context.hangs, "destroying a context whose kernel hangs never returns"
+        context.destroyed = True
+        context.memory.clear()
+        return (SUCCESS,)
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        used = sum(len(block) for block in self.current.memory.values())
+        return SUCCESS, self.memory_bytes - used, self.memory_bytes
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
+        _, free, _ = self.cuMemGetInfo()
+        if nbytes > free:
+            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+        block = (ctypes.c_uint8 * nbytes)(*[0xA5] * 0)
+        ctypes.memset(block, 0xA5, nbytes)
+        self.current.memory[ctypes.addressof(block)] = block
+        return SUCCESS, ctypes.addressof(block)
+
+    def cuMemFree(self, address: int) -> tuple[Any, ...]:
+        self.current.run()
+        del self.current.memory[address]
+        return (SUCCESS,)
+
+    def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[Any, ...]:
+        self.current.pinned.update(range(address, address + nbytes, 4096))
+        return (SUCCESS,)
+
+    def cuMemsetD32Async(
+        self, address: int, value: int, count: int, stream: Any
+    ) -> tuple[Any, ...]:
+        assert value == 0
+        return self._enqueue(lambda: ctypes.memset(address, 0, 4 * count))
+
+    def cuMemcpyHtoDAsync(
+        self, target: int, source: int, nbytes: int, stream: Any
+    ) -> tuple[Any, ...]:
+        self._on_device(target, nbytes)
+        if source // 4096 * 4096 in self.current.pinned:
+            return self._enqueue(lambda: ctypes.memmove(target, source, nbytes))
+        staged = ctypes.string_at(source, nbytes)
+        return self._enqueue(lambda: ctypes.memmove(target, staged, nbytes))
+
+    def cuMemcpyDtoHAsync(
+        self, target: int, source: int, nbytes: int, stream: Any
+    ) -> tuple[Any, ...]:
+        self._on_device(source, nbytes)
+        answer = self._enqueue(lambda: ctypes.memmove(target, source, nbytes))
+        if target // 4096 * 4096 not in self.current.pinned:
+            self.current.run()
+        return answer
+
+    def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
+        return SUCCESS, "stream"
+
+    def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
+        self.current.run()
+        return (self.current.error,)
+
+    def cuStreamBeginCapture(self, stream: Any, mode: int) -> tuple[Any, ...]:
+        self.current.graph = []
+        return (SUCCESS,)
+
+    def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        graph, self.current.graph = self.current.graph, None
+        return SUCCESS, graph
+
+    def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:
+        return SUCCESS, list(graph)
+
+    def cuGraphDestroy(self, graph: Any) -> tuple[Any, ...]:
+        graph.clear()
+        return (SUCCESS,)
+
+    def cuGraphExecDestroy(self, executable: Any) -> tuple[Any, ...]:
+        return (SUCCESS,)
+
+    def cuGraphLaunch(self, executable: Any, stream: Any) -> tuple[Any, ...]:
+        for operation in executable:
+            self._enqueue(operation)
+        return (SUCCESS,)
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        return SUCCESS, SimpleNamespace(passed=False)
+
+    def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:
+        return (SUCCESS,)
+
+    def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
+        return self._enqueue(lambda: setattr(event, "passed", True))
+
+    def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
+        """The device gets on only while somebody asks again and again."""
+        self.current.asked += 1
+        if self.current.asked % QUERIES_PER_OPERATION == 0:
+            self.current.run(1)
+        if self.current.error:
+            return (self.current.error,)
+        return (SUCCESS if event.passed else CUresult.CUDA_ERROR_NOT_READY,)
+
+    def cuEventSynchronize(self, event: Any) -> tuple[Any, ...]:
+        self.current.run()
+        return (self.current.error,)
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
+        if image in self.refused_images:
+            return CUresult.CUDA_ERROR_INVALID_IMAGE, None
+        return SUCCESS, image
+
+    def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        if name.decode() not in self.kernels:
+            return CUresult.CUDA_ERROR_NOT_FOUND, None
+        return SUCCESS, name.decode()
+
+    def cuFuncSetAttribute(self, function: str, attribute: int, value: int) -> tuple[Any, ...]:
+        return (SUCCESS,)
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: str, arguments: int, extra: int
+    ) -> tuple[Any, ...]:
+        sizes, kernel = self.kernels[function]
+        places = np.ctypeslib.as_array((ctypes.c_uint64 * len(sizes)).from_address(arguments))
+        values = [
+            int.from_bytes(ctypes.string_at(int(place), size), "little")
+            for place, size in zip(places, sizes, strict=True)
+        ]
+        self.launched.append((function, [attribute.id for attribute in config.attrs]))
+        return self._enqueue(lambda: kernel(self, *values))
+
+    def _enqueue(self, operation: Callable[[], Any]) -> tuple[Any, ...]:
+        if self.current.graph is not None:
+            self.current.graph.append(operation)
+        else:
+            self.current.queue.append(operation)
+        return (SUCCESS,)
+
+    def _on_device(self, address: int, nbytes: int) -> None:
+        blocks = self.current.memory.items()
+        assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
+
+
+CONTEXTLESS = {"cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxSetCurrent", "cuCtxDestroy"} | {
+    name for name in vars(FakeDriver) if name.startswith("cuDevice")
+}
+
+
+def _self_test(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
+    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+    count = int(packet["size"][0])
+    a, b = (floats(int(place), count) for place in packet["operand"][:2])
+    pattern = words(int(packet["operand"][2]), count)
+    results = words(int(packet["operand"][3]), count * 9).reshape(count, 9)
+    for column, (_, values) in _expected(a, b, pattern).items():
+        results[:, column] = values.view(np.uint32)
+
+
+def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, Any]:
+    """What the packet says of an op of rows: arrays of its operands, counts resolved."""
+    packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+    assert packet["op"] == NUMBERS[name]
+    count, width = (int(size) for size in packet["size"][:2])
+    if packet["counted"]:
+        count *= int(words(inputs, 4)[packet["counted"] - 1])
+    arrays: dict[str, Any] = {}
+    for number, operand in enumerate(TABLE[name].operands):
+        stored = int(packet["operand"][number])
+        base = scratch * bool(stored & SCRATCH_MEMORY) + inputs * bool(stored & INPUT_MEMORY)
+        stride = int(packet["stride"][number])
+        data = floats(base + (stored & OFFSET_MASK), max(1, count) * stride)
+        arrays[operand.name] = data.reshape(-1, stride)[:count, :width]
+    return arrays
+
+
+def _elementwise(name: str, function: Callable[[Any, Any], Any]) -> Any:
+    def kernel(driver: FakeDriver, *arguments: int) -> None:
+        found = _operands(name, *arguments)
+        found["y"][:] = function(found["a"], found["b"])
+
+    return PLAIN, kernel
+
+
+def _fault(driver: FakeDriver, *arguments: int) -> None:
+    """From then on the driver refuses the whole process, as NVIDIA's does."""
+    driver.faulted = driver.current.error = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+def _hang(driver: FakeDriver, *arguments: int) -> None:
+    driver.current.hangs = True
+
+
+KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
+    "launch_self_test": (PLAIN, _self_test),
+    "launch_add": _elementwise("add", np.add),
+    "launch_mul": _elementwise("mul", np.multiply),
+    "launch_arrange": (PLAIN, lambda driver, *arguments: None),
+}
+"""Sizes of a kernel's arguments, and what it does."""
+FAULT = (PLAIN, _fault)
+HANG = (PLAIN, _hang)
+
+
+class FakeNvrtc:
+    """NVRTC that accepts every text: the machine code is the text and how it was compiled."""
+
+    nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=SUCCESS)
+
+    def __init__(self, version: tuple[int, int] = (13, 0)) -> None:
+        self.version = version
+        self.compiled: list[str] = []
+        self.refuse = b"\0"
+
+    def nvrtcVersion(self) -> tuple[Any, ...]:
+        return SUCCESS, *self.version
+
+    def nvrtcCreateProgram(self, text: bytes, name: bytes, *_: Any) -> tuple[Any, ...]:
+        return SUCCESS, SimpleNamespace(text=text, name=name.decode())
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: list[bytes]) -> tuple[Any]:
+        self.compiled.append(program.name)
+        program.code = b"\n".join([*options, program.text])
+        return (CUresult.CUDA_ERROR_INVALID_VALUE if self.refuse in program.text else SUCCESS,)
+
+    def nvrtcGetCUBINSize(self, program: Any) -> tuple[Any, ...]:
+        return SUCCESS, len(program.code)
+
+    def nvrtcGetCUBIN(self, program: Any, target: bytes) -> tuple[Any, ...]:
+        ctypes.memmove(target, program.code, len(program.code))
+        return (SUCCESS,)
+
+    def nvrtcGetProgramLogSize(self, program: Any) -> tuple[Any, ...]:
+        return SUCCESS, 13
+
+    def nvrtcGetProgramLog(self, program: Any, target: bytes) -> tuple[Any, ...]:
+        ctypes.memmove(target, b"error: no, no\0"[:13], 13)
+        return (SUCCESS,)
+
+    def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
+        return (SUCCESS,)

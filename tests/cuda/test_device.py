@@ -1,0 +1,135 @@
+"""The CUDA tier on a device: kernels that fault or hang, graphs against single launches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.cuda.driver import open_driver
+from accel.cuda.program import Source
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
+from contract.errors import DeviceLost
+from contract.ir.nodes import BufferDecl, BufferKind
+from tests.cuda.test_tier import Lowered, block_of, values_of
+from tests.needs import need_device
+from tests.opencl.lanes import arranged
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.device
+
+FAULT = """extern "C" __global__ void fault(unsigned long long scratch) {
+    *(volatile int *)(scratch % 16) = 1;
+}"""
+SPIN_SECONDS = 4
+SPIN = f"""extern "C" __global__ void spin() {{
+    unsigned long long begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - begun < {SPIN_SECONDS}000000000ull);
+}}"""
+QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
+
+
+@pytest.fixture(autouse=True)
+def device() -> None:
+    """There is one."""
+    need_device(open_driver)
+
+
+@pytest.fixture
+def tier(kernel_cache: Path) -> Iterator[CudaTier]:
+    with CudaTier(choices=Choices(cache=kernel_cache)) as opened:
+        yield opened
+
+
+def submit_with(tier: CudaTier, lowered: Lowered, text: str, name: str) -> object:
+    """A step whose first kernel is another one."""
+    function = tier._runtime.modules.function(Source(f"{name}.cu", text), name)
+    recording = lowered.batch.recording
+    first, *others = recording.launches
+    kernel = replace(first.kernel, function=function, grid=(1, 1, 1), block=(1, 1, 1))
+    recording.launches = [replace(first, kernel=kernel), *others]
+    recording._executable = None
+    return lowered.submit(block_of(values_of(3, 1)))
+
+
+FAULTING = """
+import sys
+from pathlib import Path
+import pytest
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from contract.errors import DeviceLost, TierUnavailable
+from tests.cuda.test_device import FAULT, submit_with
+from tests.cuda.test_tier import Lowered, block_of, values_of
+
+choices = Choices(cache=Path(sys.argv[1]))
+with CudaTier(choices=choices) as tier:
+    lowered = Lowered(tier)
+    lowered.run()
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        tier.wait(submit_with(tier, lowered, FAULT, "fault"))
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        lowered.submit(block_of(values_of(3, 1)))
+with pytest.raises(TierUnavailable, match="start a new process"):
+    CudaTier(choices=choices)
+print("lost and said so")
+"""
+
+
+def test_a_faulting_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) -> None:
+    """The error names the fault, and all later calls do too. The driver refuses that process from
+    then on, which is said; others compute on."""
+    command = [sys.executable, "-c", FAULTING, str(kernel_cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout == "lost and said so\n", done.stderr
+    Lowered(tier).run()
+
+
+def test_a_hanging_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) -> None:
+    """Given up after the deadline, while it still runs; a new context computes beside it."""
+    lowered = Lowered(tier)
+    lowered.run()
+    fence = submit_with(tier, lowered, SPIN, "spin")
+    with pytest.raises(DeviceLost, match=r"did not end within 0\.2 s"):
+        tier.wait(fence, timeout=0.2)
+    assert not fence.done
+    tier.close()
+    with CudaTier(choices=Choices(cache=kernel_cache)) as again:
+        Lowered(again).run()
+
+
+@pytest.mark.parametrize("way", [{}, {"graphs": False}, {"programmatic": False}], ids=str)
+def test_every_way_of_launching(kernel_cache: Path, way: dict[str, bool]) -> None:
+    """As a graph or one by one, before the kernel in front has ended or after it."""
+    with CudaTier(choices=Choices(cache=kernel_cache, **way)) as tier:
+        lowered = Lowered(tier)
+        for seed in range(20):
+            lowered.run(tokens=1 + seed, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+@pytest.mark.parametrize("shape", [(1, 37, 3), (3, 19, 2), (1, 100, 8)], ids=str)
+def test_weights_are_arranged(tier: CudaTier, dtype: DType, shape: tuple[int, int, int]) -> None:
+    """Byte for byte what the definition of the layout gives."""
+    matrices, rows, units = shape
+    rng = np.random.default_rng(rows * units)
+    row_bytes = dtype.row_bytes(units * dtype.block_elements)
+    blocks = rng.integers(0, 256, (matrices * rows, row_bytes), np.uint8)
+    dims = (matrices, rows, units * dtype.block_elements)[matrices == 1 :]
+    buffer = tier.upload(BufferDecl("w", BufferKind.WEIGHT, dtype, dims, "w"), blocks)
+    assert buffer.matrix is not None
+    tier._runtime.uploader.finish()
+    expected = arranged(dtype, blocks, matrices).bytes
+    place = buffer.matrix.allocation
+    got = tier._memory.mirrors.read(place, 0, place.nbytes).reshape(expected.shape)
+    assert np.array_equal(got, expected)
+    tier.free(buffer)

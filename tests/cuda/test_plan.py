@@ -1,0 +1,150 @@
+"""Which launches a step becomes: plain kernels, and tuned ones where a rule says so."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.cuda import plan as plan_module
+from accel.cuda.device import Device
+from accel.cuda.plan import layout_of, plan_launches
+from accel.cuda.program import Source
+from accel.cuda.tier import CudaTier, _scheduled
+from accel.cuda.tuned import KernelLaunch, Replacement
+from accel.kernels.source import GROUP_SIZE
+from accel.packets.layouts import WeightLayout
+from accel.packets.packet import PACKET
+from accel.packets.step import Op
+from contract.dtypes import F32, Q8_0
+from contract.ir.graph import Graph, GraphBuilder
+from contract.ir.inputs import input_layout
+from contract.ir.nodes import BufferDecl, BufferKind
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+from tests.cuda.fake_driver import FakeDriver, _operands
+from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
+
+DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 1 << 20, 13000)
+WORKSPACE_BYTES = 1000
+LAUNCH = KernelLaunch("both.cu", "both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
+
+
+def both_at_once(ops: Sequence[Op], device: Device) -> Replacement | None:
+    """An addition and the product after it."""
+    if [op.name for op in ops[:2]] != ["add", "mul"]:
+        return None
+    return Replacement(2, (LAUNCH,), WORKSPACE_BYTES)
+
+
+def both(
+    driver: FakeDriver, scratch: int, inputs: int, packets: int, index: int, workspace: int
+) -> None:
+    """Checks what a tuned kernel is given, and computes the two."""
+    counted = np.ctypeslib.as_array((ctypes.c_uint32 * 2).from_address(workspace))
+    assert counted[0] == counted[1]
+    counted += 1
+    place = packets + index * PACKET.itemsize
+    for name, place_of in (("add", place), ("mul", place + PACKET.itemsize)):
+        packet = int.from_bytes(ctypes.string_at(place_of, PACKET.itemsize), "little")
+        found = _operands(name, scratch, inputs, packet)
+        function = np.add if name == "add" else np.multiply
+        found["y"][:] = function(found["a"], found["b"])
+
+
+@pytest.fixture
+def tuned(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is in force."""
+    driver.kernels["both"] = ((8, 8, 8, 4, 8), both)
+    monkeypatch.setattr(plan_module, "RULES", [both_at_once])
+    monkeypatch.setattr(plan_module, "tuned_source", lambda file, macros, op: Source(file, ""))
+
+
+def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rules; the grid covers the most of the form, and no more than the device takes."""
+    monkeypatch.setattr(plan_module, "RULES", [])
+    for tokens, groups in ((1, 1), (64, 2), (10**6, 32)):
+        step, _, plan = _scheduled(GRAPH, ShapeKey(tokens, 0), DEVICE)
+        assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_mul"]
+        assert [launch.first for launch in plan.launches] == [0, 1]
+        for launch in plan.launches:
+            assert launch.block == (GROUP_SIZE, 1, 1)
+            assert launch.grid == (groups, 1, 1)
+        assert plan.workspace_bytes == 0
+        assert len(step.ops) == 2
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_rule_replaces_a_run_of_ops(driver: FakeDriver, tier: CudaTier) -> None:
+    """One launch for both ops, with their packets and memory of its own that is kept and zeroed."""
+    lowered = Lowered(tier)
+    assert lowered.batch.packets == 1
+    for seed in range(3):
+        lowered.run(seed=seed)
+    assert [name for name, _ in driver.launched] == ["launch_self_test", "both"]
+    assert "cuFuncSetAttribute" in driver.calls
+
+
+@pytest.mark.usefixtures("tuned")
+def test_workspaces_are_planned(tier: CudaTier) -> None:
+    """What tuned kernels keep of every form is part of the footprint."""
+    with_rule = tier.footprint(GRAPH, LARGEST).variants
+    plan_module.RULES.clear()
+    tier._planned = None
+    forms = len(tier.forms(LARGEST))
+    assert with_rule - tier.footprint(GRAPH, LARGEST).variants == forms * 1024
+
+
+def test_a_layout_without_a_rule_is_refused(
+    tier: CudaTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain kernels would read wrong bytes."""
+    graph = product()
+    decl = graph.buffers["w"]
+    monkeypatch.setattr(plan_module, "PLAIN_LAYOUTS", (WeightLayout.STORED,))
+    monkeypatch.setattr("accel.cuda.tier.PLAIN_LAYOUTS", (WeightLayout.STORED,))
+    weight = tier.upload(decl, np.zeros((16, Q8_0.row_bytes(256)), np.uint8))
+    y = tier.alloc(graph.buffers["y"], 4 * 16 * 4, Heap.BAR)
+    form = ShapeKey(4, 0)
+    with pytest.raises(AssertionError, match="no rule for matmul of weights arranged as LANES"):
+        tier.lower(graph, {"w": weight, "y": y}, form, input_layout(graph, form))
+
+
+def test_layout_rules_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that answers decides; without an answer rows lie side by side."""
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (16, 256), "w")
+    asked: list[str] = []
+
+    def rule(name: str, answer: WeightLayout | None) -> Any:
+        def ask(decl: BufferDecl, device: Device) -> WeightLayout | None:
+            asked.append(name)
+            return answer
+
+        return ask
+
+    monkeypatch.setattr(plan_module, "LAYOUT_RULES", [])
+    assert layout_of(decl, DEVICE) is WeightLayout.LANES
+    rules = [rule("a", None), rule("b", WeightLayout.STORED), rule("c", None)]
+    monkeypatch.setattr(plan_module, "LAYOUT_RULES", rules)
+    assert layout_of(decl, DEVICE) is WeightLayout.STORED
+    assert asked == ["a", "b"]
+
+
+@pytest.mark.usefixtures("tuned")
+def test_ops_of_one_launch_share_a_level() -> None:
+    """So that no two of their operands come to lie in the same memory."""
+    step, _, _ = _scheduled(GRAPH, LARGEST, DEVICE)
+    assert plan_launches([*step.ops, *step.ops], DEVICE).levels == (0, 0, 1, 1)
+
+
+def product() -> Graph:
+    """y = x w^T."""
+    builder = GraphBuilder("product")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    weight = builder.buffer("w", BufferKind.WEIGHT, Q8_0, (16, 256), source="w")
+    builder.emit(Opcode.MATMUL, x=x, weight=weight, y=builder.output("y", "tokens", 16))
+    return builder.build()

@@ -1,0 +1,341 @@
+"""The CUDA tier's own logic on a double of the driver: memory, order, errors, lost devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from accel.cuda import upload
+from accel.cuda.program import Compiler
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from accel.packets.packet import PACKET
+from accel.packets.under_way import UnderWay
+from contract.dtypes import F32, Q8_0
+from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Fence, Heap
+from tests.cuda.conftest import OpenTier
+from tests.cuda.fake_driver import FAULT, HANG, FakeDriver, FakeNvrtc, words
+
+LARGEST = ShapeKey(64, 0)
+WIDTH = 40
+STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
+
+
+def doubling() -> Graph:
+    """y = (x + x) * x."""
+    builder = GraphBuilder("doubling")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+    total = builder.emit(Opcode.ADD, a=x, b=x)
+    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
+    return builder.build()
+
+
+GRAPH = doubling()
+LAYOUT = input_layout(GRAPH, LARGEST)
+
+
+def values_of(tokens: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((tokens, WIDTH), np.float32)
+
+
+def block_of(values: np.ndarray) -> np.ndarray:
+    return pack_inputs(LAYOUT, ShapeKey(len(values), 0), {"x": values})
+
+
+class Lowered:
+    """The graph on one tier, for the largest step."""
+
+    def __init__(self, tier: CudaTier, form: ShapeKey = LARGEST) -> None:
+        self.tier = tier
+        nbytes = LARGEST.tokens * WIDTH * 4
+        self.y = tier.alloc(GRAPH.buffers["y"], nbytes, Heap.BAR)
+        self.batch = tier.lower(GRAPH, {"y": self.y}, form, LAYOUT)
+
+    def submit(self, block: np.ndarray) -> Fence:
+        return self.tier.submit(self.batch, block, ["y"])
+
+    def run(self, tokens: int = 3, seed: int = 0) -> None:
+        values = values_of(tokens, seed)
+        fence = self.submit(block_of(values))
+        self.tier.wait(fence)
+        assert np.array_equal(output(fence), (values + values) * values)
+
+
+def until_done(fence: Fence) -> None:
+    while not fence.done:
+        pass
+
+
+def output(fence: Fence) -> np.ndarray:
+    return fence.outputs["y"].view(np.float32).reshape(-1, WIDTH)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_queued_steps_keep_their_inputs_and_outputs(open_cuda: OpenTier, graphs: bool) -> None:
+    """Inputs are overwritten as soon as they were submitted; nothing is waited for in between."""
+    lowered = Lowered(open_cuda(graphs=graphs))
+    for first in range(3):
+        under_way = []
+        for number, tokens in enumerate((LARGEST.tokens, 5, 0, 17)):
+            values = values_of(tokens, 4 * first + number)
+            block = block_of(values)
+            under_way.append((lowered.submit(block), (values + values) * values))
+            block[:] = 0xFF
+        for fence, expected in reversed(under_way):
+            lowered.tier.wait(fence)
+            assert np.array_equal(output(fence), expected)
+
+
+def test_inputs_that_are_read_late_are_noticed(
+    tier: CudaTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: with one block for all steps they meet what came later."""
+    lowered = Lowered(tier)
+    held = tier._memory.pinned.take(LAYOUT.nbytes)
+
+    def snapshot(self: object, inputs: np.ndarray, nbytes: int) -> np.ndarray:
+        held[: len(inputs)] = inputs
+        return held
+
+    monkeypatch.setattr(UnderWay, "snapshot", snapshot)
+    first, second = values_of(3, 1), values_of(3, 2)
+    fences = [lowered.submit(block_of(values)) for values in (first, second)]
+    for fence in fences:
+        tier.wait(fence)
+    assert not np.array_equal(output(fences[0]), (first + first) * first)
+
+
+def test_submitting_waits_for_nothing(driver: FakeDriver, tier: CudaTier) -> None:
+    """A step is a number of calls that does not grow with its launches, none of which waits."""
+    lowered = Lowered(tier)
+    lowered.run()
+    driver.calls.clear()
+    fence = lowered.submit(block_of(values_of(3, 1)))
+    free = ("cuCtxSetCurrent", "cuEventDestroy")
+    calls = [name for name in driver.calls if name not in free]
+    copies = ["cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemcpyDtoHAsync"]
+    assert calls == [*copies, "cuEventCreate", "cuEventRecord"]
+    assert not fence.done
+    tier.wait(fence)
+
+
+def test_kernels_start_early_only_where_one_is_in_front(
+    driver: FakeDriver, open_cuda: OpenTier
+) -> None:
+    """The first launch follows a copy; and a device before sm_90 knows no such launches."""
+    Lowered(open_cuda()).run()
+    assert driver.launched[-2:] == [("launch_add", []), ("launch_mul", ["programmatic"])]
+    driver.attributes["COMPUTE_CAPABILITY_MAJOR"] = 8
+    Lowered(open_cuda()).run()
+    assert driver.launched[-2:] == [("launch_add", []), ("launch_mul", [])]
+
+
+def test_batches_follow_a_growing_scratch(tier: CudaTier) -> None:
+    """A batch lowered for a small step still runs after a large one moved the scratch memory."""
+    small = Lowered(tier, ShapeKey(2, 0))
+    small.run(tokens=2)
+    large = Lowered(tier)
+    large.run(tokens=LARGEST.tokens)
+    small.run(tokens=2, seed=1)
+
+
+def test_a_step_beyond_the_form_is_refused(tier: CudaTier) -> None:
+    """Its scratch memory would be overrun."""
+    lowered = Lowered(tier, ShapeKey(2, 0))
+    with pytest.raises(ValueError, match="at most"):
+        lowered.submit(block_of(values_of(3, 1)))
+
+
+def test_outputs_outlive_the_tier(tier: CudaTier) -> None:
+    """What a fence holds can be read when the device's memory is gone."""
+    lowered, values = Lowered(tier), values_of(3, 1)
+    fence = lowered.submit(block_of(values))
+    tier.wait(fence)
+    tier.close()
+    assert np.array_equal(output(fence), (values + values) * values)
+
+
+def test_page_locked_memory_is_used_again(tier: CudaTier) -> None:
+    """Memory for inputs and outputs is as much as steps were held at once."""
+    lowered = Lowered(tier)
+    lowered.run()
+    before = tier._memory.pinned.nbytes
+    for _ in range(5):
+        lowered.run()
+    assert tier._memory.pinned.nbytes == before
+
+
+def test_dropped_batches_give_their_memory_back(tier: CudaTier) -> None:
+    """A form that is forgotten leaves nothing behind."""
+    held = []
+    for _ in range(3):
+        lowered = Lowered(tier)
+        lowered.run()
+        tier._submissions._under_way.retire()
+        tier.free(lowered.y)
+        del lowered
+        held.append(tier.allocated_bytes)
+    assert held[0] == held[-1]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_parts_of_state_are_read_and_written(tier: CudaTier, mapped: bool) -> None:
+    """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
+    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    assert not tier.read(state, 0, 64).any()
+    if mapped:
+        tier.map(state)[:] = 1
+    tier.write(state, 13, np.arange(5, dtype=np.uint8))
+    expected = np.full(64, int(mapped), np.uint8)
+    expected[13:18] = range(5)
+    assert (tier.read(state, 0, 64) == expected).all()
+    Lowered(tier).run()
+    assert tier.read(state, 15, 4).tolist() == [2, 3, 4, int(mapped)]
+    assert (tier.map(state) == expected).all()
+    with pytest.raises(ValueError, match="state: bytes"):
+        tier.read(state, 60, 5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+@pytest.mark.parametrize("slot_bytes", [64, 1 << 20])
+def test_upload_holds_the_bytes(
+    tier: CudaTier, monkeypatch: pytest.MonkeyPatch, rows: int, slot_bytes: int
+) -> None:
+    """In one part or in many more than there are slots, from rows that are not contiguous too."""
+    monkeypatch.setattr(upload, "SLOT_BYTES", slot_bytes)
+    monkeypatch.setattr(upload, "LEAST_PIECE", 100)
+    wide = np.random.default_rng(rows).integers(0, 256, (rows, 96), np.uint8)
+    for data in (wide[:, :48], np.ascontiguousarray(wide)):
+        decl = BufferDecl("table", BufferKind.CONSTANT, F32, (rows, data.shape[1] // 4))
+        buffer = tier.upload(decl, data)
+        expected = data.copy()
+        tier._runtime.uploader.finish()
+        data[:] = 0
+        got = tier._memory.mirrors.read(buffer.allocation, 0, expected.nbytes)
+        assert np.array_equal(got.reshape(expected.shape), expected)
+        data[:] = expected
+
+
+def test_slots_are_given_back_when_memory_is_short(open_cuda: OpenTier) -> None:
+    """What weights went through on the device is free for the pages that follow them."""
+    tier = open_cuda(memory_bytes=100 << 20)
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 1024), "w")
+    weight = tier.upload(decl, np.zeros((64, Q8_0.row_bytes(1024)), np.uint8))
+    assert tier.allocated_bytes > upload.SLOT_BYTES
+    pages = tier.alloc(STATE, 90 << 20, Heap.DEVICE_LOCAL)
+    assert tier.allocated_bytes < 91 << 20
+    tier.free(pages)
+    tier.free(weight)
+
+
+def test_out_of_memory_says_need_and_have(driver: FakeDriver, open_cuda: OpenTier) -> None:
+    """By the caller's limit and by the device's; what was freed can be had again."""
+    driver.memory_bytes = 200 << 20
+    for limit, match in ((100 << 20, "state: need 62,914,560"), (None, "state: need 125,829,120")):
+        tier = open_cuda(memory_bytes=limit)
+        nbytes = (limit or driver.memory_bytes) * 3 // 5
+        first = tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+        with pytest.raises(OutOfMemory, match=match):
+            tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+        tier.free(first)
+        tier.free(tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL))
+        decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (1, 4 << 25), "w")
+        with pytest.raises(OutOfMemory, match="w: need"):
+            tier.upload(decl, np.broadcast_to(np.uint8(0), (1, Q8_0.row_bytes(4 << 26))))
+        tier.close()
+
+
+def test_a_faulting_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenTier) -> None:
+    """Everything after it says so, nothing crashes, and what was kept can still be read. The driver
+    refuses the process from then on, which is said when the tier is opened again."""
+    tier = open_cuda()
+    lowered = Lowered(tier)
+    lowered.run()
+    kept = lowered.submit(block_of(values_of(3, 1)))
+    tier.wait(kept)
+    before = output(kept).copy()
+    driver.kernels["launch_mul"] = FAULT
+    failing = Lowered(tier).submit(block_of(values_of(3, 1)))
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        until_done(failing)
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        tier.wait(failing)
+    for attempt in (lambda: lowered.run(), lambda: tier.alloc(STATE, 64, Heap.BAR)):
+        with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+            attempt()
+    assert np.array_equal(output(kept), before)
+    tier.free(lowered.y)
+    tier.close()
+    with pytest.raises(TierUnavailable, match=r"a kernel of it faulted.*; start a new process"):
+        open_cuda()
+
+
+def test_a_hanging_kernel_is_a_lost_device(driver: FakeDriver, open_cuda: OpenTier) -> None:
+    """Its context is left alone: destroying it would wait for the kernel. Another can be opened."""
+    tier = open_cuda()
+    driver.kernels["launch_add"] = HANG
+    lowered = Lowered(tier)
+    fence = lowered.submit(block_of(values_of(3, 1)))
+    with pytest.raises(DeviceLost, match=r"did not end within 0\.05 s"):
+        tier.wait(fence, timeout=0.05)
+    with pytest.raises(DeviceLost, match="did not end"):
+        lowered.submit(block_of(values_of(3, 1)))
+    tier.close()
+    driver.kernels = FakeDriver().kernels
+    Lowered(open_cuda()).run()
+
+
+def open_on(driver: FakeDriver, device: str = "") -> None:
+    CudaTier(device, Choices(), binding=driver, compiler=Compiler(FakeNvrtc()))
+
+
+def test_what_is_missing_is_said() -> None:
+    """No device, one too old, an old driver, one of another name."""
+    without = FakeDriver()
+    without.devices = 0
+    for driver, device, match in (
+        (without, "", "there is no CUDA device"),
+        (FakeDriver(COMPUTE_CAPABILITY_MAJOR=7, COMPUTE_CAPABILITY_MINOR=5), "", "7.5, needs 8.0"),
+        (FakeDriver(version=12040), "", "driver is for CUDA 12.4, needs 13.0"),
+        (FakeDriver(), "radeon", "no CUDA device matches 'radeon'; there is Fake device"),
+    ):
+        with pytest.raises(TierUnavailable, match=match):
+            open_on(driver, device)
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        (0, "divides"),
+        (2, "multiplies and adds"),
+        (5, "widens binary16"),
+        (8, "bytes of both kinds"),
+    ],
+)
+def test_a_device_that_rounds_otherwise_is_refused(column: int, match: str) -> None:
+    """The negative control of the self-test: one result of many is another."""
+    driver = FakeDriver()
+    sizes, exact = driver.kernels["launch_self_test"]
+
+    def inexact(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:
+        exact(driver, scratch, inputs, argument)
+        packet = np.frombuffer(argument.to_bytes(PACKET.itemsize, "little"), PACKET)[0]
+        words(int(packet["operand"][3]), 1000)[77 * 9 + column] += 1
+
+    driver.kernels["launch_self_test"] = sizes, inexact
+    with pytest.raises(TierUnavailable, match=f"{match} inexactly"):
+        open_on(driver)
+    assert driver.current.destroyed
+
+
+def test_a_device_that_fails_at_once_says_to_start_anew() -> None:
+    """The self-test faults."""
+    driver = FakeDriver()
+    driver.kernels["launch_self_test"] = FAULT
+    with pytest.raises(TierUnavailable, match="start a new process"):
+        open_on(driver)
