@@ -396,7 +396,8 @@ def test_devices_lists_every_tier(zinc: Zinc) -> None:
     assert rows["cpu"]["available"]
     assert all(row["available"] or (row["reason"] and row["remedy"]) for row in rows.values())
     lines = zinc("devices").out.splitlines()
-    assert len(lines) == 1 + len(rows)
+    assert len(lines) == 1 + sum(1 + len(row["details"]) for row in rows.values())
+    assert all(detail in "".join(lines) for row in rows.values() for detail in row["details"])
     assert lines[1].split()[:2] == ["cpu", "yes"]
 
 

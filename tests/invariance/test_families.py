@@ -50,8 +50,13 @@ FEW = settings(PROOF, max_examples=3)
 
 
 ON_EVERY_TIER = ("qwen3moe", "qwen35", "qwen3next", "gemma4-shared-kv")
+ON_VULKAN = ("llama-8-experts", "qwen35")
+"""A processor that plays a graphics card takes long for each."""
 RUNS = [
-    (model, tier) for model in MODELS for tier in TIERS if tier == "cpu" or model in ON_EVERY_TIER
+    (model, tier)
+    for model in MODELS
+    for tier in TIERS
+    if model in {"cpu": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
 ]
 
 

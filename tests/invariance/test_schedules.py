@@ -62,8 +62,13 @@ CONTROL = settings(
 
 ON_EVERY_TIER = ("llama q4_k_m, f16 cache", "qwen3 f16, f16 cache", "llama q6_k, q8_0 cache")
 """The other models differ in what only arithmetic sees, which parity compares tier by tier."""
+ON_VULKAN = ON_EVERY_TIER[:1]
+"""A processor that plays a graphics card takes long for each."""
 RUNS = [
-    (model, tier) for model in MODELS for tier in TIERS if tier == "cpu" or model in ON_EVERY_TIER
+    (model, tier)
+    for model in MODELS
+    for tier in TIERS
+    if model in {"cpu": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
 ]
 
 
