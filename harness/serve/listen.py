@@ -119,7 +119,10 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is still to be sent, for a moment at most, and close all connections."""
+        """Send what is still to be sent, for a moment at most, and close all connections. A second
+        time does nothing."""
+        if self._stopping.is_set():
+            return
         deadline = time.monotonic() + FLUSH_SECONDS
         while time.monotonic() < deadline and self._busy():
             time.sleep(0.02)
@@ -147,7 +150,7 @@ class HttpServer:
             since = getattr(channel, "receiving_since", None)
             unread = channel.total_outbufs_len and channel.last_activity < latest_sent
             if unread or (since is not None and since < latest):
-                channel.will_close = True
+                channel.handle_close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness.generate import SessionOptions, load_runner, prepare_session
 from harness.progress import NullProgress, Progress
-from harness.serve.driver import EngineDriver
+from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import system_fingerprint
 from harness.serve.wire import Message, TemplateOptions
@@ -34,12 +34,14 @@ SILENT = NullProgress()
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
-    keeps digests of model files, ``queue_depth`` how many requests may wait."""
+    keeps digests of model files, ``queue_depth`` how many requests may wait, ``buffered_events``
+    how many events of a request before it stalls."""
 
     session: SessionOptions
     name: str
     digests: Path
     queue_depth: int = 256
+    buffered_events: int = BUFFERED_EVENTS
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def open_model(
             observer=observer,
         )
 
-    driver = EngineDriver(engine)
+    driver = EngineDriver(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
     return ServedModel(

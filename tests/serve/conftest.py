@@ -22,16 +22,22 @@ Serve = Callable[..., AbstractContextManager[Running]]
 
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``serve(**ServeOptions, queue_depth=, slots=)``: a server on the tiny model."""
+    """``serve(queue_depth=, slots=, buffered_events=, **ServeOptions)``: a server of its own."""
     folder = tmp_path_factory.mktemp("serve")
     session = SessionOptions(
         tier="cpu", context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20
     )
 
     @contextmanager
-    def start(queue_depth: int = 64, slots: int = SLOTS, **options: object) -> Iterator[Running]:
+    def start(
+        queue_depth: int = 64, slots: int = SLOTS, buffered_events: int = 256, **options: object
+    ) -> Iterator[Running]:
         model = ModelOptions(
-            replace(session, slots=slots), "tiny", folder / "digests.json", queue_depth
+            replace(session, slots=slots),
+            "tiny",
+            folder / "digests.json",
+            queue_depth,
+            buffered_events,
         )
         options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
         with running(ServeOptions(tiny_model_path, model, **options)) as server:  # type: ignore[arg-type]

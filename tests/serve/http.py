@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,13 +56,17 @@ class Http:
         with closing(http.client.HTTPConnection(*self.address, timeout=60)) as connection:
             connection.request(method, path, body, named)
             response = connection.getresponse()
-            return Reply(response.status, dict(response.getheaders()), response.read())
+            return Reply(response.status, response.headers, response.read())
 
     def raw(self, data: bytes, timeout: float = 30) -> bytes:
-        """What comes back for ``data`` until the server closes."""
-        with self.connected(timeout) as connection:
-            connection.sendall(data)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
+        """What comes back for ``data`` until the server closes, before it has read all perhaps."""
+        answer = b""
+        with self.connected(timeout) as connection, suppress(ConnectionError):
+            with suppress(ConnectionError):
+                connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        return answer
 
     @contextmanager
     def connected(self, timeout: float = 30) -> Iterator[socket.socket]:
