@@ -51,3 +51,15 @@ install_pocl() {
     "$python" -c 'import pyopencl; pyopencl.get_platforms()' 2>/dev/null && return 0
     apt_install pocl-opencl-icd
 }
+
+# A Vulkan device on the processor.
+install_lavapipe() {
+    "$python" -m accel.vulkan.report >/dev/null 2>&1 && return 0
+    apt_install libvulkan1 mesa-vulkan-drivers
+}
+
+# Compiler and validator of Vulkan's modules.
+install_glslang() {
+    command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null && return 0
+    apt_install glslang-tools spirv-tools
+}

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import NonFiniteLogits
 from contract.tier import Tier
-from contract.types import Clock, FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from harness.memory import budget_of, longest_context, plan_context
 from harness.progress import NullProgress, Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
-from reference.engine.engine import no_clock
+from reference.engine.speculation import PromptLookup
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
@@ -55,8 +55,9 @@ class SessionOptions:
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
     longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
-    again for one that begins alike. ``slots`` sequences of the whole context run at once, each with
-    up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs.
+    again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
+    of the whole context run at once, each with up to ``biases`` logit biases and
+    ``top_log_probabilities`` tokens listed with theirs.
     """
 
     tier: str = "auto"
@@ -69,6 +70,7 @@ class SessionOptions:
     memory_budget: int | None = None
     chat: bool = False
     prefix_cache: bool = True
+    draft: int = 0
     slots: int = 1
     biases: int = 0
     top_log_probabilities: int = 0
@@ -77,13 +79,14 @@ class SessionOptions:
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
         chunk = min(self.chunk, context)
+        guessed = 1 + min(self.draft, chunk - 1)
         limits = whole_contexts(
             slots=self.slots,
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + self.slots,
-            step_rows=max(self.slots, chunk if self.all_logits else 1),
-            recent_tokens=max(1, min(self.repeat_last_n, context)),
+            step_rows=max(self.slots, chunk) if self.all_logits else self.slots * guessed,
+            recent_tokens=max(1, min(self.repeat_last_n, context)) + self.draft,
         )
         return replace(
             limits,
@@ -272,28 +275,16 @@ class Session:
         model: Model,
         tier: Tier,
         runner: ModelRunner,
-        chunk: int,
-        *,
-        prefix_cache: bool = True,
-        observer: Observer = NOBODY,
-        clock: Clock = no_clock,
+        engine: Engine,
     ) -> None:
         self.model = model
         self.tier = tier
         self.runner = runner
         self.load_seconds = 0.0
-        self._chunk = chunk
         self._owned = ExitStack()
         self._requests = 0
         self._latest: Generation | None = None
-        self.engine = Engine(
-            runner,
-            end_of_generation=model.tokenizer.eog_ids,
-            chunk_tokens=chunk,
-            prefix_cache=prefix_cache,
-            observer=observer,
-            clock=clock,
-        )
+        self.engine = engine
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
@@ -307,18 +298,19 @@ class Session:
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, _recorded(prepared, options.recording, owned)
-            observer, clock = _observed(options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
-            chunk = min(options.chunk, prepared.plan.context)
-            session = cls(
-                model,
-                tier,
+            observer = _observed(options.recording, owned)
+            engine = Engine(
                 runner,
-                chunk,
+                end_of_generation=model.tokenizer.eog_ids,
+                chunk_tokens=min(options.chunk, prepared.plan.context),
                 prefix_cache=options.prefix_cache,
+                drafter=PromptLookup() if options.draft else None,
+                draft_tokens=options.draft,
                 observer=observer,
-                clock=clock,
+                clock=time.perf_counter,
             )
+            session = cls(model, tier, runner, engine)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -362,7 +354,7 @@ class Session:
         A generation that is not finished is cancelled.
         Raises RequestError; the session must have been opened with ``all_logits``.
         """
-        if self.runner.limits.step_rows < self._chunk:
+        if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
         def store(first: int, rows: NDArray[np.float32]) -> None:
@@ -419,13 +411,13 @@ def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tie
     )
 
 
-def _observed(recording: Recording, owned: ExitStack) -> tuple[Observer, Clock]:
-    """Who watches the engine, and its clock: one that goes where times are to be seen."""
+def _observed(recording: Recording, owned: ExitStack) -> Observer:
+    """Who watches the engine."""
     if recording.timeline is None:
-        return NOBODY, no_clock
+        return NOBODY
     from harness.trace.timeline import Timeline
 
-    return owned.enter_context(Timeline(recording.timeline)), time.perf_counter
+    return owned.enter_context(Timeline(recording.timeline))
 
 
 def load_runner(

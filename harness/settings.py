@@ -206,6 +206,13 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
         Setting(
+            "draft",
+            integer(0, 63),
+            11,
+            "most tokens guessed ahead where the text repeats itself; the answer is the same, a "
+            "step gives several tokens of it. 0 guesses nothing",
+        ),
+        Setting(
             "threads",
             integer(1, 4096),
             None,
@@ -218,6 +225,7 @@ SETTINGS: Mapping[str, Setting] = {
             "auto",
             "a step as one kernel (persistent) or a kernel per op; auto probes the device",
         ),
+        Setting("device", TEXT, "", "part of a device's name, of the tier that runs", "the first"),
         Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
         Setting(

@@ -19,13 +19,15 @@ AUTO = "auto"
 class TierOptions:
     """What a caller may choose about a tier; a tier ignores what is not its own.
 
-    ``threads`` is the most host threads to use, None for all cores. ``opencl_mode`` is auto,
-    persistent or launch, ``opencl_workers`` how many workers every step gets, None to adapt,
-    ``opencl_device`` a part of a device's name, empty for the first.
+    ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
+    device's name, empty for the first. ``opencl_mode`` is auto, persistent or launch,
+    ``opencl_workers`` how many workers every step gets, None to adapt, ``opencl_device`` comes
+    before ``device`` for that tier.
     ``note`` is told of long work, such as compiling kernels.
     """
 
     threads: int | None = None
+    device: str = ""
     opencl_mode: str = "auto"
     opencl_workers: int | None = None
     opencl_device: str = ""
@@ -38,13 +40,17 @@ DEFAULT_OPTIONS = TierOptions()
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """Whether one tier runs here. ``reason`` and ``remedy`` are empty when it does."""
+    """Whether one tier runs here. ``reason`` and ``remedy`` are empty when it does.
+
+    ``details`` are lines about each of the tier's devices.
+    """
 
     name: str
     available: bool
     device: str = ""
     reason: str = ""
     remedy: str = ""
+    details: tuple[str, ...] = ()
 
 
 def _open_cpu(options: TierOptions) -> Tier:
@@ -67,11 +73,30 @@ def _open_opencl(options: TierOptions) -> Tier:
         crew=Crews if fixed is None else lambda most: FixedCrew(min(fixed, most)),
         cache=cache,
     )
-    return OpenClTier(options.opencl_device, choices, options.note)
+    return OpenClTier(options.opencl_device or options.device, choices, options.note)
 
 
-TIERS: Mapping[str, TierFactory] = MappingProxyType({"opencl": _open_opencl, "cpu": _open_cpu})
-"""The factories of this build, best tier first. A factory raises TierUnavailable."""
+def _open_vulkan(options: TierOptions) -> Tier:
+    from accel.vulkan.runtime import Choices
+    from accel.vulkan.tier import VulkanTier
+
+    cache = platformdirs.user_cache_path("zinc-rt") / "vulkan"
+    return VulkanTier(options.device, Choices(cache=cache))
+
+
+def _vulkan_details() -> tuple[str, ...]:
+    from accel.vulkan.report import device_lines
+
+    return device_lines()
+
+
+TIERS: Mapping[str, TierFactory] = MappingProxyType(
+    {"opencl": _open_opencl, "cpu": _open_cpu, "vulkan": _open_vulkan}
+)
+"""The factories of this build, best tier first; what comes after the CPU runs when it is named. A
+factory raises TierUnavailable."""
+DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType({"vulkan": _vulkan_details})
+"""What else there is to say of a tier's devices. A function raises TierUnavailable."""
 
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
@@ -117,8 +142,11 @@ def _absent(name: str) -> TierUnavailable:
 
 
 def _status(name: str) -> TierStatus:
+    details: tuple[str, ...] = ()
     try:
+        if name in DETAILS:
+            details = DETAILS[name]()
         with open_tier(name) as tier:
-            return TierStatus(name, True, device=tier.info.device)
+            return TierStatus(name, True, device=tier.info.device, details=details)
     except TierUnavailable as error:
-        return TierStatus(name, False, reason=error.reason, remedy=error.remedy)
+        return TierStatus(name, False, "", error.reason, error.remedy, details)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.source import Module
 from accel.opencl.memory import Allocation
+from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import CONSTANTS_FILE, Progress, build_program, kernel_text
-from accel.opencl.runtime import ACCELERATOR_GROUP_SIZE, Runtime
+from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
-from accel.packets.packet import BANK_SHIFT
+from accel.packets.packet import BANK_SHIFT, PACKET
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
 
@@ -24,8 +26,8 @@ FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
 STAGED_BYTES = 1 << 25
 """Stored bytes that are on a device of its own memory at a time, before they are arranged."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
-MOST_GROUPS = 1 << 15
-"""Of a launch's second dimension."""
+STORED_BANK = 1
+"""The bank of the staged bytes where an arrangement has banks of its own; 0 is the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +118,27 @@ class Arranger:
 
     def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> None:
         """Arrange some row groups, the first of which begins where ``stored`` does."""
-        group_size, workers = self._group_size, self.runtime.launcher.workers
-        size = (1, min(workers, len(groups)))
-        if not self.runtime.device.is_cpu:
-            lanes = stack.columns // stack.dtype.block_elements * LANES
-            size = (-(-lanes // group_size) * group_size, min(len(groups), MOST_GROUPS))
+        launch, launcher = self.runtime.launch, self.runtime.launcher
+        if isinstance(launcher, ModuleLauncher):
+            packet = arrange_packet(stack, groups)
+            if launch.memory.shared:
+                packet["operand"][0, :2] = stored, arranged
+            else:
+                packet["operand"][0, :2] = STORED_BANK << BANK_SHIFT, offset
+            launcher.run_alone(Module("arrange", stack.dtype), packet, (arranged, stored))
+            return
         numbers = stack.rows, stack.columns, groups.start, len(groups)
         kernel = self._kernel(stack.dtype)
         kernel.set_args(stored, arranged, np.uint64(offset), *map(np.uint32, numbers))
-        launch = self.runtime.launch
-        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, size, (group_size, 1))
+        size = (min(launcher.workers, len(groups)),)
+        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, size, (1,))
 
     def _kernel(self, dtype: DType) -> Any:
         if dtype not in self._kernels:
             runtime = self.runtime
             options = (
                 f"-cl-std=CL1.2 -DSHARED_ADDRESSES={runtime.memory.shared:d} "
-                f"-DGROUP_SIZE={self._group_size} -DDTYPE={dtype.ggml_id}"
+                f"-DDTYPE={dtype.ggml_id}"
             )
             texts = {name: kernel_text(name) for name in FILES}
             files = {CONSTANTS_FILE: packet_constants(), **texts}
@@ -142,6 +148,9 @@ class Arranger:
             self._kernels[dtype] = runtime.launch.cl.Kernel(program, "arrange")
         return self._kernels[dtype]
 
-    @property
-    def _group_size(self) -> int:
-        return 1 if self.runtime.device.is_cpu else ACCELERATOR_GROUP_SIZE
+
+def arrange_packet(stack: Stack, groups: range) -> NDArray[np.void]:
+    """PACKET[1] of the op ``arrange`` without its operands' addresses."""
+    packet = np.zeros(1, PACKET)
+    packet["size"][0, :4] = len(groups), stack.rows, stack.columns, groups.start
+    return packet

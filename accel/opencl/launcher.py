@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
-from accel.packets.ops import OPS
 from accel.packets.step import Op
 
 MEETING_BYTES = 512
@@ -105,24 +104,22 @@ class _Started:
 
 
 class PersistentLauncher:
-    """One kernel a step: work-groups walk the packets and meet at barriers.
+    """One kernel a step: workers walk the packets and meet at barriers.
 
-    There are ``groups`` at most; ``choice`` says how many a step gets, and is told how long it
-    took, for which the queue must keep times. Without it a step gets all.
+    There are ``workers`` at most, each a group of one item; ``choice`` says how many a step gets,
+    and is told how long it took, for which the queue must keep times. Without it a step gets all.
     """
 
     def __init__(
         self,
         launch: LaunchContext,
-        groups: int,
-        group_size: int,
+        workers: int,
         spin_limit: int = SPIN_LIMIT,
         choice: Choice | None = None,
     ) -> None:
         self.launch = launch
-        self.workers = groups * group_size
-        self.choice = choice or FixedCrew(groups)
-        self.group_size = group_size
+        self.workers = workers
+        self.choice = choice or FixedCrew(workers)
         self._timed = choice is not None
         self._started: deque[_Started] = deque()
         self._spin_limit = spin_limit
@@ -196,10 +193,7 @@ class _PersistentRecording:
             self._kernel.set_arg(self._place, np.uint64(inputs))
         self._inputs = inputs
         groups = launcher.groups_for(tokens)
-        size = launcher.group_size
-        event = launch.cl.enqueue_nd_range_kernel(
-            launch.queue, self._kernel, (groups * size,), (size,)
-        )
+        event = launch.cl.enqueue_nd_range_kernel(launch.queue, self._kernel, (groups,), (1,))
         launcher.started(event, tokens, groups)
         return event
 
@@ -207,19 +201,20 @@ class _PersistentRecording:
 class PacketLauncher:
     """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
 
-    def __init__(self, launch: LaunchContext, groups: int, group_size: int) -> None:
+    def __init__(self, launch: LaunchContext, workers: int) -> None:
         self.launch = launch
-        self.workers = groups * group_size
-        self._group_size = group_size
+        self.workers = workers
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
-        if self._group_size == 1:
-            workers = [self.workers] * len(packets)
-            return _PacketRecording(self.launch, packets, address, workers, None)
-        size, most = self._group_size, self.workers // self._group_size
-        workers = [size * op.launch_groups(size, most) for op in ops]
-        return _PacketRecording(self.launch, packets, address, workers, (size,))
+        kernels = [self.launch.cl.Kernel(self.launch.program, f"launch_{op.name}") for op in ops]
+        return LaunchRecording(
+            self.launch,
+            [(kernel, self.workers) for kernel in kernels],
+            None,
+            self.launch.leading_arguments,
+            address,
+        )
 
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""
@@ -228,22 +223,24 @@ class PacketLauncher:
         """See Launcher."""
 
 
-class _PacketRecording:
+class LaunchRecording:
+    """A launch of each of ``launches``: a kernel object of its own, because binding arguments costs
+    as much as a launch, and its work-items. ``leading`` gives the arguments before the addresses of
+    inputs and packets."""
+
     def __init__(
         self,
         launch: LaunchContext,
-        packets: NDArray[np.void],
+        launches: Sequence[tuple[Any, int]],
+        group_size: int | None,
+        leading: Callable[[], tuple[Any, ...]],
         address: int,
-        workers: list[int],
-        local_size: tuple[int] | None,
     ) -> None:
         self._launch = launch
+        self._launches = launches
+        self._local = None if group_size is None else (group_size,)
+        self._leading = leading
         self._address = np.uint64(address)
-        # A kernel object for each packet: binding arguments costs as much as a launch.
-        self._launches = [
-            (launch.cl.Kernel(launch.program, f"launch_{OPS[number].name}"), (count,), local_size)
-            for number, count in zip(packets["op"], workers, strict=True)
-        ]
         self._bound: tuple[tuple[int, int], int] | None = None
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
@@ -251,11 +248,11 @@ class _PacketRecording:
         launch = self._launch
         bound = launch.version(), inputs
         if self._bound != bound:
-            leading = (*launch.leading_arguments(), np.uint64(inputs), self._address)
-            for index, (kernel, *_) in enumerate(self._launches):
-                kernel.set_args(*leading, np.uint32(index))
+            arguments = (*self._leading(), np.uint64(inputs), self._address)
+            for index, (kernel, _) in enumerate(self._launches):
+                kernel.set_args(*arguments, np.uint32(index))
             self._bound = bound
         event = None
-        for packet in self._launches:
-            event = launch.cl.enqueue_nd_range_kernel(launch.queue, *packet)
+        for kernel, items in self._launches:
+            event = launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), self._local)
         return event if event is not None else launch.cl.enqueue_marker(launch.queue)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from accel.kernels.source import Traits
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
+from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
 from contract.errors import TierError
 
@@ -24,13 +24,11 @@ HEADERS = (
     "packet.h",
     "exact.h",
     "blocks.h",
-    "group.h",
     "norm.h",
     "elementwise.h",
     "argmax.h",
     "sample.h",
     "sample_item.h",
-    "sample_group.h",
     "lanes_layout.h",
     "matmul_operands.h",
     "matmul_experts.h",
@@ -38,17 +36,15 @@ HEADERS = (
     "attention_rows.h",
     "attention_tile.h",
     "attention.h",
-    "attention_group.h",
     "matmul_formats.h",
     "matmul_decode.h",
     "matmul_prefill.h",
     "matmul_float.h",
-    "matmul_group.h",
 )
+ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
 MAGIC = b"zinc-rt opencl program 1\n"
-DIGEST_BYTES = 32
 MAX_LOG_CHARACTERS = 4000
 
 Progress = Callable[[str], None]
@@ -72,9 +68,9 @@ class BuildOptions:
     shared_addresses: bool
     native_divide: bool
     native_sqrt: bool
-    group_size: int
     futex_syscall: int
     dot_vnni: bool
+    packed_dot: bool = False
 
     def text(self, device: Device) -> str:
         """The compiler's command line."""
@@ -83,14 +79,26 @@ class BuildOptions:
             "SHARED_ADDRESSES": int(self.shared_addresses),
             "NATIVE_DIVIDE": int(self.native_divide),
             "NATIVE_SQRT": int(self.native_sqrt),
-            "GROUP_SIZE": self.group_size,
             "FUTEX_SYSCALL": self.futex_syscall,
             "DOT_VNNI": int(self.dot_vnni),
         }
-        options = ["-cl-std=CL1.2"]
-        if device.correctly_rounded:
-            options.append("-cl-fp32-correctly-rounded-divide-sqrt")
-        return " ".join(options + [f"-D{name}={value}" for name, value in macros.items()])
+        defined = [f"-D{name}={value}" for name, value in macros.items()]
+        return " ".join((module_options(device), *defined))
+
+    def traits(self) -> Traits:
+        """The same for the kernels that GPU tiers share."""
+        return Traits(
+            divide=self.native_divide,
+            root=self.native_sqrt,
+            dot=self.packed_dot,
+            shared_addresses=self.shared_addresses,
+        )
+
+
+def module_options(device: Device) -> str:
+    """The compiler's command line for a text that defines its own macros."""
+    rounded = " -cl-fp32-correctly-rounded-divide-sqrt" if device.correctly_rounded else ""
+    return f"-cl-std=CL1.2{rounded}"
 
 
 def kernel_text(name: str) -> str:
@@ -110,7 +118,7 @@ def source_of(files: Mapping[str, str]) -> str:
 
 def step_files(ops: Sequence[str] = OP_NAMES) -> dict[str, str]:
     """Every file of the program that runs steps of ``ops``, in order, by name."""
-    return {**op_files(ops), "entry.cl": kernel_text("entry.cl")}
+    return {**op_files(ops), **{name: kernel_text(name) for name in ENTRIES}}
 
 
 def op_files(ops: Sequence[str]) -> dict[str, str]:
@@ -126,6 +134,12 @@ def op_files(ops: Sequence[str]) -> dict[str, str]:
         **{name: kernel_text(name) for name in sources},
         "ops.h": op_list(ops),
     }
+
+
+def copy_files() -> dict[str, str]:
+    """The one kernel beside those of modules: it keeps what a step left."""
+    texts = {name: kernel_text(name) for name in ("packet.h", "copy_output.cl")}
+    return {CONSTANTS_FILE: packet_constants(), **texts}
 
 
 def self_test_files() -> dict[str, str]:
@@ -154,7 +168,7 @@ def build_program(
     identity = (device.name, device.driver, device.platform, options, source)
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
     path = cache / f"{key}.bin" if cache is not None else None
-    if path is not None and (binary := _read(path)) is not None:
+    if path is not None and (binary := read_entry(path, MAGIC)) is not None:
         program = _from_binary(context, device, binary, options)
         if program is not None:
             return program
@@ -162,7 +176,7 @@ def build_program(
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source, files, options)
     if path is not None:
-        _write(path, _binary_of(program))
+        write_entry(path, MAGIC, _binary_of(program))
     return program
 
 
@@ -204,12 +218,14 @@ def _binary_of(program: Any) -> bytes:
 
 def _blamed_file(log: str, files: Mapping[str, str]) -> str:
     """The kernel file the first error of ``log`` is in."""
-    place = r"([\w.]+\.(?:cl|h)):\d+"
+    place = r"([\w.]+\.(?:cl|h|k)):\d+"
     found = re.search(rf"error: {place}|{place}(?::\d+)?: (?:fatal )?error", log)
     blamed = (found.group(1) or found.group(2)) if found else None
     if blamed is None and (found := re.search(r"<kernel>:(\d+):\d+: error", log)):
         blamed = _file_of_line(int(found.group(1)), files)
-    return blamed if blamed is not None and blamed in files else "the kernels"
+    if blamed is not None and blamed in files:
+        return blamed
+    return next(iter(files)) if len(files) == 1 else "the kernels"
 
 
 def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
@@ -219,30 +235,3 @@ def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
         if number <= 0:
             return name
     return None
-
-
-def _read(path: Path) -> bytes | None:
-    """The binary in a cache entry; None when it is absent or damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, binary = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
-    if not data.startswith(MAGIC) or hashlib.sha256(binary).digest() != digest:
-        return None
-    return binary
-
-
-def _write(path: Path, binary: bytes) -> None:
-    """Atomically; another process may write the same entry. A full or read-only disk is no error:
-    the next start compiles again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(binary).digest() + binary)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise

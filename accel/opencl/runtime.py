@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,20 @@ from accel.opencl.launcher import (
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
-from accel.opencl.program import BuildOptions, Progress, build_program, step_files
+from accel.opencl.modules import ModuleLauncher
+from accel.opencl.program import (
+    BuildOptions,
+    Progress,
+    build_program,
+    copy_files,
+    module_options,
+    step_files,
+)
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.errors import TierUnavailable
 
-ACCELERATOR_GROUP_SIZE = 128
 FUTEX_X86_64 = 202
 PROBE_SPIN_LIMIT = 1 << 27
 PROBE_ROUNDS = 64
@@ -94,49 +101,58 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         ) from None
     options = probe_options(context, queue, device, choices)
     memory = _memory(cl, context, queue, device, options, choices)
-    groups = device.compute_units
+    units = device.compute_units
     if device.is_cpu and choices.threads is not None:
-        groups = max(1, min(groups, choices.threads))
+        units = max(1, min(units, choices.threads))
 
-    def context_of(persistent: bool) -> LaunchContext:
-        built = replace(options, persistent=persistent)
-        program = build_program(
-            context, device, step_files(), built.text(device), choices.cache, progress
-        )
+    def context_of(program: Any) -> LaunchContext:
         return LaunchContext(cl, queue, program, memory, ScratchPlace())
 
-    mode, chosen, launcher = _launcher(context_of, choices, groups, options.group_size, device)
-    parts = launcher.workers if device.is_cpu else ROW_PARTS
-    return Runtime(device, context, memory, chosen, launcher, mode, parts)
+    def build(files: Mapping[str, str], flags: str) -> Any:
+        return build_program(context, device, files, flags, choices.cache, progress)
+
+    if not device.is_cpu:
+        copying = build(copy_files(), options.text(device)) if memory.shared else None
+        launch = context_of(copying)
+        modules = ModuleLauncher(
+            launch,
+            units * LAUNCH_GROUPS_PER_UNIT,
+            options.traits(),
+            lambda name, text: build({name: text}, module_options(device)),
+        )
+        return Runtime(device, context, memory, launch, modules, Mode.LAUNCH, ROW_PARTS)
+
+    def context_for_mode(persistent: bool) -> LaunchContext:
+        built = replace(options, persistent=persistent)
+        return context_of(build(step_files(), built.text(device)))
+
+    mode, chosen, launcher = _launcher(context_for_mode, choices, units)
+    return Runtime(device, context, memory, chosen, launcher, mode, launcher.workers)
 
 
 def _launcher(
     context_of: Callable[[bool], LaunchContext],
     choices: Choices,
-    groups: int,
-    group_size: int,
-    device: Device,
+    workers: int,
 ) -> tuple[Mode, LaunchContext, Launcher]:
+    """How a processor's cores execute packets."""
     if choices.mode is not Mode.LAUNCH:
         persistent = context_of(True)
         wanted = choices.mode is Mode.PERSISTENT
-        if wanted or _runs_together(persistent, groups, group_size):
-            choice = choices.crew(groups) if device.is_cpu else None
-            launcher = PersistentLauncher(persistent, groups, group_size, choice=choice)
+        if wanted or _runs_together(persistent, workers):
+            launcher = PersistentLauncher(persistent, workers, choice=choices.crew(workers))
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)
-    if not device.is_cpu:
-        groups *= LAUNCH_GROUPS_PER_UNIT
-    return Mode.LAUNCH, single, PacketLauncher(single, groups, group_size)
+    return Mode.LAUNCH, single, PacketLauncher(single, workers)
 
 
-def _runs_together(launch: LaunchContext, groups: int, group_size: int) -> bool:
+def _runs_together(launch: LaunchContext, workers: int) -> bool:
     """Whether all workers are at work at once and see what the others wrote.
 
     Rows wander from worker to worker through two buffers that are overwritten again and again, so
     that a stale cache line shows; the workers wait for one another with little patience.
     """
-    launcher = PersistentLauncher(launch, groups, group_size, PROBE_SPIN_LIMIT)
+    launcher = PersistentLauncher(launch, workers, PROBE_SPIN_LIMIT)
     memory = launch.memory
     rows = launcher.workers
     start = np.arange(rows * PROBE_WIDTH, dtype=np.float32).reshape(rows, PROBE_WIDTH)
@@ -177,8 +193,8 @@ def probe_options(context: Any, queue: Any, device: Device, choices: Choices) ->
         shared_addresses=device.is_cpu if shared is None else shared,
         native_divide=choices.native_arithmetic is not False,
         native_sqrt=choices.native_arithmetic is not False,
-        group_size=1 if device.is_cpu else ACCELERATOR_GROUP_SIZE,
         futex_syscall=_futex_syscall(device),
+        packed_dot=not device.is_cpu and "nvidia" in device.platform.lower(),
         dot_vnni=device.is_cpu and device.is_pocl and "avx512_vnni" in cpu_flags(),
     )
     test = SelfTest(context, queue, device, options, choices.cache)

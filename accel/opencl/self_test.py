@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from accel.opencl.device import TIER, Device, import_pyopencl
 from accel.opencl.program import BuildOptions, build_program, self_test_files
 from accel.packets.packet import PACKET
+from accel.packets.samples import Float32, sample_pairs
 from contract.errors import TierUnavailable
 
-SAMPLES = 1 << 14
 LAYOUT_FIELDS = (
     "op",
     "wait",
@@ -28,8 +28,6 @@ LAYOUT_FIELDS = (
     "real",
 )
 """Fields whose offsets the kernel ``packet_layout`` reports, in its order."""
-
-Float32 = NDArray[np.float32]
 
 
 class SelfTest:
@@ -81,15 +79,6 @@ class SelfTest:
         cl.enqueue_nd_range_kernel(self._queue, kernel, (size,), None)
         for host, buffer in zip(outputs, written, strict=True):
             cl.enqueue_copy(self._queue, host, buffer)
-
-
-def sample_pairs() -> tuple[Float32, Float32]:
-    """Pairs of positive normal numbers whose quotients are normal, spread over many exponents."""
-    rng = np.random.default_rng(20)
-    bits = rng.integers(0, 1 << 23, (2, SAMPLES), dtype=np.uint32)
-    bits |= rng.integers(127 - 30, 127 + 30, (2, SAMPLES), dtype=np.uint32) << np.uint32(23)
-    a, b = bits.view(np.float32)
-    return a, b
 
 
 def native_arithmetic(test: SelfTest) -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""What a graph takes on the OpenCL tier: arranged weights, copies where memory is not shared."""
+"""What a graph takes on a tier of packets: arranged weights, copies where memory is not shared."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ def opencl_footprint(
         scratch = aligned(steps.shared) + aligned(steps.own * workers)
         variants = sum(map(aligned, steps.packets))
     return Footprint(buffers, mapped, scratch, variants, mirrors=mirrors)
+
+
+def device_footprint(graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+    """The bytes a tier allocates that copies every buffer and shares scratch among all workers."""
+    return opencl_footprint(graph, largest, steps, workers=0, shared=False)
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:

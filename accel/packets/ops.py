@@ -28,18 +28,18 @@ class Split(Enum):
 ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
 
 LANES = 16
-"""Rows of a group of ``kernels/matmul_formats.h``, and columns of a vector."""
+"""Rows of a group of an arranged matrix, and columns of a processor's vector."""
 SLOTS = 8
-"""Tokens a group of ``kernels/matmul_group.h`` takes at a time."""
+"""Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
 SUM_SPANS = 2
-"""Spans of a row a group of ``kernels/log_probabilities.cl`` sums at a time."""
+"""Spans of a row a group of ``accel/kernels/log_probabilities_sum.k`` sums at a time."""
 QUANTIZED_SEGMENTS = 16
-"""Segments a group of ``kernels/quantize_activation.cl`` takes at a time."""
+"""Segments a group of ``accel/kernels/quantize_activation.k`` takes at a time."""
 STATE_ROWS = 16
-"""Rows of a head's state a group of ``kernels/ssm_delta_net.cl`` takes."""
+"""Rows of a head's state a group of ``accel/kernels/ssm_delta_net.k`` takes."""
 GROUP_QUERIES = 8
 GROUP_CHANNELS = 1024
-"""Queries a group of ``kernels/attention_group.h`` takes at a time, and channels of all of them."""
+"""Queries a group of ``accel/kernels/attention_group.k`` takes at a time, and channels of all."""
 FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
 
 Units = Callable[..., int]

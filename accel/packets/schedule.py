@@ -56,6 +56,12 @@ def schedule_launches(step: Step) -> Schedule:
     return _placed(step, placements, set())
 
 
+def schedule_levels(step: Step) -> Schedule:
+    """For launches in order on one queue, of which those without a barrier between them may run
+    at the same time."""
+    return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
+
+
 def _follows_columns(op: Op, pending: Sequence[Touch]) -> bool:
     """True when dividing columns makes ``op`` continue a column split without a barrier."""
     touches = op.touches(columns=True)

@@ -31,5 +31,6 @@ def devices(args: argparse.Namespace) -> int:
         missing = f"{status.reason}; {status.remedy}"
         runs = "yes" if status.available else "no"
         rows.append((status.name, runs, status.device if status.available else missing))
+        rows += [("", "", line) for line in status.details]
     print(table(rows))
     return 0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from harness.tiers import TierOptions
 
 MODEL_SETTINGS = ("model", "cache_dir")
-TIER_SETTINGS = ("tier", "threads", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "memory_budget")
+TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
+ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "draft", "memory_budget")
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -44,6 +44,7 @@ def tier_options(settings: Settings) -> TierOptions:
 
     return TierOptions(
         threads=settings["threads"],
+        device=settings["device"],
         opencl_mode=settings["opencl_mode"],
         opencl_device=settings["opencl_device"],
         note=note,
@@ -82,6 +83,7 @@ def session_options(
         context=settings["context"],
         kv_dtype=settings["kv_dtype"],
         chunk=settings["chunk"],
+        draft=settings.get("draft", 0),
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],

@@ -22,7 +22,7 @@ from harness import goldens
 PACKAGES = {"contract": contract, "reference": reference, "accel": accel, "harness": harness}
 DISTRIBUTION = "zinc-rt"
 GIT_SECONDS = 10.0
-DRIVER_PACKAGES = ("numpy", "pyopencl")
+DRIVER_PACKAGES = ("numpy", "pyopencl", "cffi")
 GOLDENS = (goldens.SYNTHETIC, goldens.DEFAULT_MODEL)
 
 

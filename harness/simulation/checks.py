@@ -106,12 +106,15 @@ def check_decodes(state: State, computed: Collection[int]) -> None:
 
 
 def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: float) -> None:
-    """What ``tenant`` has just after an admission. Rates are tokens a second over the window."""
+    """What ``tenant`` has just after an admission. Rates are tokens a second over the window.
+
+    The only request of a tenant may have its pages: the quota it was accepted under was larger.
+    """
     own = [resident for resident in state.residents if resident.tenant == tenant.id]
     pages = len({page for resident in own for page in resident.pages})
     require(
         len(own) <= tenant.max_slots
-        and pages <= tenant.max_kv_pages
+        and (pages <= tenant.max_kv_pages or len(own) == 1)
         and decode_rate < tenant.decode_tokens_per_s
         and prefill_rate < tenant.prefill_tokens_per_s,
         Invariant.QUOTA,

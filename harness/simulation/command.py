@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 
 from contract.errors import ConfigError
 from harness.console import note, table
@@ -12,15 +14,16 @@ from harness.progress import progress_on
 from harness.simulation.drive import Outcome, Simulation
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant
+from harness.simulation.model import MODEL_VOCAB
 from harness.simulation.run import (
     NOT_IN_A_SCHEDULE,
     play_seed,
     reproducing_line,
     run_schedules,
     smallest,
+    world_of,
 )
 from harness.simulation.schedule import keep, parse_kept
-from harness.simulation.world import SimulatedWorld
 
 DEFAULT_SCHEDULES = 1000
 
@@ -58,6 +61,12 @@ def build_parser(profile: Profile, purpose: str) -> argparse.ArgumentParser:
         help="processes; the result is the same with any number; default: one a core",
     )
     parser.add_argument(
+        "--model",
+        action="store_true",
+        help="play on a tiny real model, a hundred times slower: tokens and logits must be the "
+        "bits of each request's solo run",
+    )
+    parser.add_argument(
         "--keep",
         metavar="ACTION[/PROMPT[/TOKENS]][,...]",
         help="play only these actions of one schedule, with lengths cut: what a failure prints",
@@ -73,6 +82,8 @@ def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None) -> i
     args = build_parser(profile, purpose).parse_args(argv)
     try:
         _check(args)
+        if args.model:
+            profile = replace(profile, vocab=MODEL_VOCAB, model=True)
         if args.keep is not None or args.log:
             return _play_one(profile, args)
         return _play_all(profile, args)
@@ -93,8 +104,9 @@ def _play_one(profile: Profile, args: argparse.Namespace) -> int:
     schedule = generate(args.seed, profile)
     if args.keep is not None:
         schedule = keep(schedule, parse_kept(args.keep))
-    simulation = Simulation(schedule, SimulatedWorld(schedule.shape))
-    outcome = simulation.play()
+    with closing(world_of(profile, schedule)) as world:
+        simulation = Simulation(schedule, world)
+        outcome = simulation.play()
     if args.log:
         for part in (schedule.shape, *schedule.tenants, *schedule.actions, *simulation.log):
             print(part)
@@ -132,6 +144,6 @@ def _explain(profile: Profile, seed: int) -> None:
         print(f"reproduce: {reproducing_line(profile, seed, None)}")
         return
     note("shrinking ...")
-    kept, violation = smallest(generate(seed, profile), violation.invariant)
+    kept, violation = smallest(profile, seed, violation)
     print(f"shrunk: {violation}")
     print(f"reproduce: {reproducing_line(profile, seed, kept)}")

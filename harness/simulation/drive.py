@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -131,7 +131,7 @@ class Simulation:
             while actions and actions[-1].step <= self._step:
                 self._act(actions.pop())
             self._step_engine()
-        for tenant in self._generous():
+        for tenant in self.schedule.tenants:
             self._engine.put_tenant(tenant)
         deadline = self._step + self._bound()
         while self.clients.live:
@@ -143,15 +143,6 @@ class Simulation:
             )
             self._step_engine()
         self._end()
-
-    def _generous(self) -> list[Tenant]:
-        """The tenants with the most pages each ever had, so that whatever was accepted can end."""
-        pages = {tenant.id: tenant.max_kv_pages for tenant in self.schedule.tenants}
-        for action in self.schedule.actions:
-            if isinstance(action, Quota):
-                tenant = action.tenant
-                pages[tenant.id] = max(pages[tenant.id], tenant.max_kv_pages)
-        return [replace(t, max_kv_pages=pages[t.id]) for t in self.schedule.tenants]
 
     def _bound(self) -> int:
         """Steps after which everybody is served, if every step computes one token for somebody."""

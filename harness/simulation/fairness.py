@@ -10,7 +10,7 @@ from contract.types import QosClass, Request, SamplingParams, Tenant
 from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Shape
-from harness.simulation.world import SimulatedWorld
+from harness.simulation.world import SimulatedWorld, World
 from reference.engine import Engine
 from reference.limits import Limits, pages_for
 from reference.sched.tenants import Tenants
@@ -83,7 +83,7 @@ def _compete(
     shape: Shape, tenants: Sequence[Tenant], backlogs: Sequence[int], random: Random
 ) -> list[tuple[float, int]]:
     """Keep each tenant's backlog full until the end: when whose tokens came."""
-    world = SimulatedWorld(shape)
+    world: World = SimulatedWorld(shape)
     world.runner.slot_scopes = [0] * shape.limits.slots
     engine = Engine(
         world.runner,

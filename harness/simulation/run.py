@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -14,8 +15,10 @@ from harness.simulation.drive import Outcome, play
 from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
+from harness.simulation.model import ModelWorld
 from harness.simulation.schedule import Kept, Schedule, format_kept
 from harness.simulation.shrink import shrink
+from harness.simulation.world import SimulatedWorld, World
 
 BATCH = 20
 """Seeds a process is given at once, the first of which is played twice."""
@@ -49,17 +52,28 @@ class Report:
         self.failure = self.failure or other.failure
 
 
+def world_of(profile: Profile, schedule: Schedule) -> World:
+    """What schedules of the profile are played on."""
+    return ModelWorld(schedule.shape) if profile.model else SimulatedWorld(schedule.shape)
+
+
+def play_on(profile: Profile, schedule: Schedule) -> Outcome:
+    """Play a schedule on the world of its profile."""
+    with closing(world_of(profile, schedule)) as world:
+        return play(schedule, world)
+
+
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     """Play the schedule of a seed, and if it is one of a few, the competition of that seed too.
 
     Played ``twice``, the logs must be the same.
     """
-    outcome = play(generate(seed, profile))
+    outcome = play_on(profile, generate(seed, profile))
     if outcome.violation is None and seed % MIX_EVERY == 0:
         outcome.violation = play_mix(seed)
         outcome.counts["competitions"] += 1
     if twice and outcome.violation is None:
-        again = play(generate(seed, profile))
+        again = play_on(profile, generate(seed, profile))
         if again.log_hash != outcome.log_hash:
             outcome.violation = Violation(
                 Invariant.SAME_SEED_SAME_LOG, f"{outcome.log_hash} and then {again.log_hash}"
@@ -123,36 +137,24 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Repo
             pool.shutdown(cancel_futures=True)
 
 
-def smallest(schedule: Schedule, broken: Invariant) -> tuple[tuple[Kept, ...], Violation]:
-    """What of a failing schedule is enough to break the same invariant, and how it then does."""
-
-    def violation_of(smaller: Schedule) -> Violation | None:
-        found = play(smaller).violation
-        return found if found is not None and found.invariant is broken else None
-
-    return _shrunk(schedule, violation_of)
-
-
-def _shrunk(
-    schedule: Schedule, violation_of: Callable[[Schedule], Violation | None]
-) -> tuple[tuple[Kept, ...], Violation]:
-    found: list[Violation] = []
+def smallest(profile: Profile, seed: int, found: Violation) -> tuple[tuple[Kept, ...], Violation]:
+    """What of a seed's schedule is enough to break the invariant it was ``found`` to break, and
+    how it then does."""
+    last = found
 
     def fails(smaller: Schedule) -> bool:
-        violation = violation_of(smaller)
-        if violation is not None:
-            found.append(violation)
-        return violation is not None
+        nonlocal last
+        violation = play_on(profile, smaller).violation
+        if violation is None or violation.invariant is not found.invariant:
+            return False
+        last = violation
+        return True
 
-    kept = shrink(schedule, fails)
-    if not found:
-        violation = violation_of(schedule)
-        assert violation is not None, "the schedule does not fail"
-        found.append(violation)
-    return kept, found[-1]
+    return shrink(generate(seed, profile), fails), last
 
 
 def reproducing_line(profile: Profile, seed: int, kept: tuple[Kept, ...] | None) -> str:
     """The command that plays a schedule again, or what was kept of it."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
+    line += " --model" if profile.model else ""
     return line if kept is None else f"{line} --keep {format_kept(kept)}"

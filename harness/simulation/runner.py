@@ -25,7 +25,8 @@ from reference.runner import LOGITS, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """What a step takes: seconds at all, a query token, a position attended to; and its planning."""
+    """Seconds a step takes: in any case, for a query token, for a position attended to, and for the
+    host to plan it."""
 
     fixed: float = 4e-3
     token: float = 1e-4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,29 +10,16 @@ from numpy.typing import NDArray
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
-from harness.simulation.invariants import Violation
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
 from harness.simulation.schedule import Shape
-from reference.runner import StepInput
-
-
-class WatchedRunner(Protocol):
-    """A runner as a simulation needs it, see ``SimulatedRunner``."""
-
-    slot_scopes: list[int]
-    watch: Callable[[StepInput], None]
-    violation: Violation | None
-    steps: int
-
-    def fail_next(self, where: str) -> None:
-        """Lose the device with the next step."""
-
-    def restart(self) -> None:
-        """Forget what is queued."""
 
 
 class World(Protocol):
-    """A runner, its clock, and the solo run of any request."""
+    """A runner, its clock, and the solo run of any request.
+
+    ``runner`` has what ``SimulatedRunner`` has beyond ``ModelRunner``: ``slot_scopes``, ``watch``,
+    ``violation``, ``steps``, ``fail_next`` and ``restart``.
+    """
 
     clock: VirtualClock
     runner: Any
@@ -44,6 +30,9 @@ class World(Protocol):
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
         """Whether these are the logits of its solo run from position ``start`` on."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 class SimulatedWorld:
@@ -71,3 +60,6 @@ class SimulatedWorld:
         """The logits of a position name the history up to it."""
         expected = self._solos[request.id].histories[start + 1 : start + 1 + len(logits)]
         return history_of_logits(logits) == list(expected)
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     READ = 9
     END = 10
     MODEL = 11
+    FAILED = 12
 
 
 KINDS = frozenset(Kind)

@@ -35,6 +35,16 @@ from reference.model.weights import constant_bytes, weight_bytes
 
 ModelOpener = Callable[[int, TracedModel], Model]
 """Opens a trace's n-th model."""
+NONSENSE = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    MemoryError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What comes of numbers of things that are not there and sizes that cannot be."""
 PLACES_SHOWN = 6
 """Rows of a step that a message lists."""
 
@@ -94,6 +104,7 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
             player.play(record)
             if player.difference is not None:
                 break
+        player.settle()
         return Replayed(player.submissions, player.compared, player.difference, reader.whole)
     finally:
         player.close()
@@ -115,6 +126,8 @@ class _Player:
         self._history = InputHistory()
         self._under_way: dict[int, _UnderWay] = {}
         self._last: Fence | None = None
+        self._latest: Record | None = None
+        self._held: tuple[_Lowered, NDArray[np.uint8], int] | None = None
         self._do: dict[Kind, Callable[[memoryview], None]] = {
             Kind.MODEL: self._open_model,
             Kind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
@@ -122,7 +135,8 @@ class _Player:
             Kind.BUFFER: self._make,
             Kind.FREE: self._free,
             Kind.BATCH: self._lower,
-            Kind.SUBMIT: self._submit,
+            Kind.SUBMIT: self._hold,
+            Kind.FAILED: self._drop,
             Kind.RESULT: self._compare,
             Kind.WRITE: self._write,
             Kind.READ: self._read,
@@ -130,9 +144,22 @@ class _Player:
         }
 
     def play(self, record: Record) -> None:
-        """Do what one record says. Raises TraceError when it makes no sense."""
-        with _sense(record):
+        """Do what one record says, a submission when the next one shows that the tier took it.
+
+        Raises TraceError when it makes no sense.
+        """
+        if record.kind is not Kind.FAILED:
+            self.settle()
+        with sensible(record):
             self._do[record.kind](record.payload)
+        self._latest = record
+
+    def settle(self) -> None:
+        """Do what is still to be done."""
+        held, self._held = self._held, None
+        if held is not None and self._latest is not None:
+            with sensible(self._latest):
+                self._submit(*held)
 
     def close(self) -> None:
         """Wait for what runs and free everything."""
@@ -179,12 +206,19 @@ class _Player:
         batch = Batch.unpack(payload)
         self._batches.append(_Lowered(batch, tuple(self._tier.forms(batch.form))))
 
-    def _submit(self, payload: memoryview) -> None:
+    def _hold(self, payload: memoryview) -> None:
         submit = Submit.unpack(payload)
         known = self._batches[submit.batch]
+        layout = known.batch.inputs
+        inputs = self._history.apply(known.batch.graph, layout.nbytes, submit)
+        self._held = known, inputs, submit.wanted
+
+    def _drop(self, payload: memoryview) -> None:
+        self._held = None
+
+    def _submit(self, known: _Lowered, inputs: NDArray[np.uint8], bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
-        inputs = self._history.apply(batch.graph, batch.inputs.nbytes, submit)
-        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), submit.wanted)
+        wanted = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in wanted])
         step = _describe(batch, inputs)
@@ -236,11 +270,11 @@ class _Player:
 
 
 @contextmanager
-def _sense(record: Record) -> Iterator[None]:
+def sensible(record: Record) -> Iterator[None]:
     """Turn what a senseless payload raises into a TraceError that names the record."""
     try:
         yield
-    except (IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except NONSENSE as error:
         what = f"the record {record.kind.name} at byte {record.offset} makes no sense"
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 

@@ -212,7 +212,8 @@ class RecordedTier:
     def submit(
         self, batch: PacketBatch, inputs: Bytes, wanted: Sequence[str] = ()
     ) -> RecordedFence:
-        """Recorded with what changed of the inputs."""
+        """Recorded with what changed of the inputs, before it is done: should it end this process,
+        the trace still has it."""
         lowered = self._batches[id(batch)]
         bits = sum(
             1 << number
@@ -220,10 +221,15 @@ class RecordedTier:
             if decl.name in wanted or decl.name in lowered.watched
         )
         kept = outputs_of(lowered.outputs, bits)
-        inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
-        fence = RecordedFence(inner, wanted)
         places, lines = self._history.changes(lowered.graph, inputs)
         self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
+        self._writer.flush()
+        try:
+            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
+        except BaseException:
+            self._writer.write(Kind.FAILED)
+            raise
+        fence = RecordedFence(inner, wanted)
         self._under_way.append(_UnderWay(next(self._submissions), fence, kept))
         return fence
 

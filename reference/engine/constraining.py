@@ -34,17 +34,19 @@ def with_masks(
 ) -> StepInput:
     """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
     token in this step; ``rows`` are the rows of each chunk."""
+    masked = [index for index, placement in enumerate(placements) if placement.masked]
+    if not masked:
+        return inputs
     masks: list[Mask] = []
-    for index, placement in enumerate(placements):
-        if not placement.masked or not rows[index]:
-            continue
-        sequence = placement.sequence
-        if chunks["start"][index] + chunks["count"][index] < sequence.known:
+    stops, ends = chunks["start"] + chunks["count"], np.cumsum(rows)
+    for index in masked:
+        sequence = placements[index].sequence
+        if not rows[index] or stops[index] < sequence.known:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:
             masks.append(mask)
-            inputs.sampling["mask"][int(rows[: index + 1].sum()) - 1] = len(masks)
+            inputs.sampling["mask"][ends[index] - 1] = len(masks)
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 

@@ -20,12 +20,12 @@ from reference.engine.delivery import Delivery
 from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
-from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, scope_of
+from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
-from reference.memory.prefix import PrefixStatistics
+from reference.memory.prefix import PrefixStatistics, scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
 from reference.sched.admission import WaitQueue

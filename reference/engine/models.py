@@ -66,7 +66,7 @@ class Models:
         """
         place = self._places.get(name)
         if place is None:
-            place = self._places[name] = _Place(self._load_beside(name), self._latest_turn(), 0)
+            place = self._places[name] = _Place(self._load_beside(name), 0.0, 0)
         self._touch(place)
         return place.loaded.engine
 
@@ -78,8 +78,13 @@ class Models:
         allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
-        self.engine(name).submit(request, on_logits, allowed=allowed)
+        engine = self.engine(name)
+        was_idle, earliest = engine.idle, self._earliest_turn()
+        engine.submit(request, on_logits, allowed=allowed)
         self._model_of[request.id] = name
+        if was_idle:
+            place = self._places[name]
+            place.turn = max(place.turn, earliest)
 
     def cancel(self, request_id: int) -> None:
         """See ``Engine.cancel``."""
@@ -139,10 +144,11 @@ class Models:
                 if not any(self.unload(other) for other in self.loaded):
                     raise
 
-    def _latest_turn(self) -> float:
-        """Where a newcomer begins: no earlier than those at work, so that nobody waits for it to
-        catch up."""
-        return min((place.turn for place in self._places.values()), default=0.0)
+    def _earliest_turn(self) -> float:
+        """Where one that had nothing to do begins: no earlier than those at work, so that nobody
+        waits for it to catch up."""
+        busy = (place for place in self._places.values() if not place.loaded.engine.idle)
+        return min((place.turn for place in busy), default=0.0)
 
     def _touch(self, place: _Place) -> None:
         self._turns += 1

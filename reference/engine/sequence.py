@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.types import Request, Tenant
+from contract.types import Request
 from reference.memory.prefix import PathEnd
 from reference.sched.constraints import Mask
 
@@ -18,13 +18,6 @@ LogitsSink = Callable[[int, NDArray[np.float32]], None]
 MaskProvider = Callable[[list[int]], Mask | None]
 """The tokens generated so far -> the mask (``reference.sched.constraints``) of those that may come
 next, None for all. It is asked again, with the same tokens, about a step that was lost."""
-
-
-def scope_of(tenant: Tenant) -> Hashable:
-    """Whose computed prefixes a tenant may use: its own, or those of its isolation group."""
-    if tenant.isolation_group is None:
-        return ("tenant", tenant.id)
-    return ("group", tenant.isolation_group)
 
 
 @dataclass(slots=True, eq=False)

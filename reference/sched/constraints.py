@@ -19,12 +19,12 @@ from reference.limits import Limits, mask_words
 Mask = NDArray[np.uint32]
 
 
-def pack_mask(tokens: Iterable[int], vocab: int) -> Mask:
+def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
     """The mask uint32[mask_words(vocab)] that allows ``tokens``: bit v mod 32 of word v / 32.
 
     Raises ValueError for a token outside the vocabulary.
     """
-    ids = np.fromiter(tokens, np.int64)
+    ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
     if ((ids < 0) | (ids >= vocab)).any():
         raise ValueError(f"a mask holds a token id outside 0 to {vocab - 1}")
     bits = np.zeros(mask_words(vocab) * 32, np.uint8)

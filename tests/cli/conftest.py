@@ -65,7 +65,8 @@ def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.Mon
     Kernels are built once for all tests: building takes longer than everything else here.
     """
     (tmp_path / "cache" / "zinc-rt").mkdir(parents=True)
-    (tmp_path / "cache" / "zinc-rt" / "opencl").symlink_to(kernel_cache)
+    for tier in ("opencl", "vulkan"):
+        (tmp_path / "cache" / "zinc-rt" / tier).symlink_to(kernel_cache)
     for name in list(os.environ):
         if name.startswith("ZINC_RT_"):
             monkeypatch.delenv(name)

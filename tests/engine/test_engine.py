@@ -45,6 +45,7 @@ TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
     "opencl": lambda: need_device(partial(open_tier, "opencl")),
+    "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
 }
 
 

@@ -130,6 +130,8 @@ def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], M
 
 def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Machine]) -> None:
     here = machine(2)
+    here.models.submit("qwen2", request(3, 2))
+    tokens_of(here.models)
     here.models.submit("llama", request(1, 50))
     for _ in range(20):
         here.models.step()

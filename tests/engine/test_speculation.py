@@ -11,8 +11,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from contract.errors import RequestError
 from contract.types import Request, SamplingParams
 from reference.engine import Engine
+from reference.engine.draft_model import DraftModel, draft_limits
 from reference.engine.speculation import Drafter, Open, PromptLookup, Tokens
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -141,6 +143,42 @@ def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
     assert done.accepted == 0
     assert done.pauses >= 1
     assert done.steps <= 8
+
+
+def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+    """One that is the target itself is always right where the target is greedy; one with other
+    weights changes nothing but the number of steps."""
+    requests = [
+        Request(n, tuple((n + i) * 5 % 256 for i in range(9 + 20 * n)), 24) for n in range(3)
+    ]
+    plain = Engine(runner, steps_ahead=0)
+    expected = tokens_of(plain, requests)
+    for spec in ({"quant": "q4_k_m"}, {"quant": "f32", "seed": 5}):
+        model = open_model(synthetic_model(architecture="qwen3", **spec))
+        with (
+            model.file,
+            ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
+        ):
+            drafter = DraftModel(small, runner.model)
+            engine = Engine(runner, drafter=drafter, draft_tokens=9)
+            assert tokens_of(engine, requests) == expected
+            if spec["quant"] == "q4_k_m" and not runner.recurrent.slot_bytes:
+                done = engine.statistics.speculation
+                assert done.accepted == done.drafted > 0
+                assert engine.statistics.steps < plain.statistics.steps
+
+
+def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+    hybrid = synthetic_model(**MODELS["qwen35"])
+    other = synthetic_model(architecture="llama", quant="f32", vocab=333)
+    for path, problem in ((hybrid, "recurrent"), (other, "333 tokens")):
+        model = open_model(path)
+        with (
+            model.file,
+            ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
+            pytest.raises(RequestError, match=problem),
+        ):
+            DraftModel(small, runner.model)
 
 
 def test_prompt_lookup_finds_the_latest_occurrence() -> None:

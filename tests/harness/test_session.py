@@ -78,13 +78,13 @@ SAMPLED = SamplingParams(temperature=0.9, repeat_penalty=1.2, seed=5)
 def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
     model = open_model(model_path)
     options = SessionOptions(context=64, chunk=8)
-    session = Session(model, tier, ModelRunner(model, tier, options.limits(64)), chunk=8)
-    session.engine = Engine(session.runner, chunk_tokens=8, steps_ahead=steps_ahead)
-    return session
+    runner = ModelRunner(model, tier, options.limits(64))
+    engine = Engine(runner, chunk_tokens=8, steps_ahead=steps_ahead)
+    return Session(model, tier, runner, engine)
 
 
 def tier_of(name: str) -> Tier:
-    if name == "opencl":
+    if name in ("opencl", "vulkan"):
         return need_device(partial(open_tier, name))
     return {"cpu": CpuTier, "late": LateTier}[name]()
 
@@ -130,7 +130,7 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
         model = open_model(model_path)
         limits = SessionOptions(context=64, chunk=8, all_logits=True).limits(64)
         with ModelRunner(model, tier, limits) as runner:
-            session = Session(model, tier, runner, chunk=8)
+            session = Session(model, tier, runner, Engine(runner, chunk_tokens=8))
             expected, got = (np.empty((9, model.config.vocab), np.float32) for _ in range(2))
             session.logits(PROMPTS[1], expected)
             generation = session.generate(PROMPTS[0], SAMPLED, 20)

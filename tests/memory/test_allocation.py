@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
+from accel.vulkan.runtime import Choices as VulkanChoices
+from accel.vulkan.tier import VulkanTier
 from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
@@ -39,13 +42,18 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         with CpuTier() as tier:
             yield tier
         return
+    if way.startswith("vulkan"):
+        own = VulkanChoices(cache=cache, shared=False if way == "vulkan-own" else None)
+        with need_device(lambda: VulkanTier(choices=own)) as tier:
+            yield tier
+        return
     shared = {"opencl": None, "opencl-banked": False}[way]
     choices = Choices(shared_addresses=shared, cache=cache)
     with need_device(lambda: OpenClTier(choices=choices)) as tier:
         yield tier
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl-banked"])
+@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own"])
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
@@ -136,6 +144,16 @@ def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case
     check(model, tier, whole_contexts(slots, CONTEXT, kv_dtype, CHUNK + slots, slots))
 
 
+def test_constraints_are_in_the_plan(tier: Tier, synthetic_model: Callable[..., Path]) -> None:
+    """Masks, biases and listed tokens of every slot; without them nothing is planned for them."""
+    model = open_model(synthetic_model(architecture="llama", quant="q4_k_m", vocab=40_000))
+    plain = whole_contexts(4, CONTEXT, F16, CHUNK + 4, 4)
+    limits = replace(plain, masks=4, biases=1000, top_log_probabilities=20)
+    check(model, tier, limits)
+    more = plan_on(model, tier, limits)[0].step_data - plan_on(model, tier, plain)[0].step_data
+    assert more >= 4 * 40_000 // 8 + 4 * 1000 * 8 + 4 * (1 + 2 * 20) * 4
+
+
 def test_experts_are_kept_up_to_a_limit(
     synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +179,7 @@ def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> Non
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count."""
     limits = whole_contexts(4, 2048, kv_dtype, 256 + 4, 4)
     traced, predicted = check(default_model, tier, limits)
-    if not isinstance(tier, OpenClTier) or tier.shares_memory:
+    if isinstance(tier, CpuTier) or (isinstance(tier, OpenClTier) and tier.shares_memory):
         kept = plan_on(default_model, tier, limits)[0].workspace
         assert (1 - TOLERANCE) * predicted <= traced <= (1 + TOLERANCE) * predicted + kept
 

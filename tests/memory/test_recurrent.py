@@ -40,9 +40,16 @@ FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
 def _open(name: str) -> Tier:
     if name == "late":
         return LateTier()
+    import platformdirs
+
+    if name == "vulkan-own":
+        from accel.vulkan.runtime import Choices as VulkanChoices
+        from accel.vulkan.tier import VulkanTier
+
+        pipelines = platformdirs.user_cache_path("zinc-rt") / "vulkan"
+        return VulkanTier(choices=VulkanChoices(shared=False, cache=pipelines))
     if name != "opencl-banked":
         return open_tier(name)
-    import platformdirs
 
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
@@ -51,8 +58,8 @@ def _open(name: str) -> Tier:
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 
-WAYS = [*TIERS, "late", "opencl-banked"]
-"""Banked: as devices have it whose memory the host does not share."""
+WAYS = [*TIERS, "late", "opencl-banked", "vulkan-own"]
+"""Banked, own: as devices have it whose memory the host does not share."""
 
 
 @pytest.fixture(scope="module", params=WAYS)

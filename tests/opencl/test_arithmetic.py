@@ -8,8 +8,9 @@ import pytest
 from accel.opencl import self_test
 from accel.opencl.program import BuildOptions
 from accel.opencl.runtime import Choices, probe_options
-from accel.opencl.self_test import SelfTest, native_arithmetic, sample_pairs
+from accel.opencl.self_test import SelfTest, native_arithmetic
 from accel.packets.packet import PACKET
+from accel.packets.samples import sample_pairs
 from contract.errors import TierUnavailable
 from tests.needs import need_module
 

@@ -23,7 +23,7 @@ QUANTIZED = tuple(dtype for dtype in WEIGHT_DTYPES if dtype.storage is not Stora
 SHAPES = ((1, 1, 1), (1, 16, 1), (1, 37, 3), (3, 19, 2), (2, 48, 5), (4, 2, 9), (1, 100, 8))
 """Matrices, rows of each, blocks of a row: whole row groups, padded ones, headers that end within
 a vector."""
-KINDS = ("cpu", "one-worker", "banked", "work-groups")
+KINDS = ("cpu", "one-worker", "banked", "work-groups", "banked-work-groups")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -37,7 +37,9 @@ def tier(
 ) -> OpenClTier:
     """Rows in the lanes of a processor, in memory of its own too, or an item each."""
     if kind == "work-groups":
-        return open_work_groups(open_opencl, device, monkeypatch, ("select_rows",))
+        return open_work_groups(open_opencl, device, monkeypatch)
+    if kind == "banked-work-groups":
+        return open_work_groups(open_opencl, device, monkeypatch, shared_addresses=False)
     if kind == "banked":
         return open_opencl(shared_addresses=False)
     return open_opencl(threads=1 if kind == "one-worker" else None)

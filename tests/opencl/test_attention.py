@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.device import ICD_HINT, find_devices
 from accel.opencl.program import build_program, op_files
 from accel.packets.ops import NUMBERS, OPS
 from accel.packets.packet import ABSENT, PACKET
@@ -21,18 +21,17 @@ from contract.dtypes import F16, F32, I12, Q8_0, DType
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.kv_write_batched import kv_write_batched
-from tests.needs import machine_lacks, missing, need_device
+from tests.kernels.processor import ProcessorModules, cpu_device
+from tests.needs import machine_lacks
 from tests.ops.paged import Sequence, pool_of, random_sequence
 
 Float32 = NDArray[np.float32]
 
 KERNEL_OPS = ("flash_attn_part", "flash_attn", "flash_attn_batched", "kv_write_batched")
 ENTRY = """
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_NAME(ulong packet) {
-    DECLARE_GROUP_MEMORY
+__kernel void run_NAME(ulong packet) {
     MEMORY_MAP map;
     map.scratch = map.own = map.input = 0;
-    MAP_GROUP_MEMORY(map);
     op_NAME(&map, (const GLOBAL PACKET *)packet, get_global_id(0), get_global_size(0));
 }
 """
@@ -48,16 +47,19 @@ class Variant:
 
     hidden: tuple[str, ...]
     vnni: bool
-    group_size: int
 
 
 VARIANTS = {
-    "vnni": Variant((), True, 1),
-    "avx512": Variant(("__AVX512VNNI__",), False, 1),
-    "avx2": Variant(("__AVX512BW__", "__AVX512F__"), False, 1),
-    "portable": Variant(("__AVX512BW__", "__AVX512F__", "__AVX2__"), False, 1),
-    "work_items": Variant((), False, 128),
+    "vnni": Variant((), True),
+    "avx512": Variant(("__AVX512VNNI__",), False),
+    "avx2": Variant(("__AVX512BW__", "__AVX512F__"), False),
+    "portable": Variant(("__AVX512BW__", "__AVX512F__", "__AVX2__"), False),
+    "work_groups": None,
 }
+"""Of the cores' code; None for the kernels that GPU tiers share."""
+
+Run = Callable[[str, NDArray[np.void], int, DType], None]
+"""Runs a packet of an op over pages of a storage type by so many workers."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +102,45 @@ def call_of(
     return Call(sequences, tokens, q, heads, **params)
 
 
+def run_by_cores(variant: Variant) -> Run:
+    """Packets are walked by work-items, each of them a core."""
+    import pyopencl as cl
+
+    device = cpu_device()
+    if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
+        machine_lacks("AVX-512 VNNI")
+    context = cl.Context([device.handle])
+    queue = cl.CommandQueue(context)
+    files = {
+        "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
+        **op_files(KERNEL_OPS),
+        "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
+    }
+    options = (
+        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
+        f"-DDOT_VNNI={variant.vnni:d}"
+    )
+    program = build_program(context, device, files, options, None)
+    kernels = {name: cl.Kernel(program, f"run_{name}") for name in KERNEL_OPS}
+
+    def run(op: str, one: NDArray[np.void], workers: int, dtype: DType) -> None:
+        kernels[op](queue, (workers,), (1,), np.uint64(one.ctypes.data))
+        queue.finish()
+
+    return run
+
+
+def run_by_groups() -> Run:
+    """Packets are launches of work-groups."""
+    modules = ProcessorModules()
+    return lambda op, one, groups, dtype: modules.launch(op, one, groups, dtype)
+
+
 class Attention:
     """The attention kernels, run on arrays of this process."""
 
-    def __init__(self, variant: Variant) -> None:
-        import pyopencl as cl
-
-        devices = [device for device in need_device(find_devices) if device.is_cpu]
-        device = devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
-        if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
-            machine_lacks("AVX-512 VNNI")
-        context = cl.Context([device.handle])
-        self._queue = cl.CommandQueue(context)
-        files = {
-            "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **op_files(KERNEL_OPS),
-            "entry.cl": "".join(ENTRY.replace("NAME", name) for name in KERNEL_OPS),
-        }
-        options = (
-            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-            f"-DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
-        )
-        program = build_program(context, device, files, options, None)
-        self._kernels = {name: cl.Kernel(program, f"run_{name}") for name in KERNEL_OPS}
-        self._group_size = variant.group_size
+    def __init__(self, variant: Variant | None) -> None:
+        self._run = run_by_cores(variant) if variant is not None else run_by_groups()
 
     def run(self, call: Call, workers: int, slots: int | None = None) -> Float32:
         """y of the op for many tokens; of the two ops for few where there are ``slots``."""
@@ -154,10 +171,7 @@ class Attention:
     def launch(self, one: NDArray[np.void], dtype: DType, workers: int) -> None:
         """Run a packet over KV pages of ``dtype`` to its end."""
         one["dtype"] = dtype.ggml_id
-        size = workers * self._group_size
-        kernel = self._kernels[OPS[one["op"][0]].name]
-        kernel(self._queue, (size,), (self._group_size,), np.uint64(one.ctypes.data))
-        self._queue.finish()
+        self._run(OPS[one["op"][0]].name, one, workers, dtype)
 
 
 def packet(

@@ -14,10 +14,8 @@ from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from contract.dtypes import F16, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
-from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from harness.parity import compare, generate
-from harness.parity.operands import operand_dtype
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.opencl.expert_graphs import expert_layers
 from tests.opencl.lanes import arranged
@@ -31,15 +29,6 @@ EXPERT_OPCODES = (
     Opcode.MOE_SWIGLU,
     Opcode.MOE_DOWN_ACC,
     Opcode.SHARED_EXPERT,
-)
-EXPERT_OPS = (
-    "matmul",
-    "quantize_activation",
-    "swiglu",
-    "expert_topk",
-    "expert_group",
-    "expert_sum",
-    "gated_add",
 )
 SAMPLED = (F16, Q5_1, Q4_K, Q6_K, None)
 """One float format, one of 32-blocks, and super-blocks with and without minima."""
@@ -74,10 +63,7 @@ def test_work_groups_give_the_bits_of_the_definition(
 ) -> None:
     """The code of accelerators, where a work-group shares rows, on whatever device there is."""
     cases = [case for case in sampled_cases() if case.dtype in (F16, Q4_K, None)]
-    formats = {
-        operand_dtype(case, operand) for case in cases for operand in TABLE[case.opcode].operands
-    }
-    tier = open_work_groups(open_opencl, device, monkeypatch, EXPERT_OPS, formats)
+    tier = open_work_groups(open_opencl, device, monkeypatch)
     for case in cases:
         assert compare(tier, case) == {}, str(case)
 

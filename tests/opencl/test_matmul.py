@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.device import ICD_HINT, find_devices
 from accel.opencl.program import build_program, op_files
 from accel.packets.layouts import LANES, WeightLayout, header_bytes
 from accel.packets.ops import NUMBERS
@@ -19,17 +18,14 @@ from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
 from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
-from tests.needs import machine_lacks, missing, need_device
+from tests.kernels.processor import ProcessorModules, cpu_device
+from tests.needs import machine_lacks
 from tests.opencl.lanes import ArrangedWeight, arranged
-from tests.opencl.work_groups import products_of
 
 ENTRY = """
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-void one_packet(ulong packet, uint op) {
-    DECLARE_GROUP_MEMORY
+__kernel void one_packet(ulong packet, uint op) {
     MEMORY_MAP map;
     map.scratch = map.own = map.input = 0;
-    MAP_GROUP_MEMORY(map);
     const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
     const uint worker = get_global_id(0), workers = get_global_size(0);
     if (op == 0) op_quantize_activation(&map, p, worker, workers);
@@ -48,65 +44,60 @@ class Variant:
 
     hidden: tuple[str, ...]
     vnni: bool
-    group_size: int
 
 
 VARIANTS = {
-    "vnni": Variant((), True, 1),
-    "avx512": Variant(("__AVX512VNNI__",), False, 1),
-    "avx2": Variant(("__AVX512BW__",), False, 1),
-    "portable": Variant(("__AVX512BW__", "__AVX2__"), False, 1),
-    "work_items": Variant((), False, 128),
+    "vnni": Variant((), True),
+    "avx512": Variant(("__AVX512VNNI__",), False),
+    "avx2": Variant(("__AVX512BW__",), False),
+    "portable": Variant(("__AVX512BW__", "__AVX2__"), False),
+    "work_groups": None,
 }
+"""Of the cores' code; None for the kernels that GPU tiers share."""
+
+Run = Callable[[str, np.ndarray, int, DType], None]
+"""Runs a packet of an op by so many workers; the format of the product it belongs to."""
 
 
-def _cpu_device():
-    devices = [device for device in need_device(find_devices) if device.is_cpu]
-    return devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
+def run_by_groups() -> Run:
+    """Packets are launches of work-groups."""
+    modules = ProcessorModules()
+    return lambda op, packet, groups, dtype: modules.launch(op, packet, groups, dtype)
+
+
+def run_by_cores(variant: Variant) -> Run:
+    """Packets are walked by work-items, each of them a core."""
+    import pyopencl as cl
+
+    device = cpu_device()
+    if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
+        machine_lacks("AVX-512 VNNI")
+    context = cl.Context([device.handle])
+    queue = cl.CommandQueue(context)
+    files = {
+        "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
+        **op_files(KERNEL_OPS),
+        "one_packet.cl": ENTRY,
+    }
+    options = (
+        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
+        f"-DDOT_VNNI={variant.vnni:d}"
+    )
+    kernel = build_program(context, device, files, options, None).one_packet
+
+    def run(op: str, packet: np.ndarray, workers: int, dtype: DType) -> None:
+        number = np.uint32(KERNEL_OPS.index(op))
+        kernel(queue, (workers,), (1,), np.uint64(packet.ctypes.data), number)
+        queue.finish()
+
+    return run
 
 
 class Products:
-    """The product kernels, run on arrays of this process.
+    """The product kernels, run on arrays of this process."""
 
-    Built once; for work-groups once a format, because a processor's compiler takes minutes for the
-    work-groups of all of them together.
-    """
-
-    def __init__(self, variant: Variant) -> None:
-        import pyopencl as cl
-
-        device = _cpu_device()
-        if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
-            machine_lacks("AVX-512 VNNI")
-        context = cl.Context([device.handle])
-        self._queue = cl.CommandQueue(context)
-        self._files = {
-            "variant.h": "".join(f"#undef {macro}\n" for macro in variant.hidden),
-            **op_files(KERNEL_OPS),
-            "one_packet.cl": ENTRY,
-        }
-        self._options = (
-            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-            f"-DGROUP_SIZE={variant.group_size} -DDOT_VNNI={variant.vnni:d}"
-        )
-        self._place = context, device
-        self._group_size = variant.group_size
-        self._kernels: dict[tuple[DType, ...], Any] = {}
-
-    def _kernel(self, dtype: DType) -> Any:
-        formats = WEIGHT_DTYPES if self._group_size == 1 else (dtype,)
-        if formats not in self._kernels:
-            matmul_text = products_of(self._files["matmul.cl"], formats)
-            files = self._files | {"matmul.cl": matmul_text}
-            program = build_program(*self._place, files, self._options, None)
-            self._kernels[formats] = program.one_packet
-        return self._kernels[formats]
-
-    def run(self, op: str, packet: np.ndarray, workers: int, dtype: DType) -> None:
-        number = np.uint32(KERNEL_OPS.index(op))
-        sizes = (workers * self._group_size,), (self._group_size,)
-        self._kernel(dtype)(self._queue, *sizes, np.uint64(packet.ctypes.data), number)
-        self._queue.finish()
+    def __init__(self, variant: Variant | None) -> None:
+        self.run = run_by_cores(variant) if variant is not None else run_by_groups()
 
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
         """x @ W.T with ``workers`` workers; checks that nothing beside the result is written."""

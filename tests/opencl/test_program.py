@@ -24,6 +24,7 @@ from accel.opencl.program import (
     step_files,
 )
 from accel.packets.accessors import packet_accessors
+from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
 from tests.needs import machine_lacks, need_module
 
@@ -118,7 +119,7 @@ def test_an_entry_the_driver_refuses_is_replaced(build: Build, tmp_path: Path) -
 
     build()
     (entry,) = tmp_path.glob("*.bin")
-    program._write(entry, b"not a program of this driver")
+    write_entry(entry, program.MAGIC, b"not a program of this driver")
     assert len(build()) == 1
     assert build() == []
 
@@ -181,7 +182,7 @@ def test_an_op_without_a_kernel_file_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def _built(device: Device, files: dict[str, str]) -> None:
     options = (
-        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DGROUP_SIZE=1 "
+        "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
         "-DDOT_VNNI=0 -DPERSISTENT=0 -DYIELD_SYSCALL=0"
     )
     build_program(cl.Context([device.handle]), device, files, options, None)

@@ -1,4 +1,4 @@
-"""Delta-net kernels as a work-group executes them, on the processor, against the definitions."""
+"""Delta-net kernels as work-groups execute them, and the logarithms of the cores' code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.opencl.device import ICD_HINT, find_devices
+from accel.kernels.source import GROUP_SIZE
 from accel.opencl.program import build_program, op_files
 from accel.packets.binding import bind_step
 from accel.packets.rules import lower_graph
@@ -23,41 +23,21 @@ from harness.parity.execute import ELEMENT, build_graph
 from harness.parity.values import NONFINITE
 from reference.exact.elementary import log, softplus
 from reference.matrix import Matrix
-from tests.needs import missing, need_device, need_module
+from tests.kernels.processor import ProcessorModules, cpu_device
+from tests.needs import need_module
 
 cl = need_module("pyopencl", "opencl")
 
-KERNEL_OPS = (
-    "scale_columns",
-    "ssm_conv1d",
-    "ssm_delta_inputs",
-    "ssm_delta_net",
-    "ssm_gated_norm",
-)
 OPCODES = (
     Opcode.SCALE_COLUMNS,
     Opcode.SSM_CONV1D,
     Opcode.SSM_DELTA_NET,
     Opcode.SSM_GATED_NORM,
 )
-GROUP_SIZE = 128
 MOST_GROUPS = 3
 """Fewer than the units of the larger cases, so that groups take several in turn."""
 UNWRITTEN = 0xFF
 ENTRY = """
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-void one_packet(ulong packet, ulong scratch, ulong input) {
-    DECLARE_GROUP_MEMORY
-    MEMORY_MAP map;
-    map.scratch = scratch;
-    map.own = 0;
-    map.input = input;
-    MAP_GROUP_MEMORY(map);
-    const GLOBAL PACKET *p = (const GLOBAL PACKET *)packet;
-    const uint worker = get_global_id(0), workers = get_global_size(0);
-    switch (p->op) { FOR_EACH_OP(RUN) }
-}
-
 __kernel void logarithms(__global const float *x, __global float *one, __global float *sixteen,
                          __global float *plus) {
     const uint i = get_global_id(0);
@@ -66,28 +46,13 @@ __kernel void logarithms(__global const float *x, __global float *one, __global 
     if (i % 16 == 0) vstore16(log16(vload16(0, x + i)), 0, sixteen + i);
 }
 """
-RUN = "#define RUN(number, name) case number: op_##name(&map, p, worker, workers); break;\n"
 
 
 class WorkGroups:
-    """The kernels built for work-groups, run on arrays of this process."""
+    """The kernels that GPU tiers share, run on arrays of this process."""
 
     def __init__(self) -> None:
-        devices = [device for device in need_device(find_devices) if device.is_cpu]
-        device = devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
-        self._context = cl.Context([device.handle])
-        self._queue = cl.CommandQueue(self._context)
-        files = {
-            **op_files(KERNEL_OPS),
-            "one_packet.cl": RUN + ENTRY,
-        }
-        options = (
-            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
-            f"-DGROUP_SIZE={GROUP_SIZE} -DDOT_VNNI=0"
-        )
-        program = build_program(self._context, device, files, options, None)
-        self._packet = cl.Kernel(program, "one_packet")
-        self._logarithms = cl.Kernel(program, "logarithms")
+        self._modules = ProcessorModules()
 
     def run(self, case: Case, operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Every written and updated operand of the case."""
@@ -113,24 +78,31 @@ class WorkGroups:
         packets = bind_step(step, schedule, layout, addresses.__getitem__, _no_matrix)
         for packet, op in zip(packets, step.ops, strict=True):
             groups = op.launch_groups(GROUP_SIZE, MOST_GROUPS)
-            place = np.array([packet])
-            self._packet(
-                self._queue,
-                (groups * GROUP_SIZE,),
-                (GROUP_SIZE,),
-                np.uint64(place.ctypes.data),
-                np.uint64(scratch.ctypes.data),
-                np.uint64(inputs.ctypes.data),
-            )
-            self._queue.finish()
+            one, places = np.array([packet]), (scratch.ctypes.data, inputs.ctypes.data)
+            self._modules.launch(op.name, one, groups, op.dtype, *places)
         return {o.name: arrays[o.name] for o in TABLE[case.opcode].outputs}
 
-    def logarithms(self, x: np.ndarray) -> list[np.ndarray]:
+
+class CoreLogarithms:
+    """Elementary functions as cores compute them."""
+
+    def __init__(self) -> None:
+        device = cpu_device()
+        self._context = cl.Context([device.handle])
+        self._queue = cl.CommandQueue(self._context)
+        options = (
+            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DDOT_VNNI=0"
+        )
+        files = {**op_files(("scale",)), "logarithms.cl": ENTRY}
+        program = build_program(self._context, device, files, options, None)
+        self._kernel = cl.Kernel(program, "logarithms")
+
+    def __call__(self, x: np.ndarray) -> list[np.ndarray]:
         """log of one, log of sixteen, softplus."""
         flags = cl.mem_flags
         source = cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=x)
         targets = [cl.Buffer(self._context, flags.WRITE_ONLY, x.nbytes) for _ in range(3)]
-        self._logarithms(self._queue, x.shape, None, source, *targets)
+        self._kernel(self._queue, x.shape, None, source, *targets)
         results = [np.empty_like(x) for _ in range(3)]
         for result, target in zip(results, targets, strict=True):
             cl.enqueue_copy(self._queue, result, target)
@@ -146,6 +118,11 @@ def work_groups() -> WorkGroups:
     return WorkGroups()
 
 
+@pytest.fixture(scope="module")
+def logarithms() -> CoreLogarithms:
+    return CoreLogarithms()
+
+
 @pytest.mark.parametrize("case", [c for o in OPCODES for c in generate(o)], ids=str)
 def test_work_groups_equal_the_definition(work_groups: WorkGroups, case: Case) -> None:
     """The code accelerators run: the parity suite's cases, bit for bit."""
@@ -158,7 +135,7 @@ def test_work_groups_equal_the_definition(work_groups: WorkGroups, case: Case) -
         assert problem is None, f"{operand.name}: {problem}"
 
 
-def test_logarithms_equal_the_definition(work_groups: WorkGroups) -> None:
+def test_logarithms_equal_the_definition(logarithms: CoreLogarithms) -> None:
     """Positive numbers of every exponent, subnormals and the neighbours of 1 and sqrt(1/2)."""
     rng = np.random.default_rng(4)
     anything = rng.integers(1, 0x7F800000, 1 << 14, np.uint32).view(np.float32)
@@ -166,16 +143,16 @@ def test_logarithms_equal_the_definition(work_groups: WorkGroups) -> None:
     near = (np.array([1.0, np.sqrt(0.5)], np.float32).view(np.uint32)[:, None]).astype(np.int64)
     near = (near + np.arange(-8, 8)).astype(np.uint32).reshape(-1).view(np.float32)
     x = np.concatenate([anything, tiny, near, np.float32(1.0) + rng.random(1024, np.float32)])
-    one, sixteen, _ = work_groups.logarithms(x)
+    one, sixteen, _ = logarithms(x)
     assert (one == log(x)).all()
     assert (sixteen == log(x)).all()
 
 
-def test_softplus_equals_the_definition(work_groups: WorkGroups) -> None:
+def test_softplus_equals_the_definition(logarithms: CoreLogarithms) -> None:
     """Both signs, infinities and NaN."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal(1 << 12).astype(np.float32) * np.float32(30.0)
     x[:4] = np.inf, -np.inf, np.nan, 0.0
-    *_, plus = work_groups.logarithms(x)
+    *_, plus = logarithms(x)
     with np.errstate(all="ignore"):
         assert np.array_equal(plus, softplus(x), equal_nan=True)

@@ -44,11 +44,7 @@ def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
-    ops = (
-        *("sample_part", "sample"),
-        *("log_probabilities_part", "log_probabilities_sum", "log_probabilities"),
-    )
-    return open_work_groups(open_opencl, device, monkeypatch, ops)
+    return open_work_groups(open_opencl, device, monkeypatch)
 
 
 def test_work_groups_draw_the_tokens_of_the_definition(work_groups: OpenClTier) -> None:

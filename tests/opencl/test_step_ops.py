@@ -16,19 +16,19 @@ from harness.parity.operands import fill
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups
 
-OPS = {
-    "load_request_state": Opcode.LOAD_REQUEST_STATE,
-    "store_request_state": Opcode.STORE_REQUEST_STATE,
-    "stream_out": Opcode.STREAM_OUT,
-    "copy_rows": Opcode.COPY_ROWS,
-    "verify_k": Opcode.VERIFY_K,
-    "select_rows": Opcode.SELECT_ROWS,
-}
+OPCODES = (
+    Opcode.LOAD_REQUEST_STATE,
+    Opcode.STORE_REQUEST_STATE,
+    Opcode.STREAM_OUT,
+    Opcode.COPY_ROWS,
+    Opcode.VERIFY_K,
+    Opcode.SELECT_ROWS,
+)
 
 
 def cases() -> Iterator[Case]:
     """The parity suite's, of several seeds."""
-    for opcode in OPS.values():
+    for opcode in OPCODES:
         yield from generate(opcode, repeats=3)
 
 
@@ -37,7 +37,7 @@ def work_groups(
     open_opencl: OpenTier, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> OpenClTier:
     """A tier that takes its device for an accelerator."""
-    return open_work_groups(open_opencl, device, monkeypatch, tuple(OPS))
+    return open_work_groups(open_opencl, device, monkeypatch)
 
 
 def test_work_groups_keep_the_books_as_defined(work_groups: OpenClTier) -> None:

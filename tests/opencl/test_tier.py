@@ -274,12 +274,12 @@ def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
     packets["op"] = NUMBERS["verify_k"]
     packets["wait"] = 1
     place = launch.memory.adopt("packets", packets.view(np.uint8))
-    too_many = PersistentLauncher(launch, 8 * device.compute_units, 1, spin_limit=1 << 16)
+    too_many = PersistentLauncher(launch, 8 * device.compute_units, spin_limit=1 << 16)
     too_many.record(packets, place.address).enqueue(0, tokens=1).wait()
     with pytest.raises(WorkersLost):
         too_many.check()
     too_many.check()
-    few = PersistentLauncher(launch, 1, 1)
+    few = PersistentLauncher(launch, 1)
     few.record(packets, place.address).enqueue(0, tokens=1).wait()
     few.check()
 

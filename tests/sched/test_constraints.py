@@ -28,6 +28,7 @@ def test_a_mask_says_which_tokens_are_allowed(case: tuple[int, set[int]]) -> Non
     assert mask.shape == (mask_words(vocab),)
     places = range(32 * len(mask))
     assert {v for v in places if int(mask[v // 32]) >> (v % 32) & 1} == tokens
+    assert (pack_mask(np.array(sorted(tokens), np.int32), vocab) == mask).all()
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.tiers import open_tier
@@ -19,6 +20,7 @@ from harness.trace.record import record_on
 from harness.trace.records import TracedModel
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
+from reference.engine.draft_model import DraftModel, draft_limits
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -40,10 +42,12 @@ REQUESTS = (
 )
 
 
-def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict[int, list[int]]:
+def record_engine(
+    path: Path, trace: Path, tier: str, *, depth: int = 0, of: Tier | None = None
+) -> dict[int, list[int]]:
     """Three requests on two slots, one of which has its logits taken; the tokens of each."""
     model = open_model(path)
-    opened = TIERS[tier]()
+    opened = of or TIERS[tier]()
     tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
     with model.file:
         recorder = record_on(opened, trace, model, LIMITS)
@@ -52,8 +56,10 @@ def record_engine(path: Path, trace: Path, tier: str, *, depth: int = 0) -> dict
             for request in REQUESTS:
                 sink = (lambda first, rows: None) if request.id == 2 else None
                 engine.submit(request, sink)
-            for event in engine.run():
-                tokens[event.request_id].append(event.token)
+            while not engine.idle:
+                with suppress(DeviceLost):
+                    for event in engine.step():
+                        tokens[event.request_id].append(event.token)
     return tokens
 
 
@@ -119,6 +125,23 @@ def record_both(paths: Sequence[Path], trace: Path) -> None:
                 engine.step()
 
 
+def record_draft(paths: Sequence[Path], trace: Path) -> int:
+    """The second model guesses for the first, in the same queue; how many guesses there were."""
+    with ExitStack() as owned:
+        model, small = (open_model(path) for path in paths)
+        for opened in (model, small):
+            owned.callback(opened.file.close)
+        tier = owned.enter_context(record_on(CpuTier(), trace, model, LIMITS))
+        runner = owned.enter_context(ModelRunner(model, tier, LIMITS))
+        limits = draft_limits(LIMITS)
+        beside = owned.enter_context(ModelRunner(small, tier.beside(small, limits), limits))
+        engine = Engine(runner, drafter=DraftModel(beside, model))
+        for request in REQUESTS:
+            engine.submit(request)
+        list(engine.run())
+        return engine.statistics.speculation.drafted
+
+
 def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
     """A trace of several models."""
     with ExitStack() as files, TIERS[tier]() as opened, TraceReader(trace) as reader:
@@ -129,6 +152,20 @@ def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
             return model
 
         return play(reader, open_it, opened)
+
+
+class Refusing(CpuTier):
+    """A CPU tier that loses its device once, before it does anything."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def submit(self, batch, inputs, wanted=()):  # type: ignore[no-untyped-def]
+        self.left -= 1
+        if self.left == 0:
+            raise DeviceLost("refused")
+        return super().submit(batch, inputs, wanted)
 
 
 class Wrong(CpuTier):

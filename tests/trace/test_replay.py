@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import ZincError
 from harness.digest import file_digest
 from harness.trace.framing import FRAME, PREFIX, Kind, TraceError, TraceReader, TraceWriter
 from harness.trace.records import Submit, TracedModel
@@ -17,9 +19,11 @@ from tests.trace.recordings import (
     LIMITS,
     REQUESTS,
     TIERS,
+    Refusing,
     Wrong,
     record_both,
     record_constrained,
+    record_draft,
     record_engine,
     record_recurrent,
     replay,
@@ -64,6 +68,16 @@ def test_models_side_by_side(
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_a_draft_model_is_in_it(
+    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    paths = (tiny_model_path, synthetic_model(architecture="qwen3", quant="q8_0"))
+    trace = tmp_path / "draft.trace"
+    assert record_draft(paths, trace) > 0
+    assert replay_both(paths, trace, tier).difference is None
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_masks_biases_and_log_probabilities_are_in_it(
     tiny_model_path: Path, tmp_path: Path, tier: str
 ) -> None:
@@ -82,7 +96,7 @@ def test_recurrent_states_move_as_they_did(
     record_recurrent(model, path, "cpu")
     with TraceReader(path) as reader:
         kinds = {record.kind for record in reader.records()}
-    assert kinds == set(Kind)
+    assert kinds == set(Kind) - {Kind.FAILED}
     assert replay(model, path, tier).difference is None
 
 
@@ -190,6 +204,33 @@ def test_a_header_cannot_be_cut(trace: Path, tmp_path: Path, kept: int) -> None:
         TraceReader(cut)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_a_tier_refused_is_not_done_again(
+    tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    """A fault in the middle: the requests resume, and the replay leaves out what never ran."""
+    path = tmp_path / "refused.trace"
+    tokens = record_engine(tiny_model_path, path, "cpu", of=Refusing(5))
+    assert tokens == record_engine(tiny_model_path, tmp_path / "other.trace", "cpu")
+    with TraceReader(path) as reader:
+        assert [record.kind for record in reader.records()].count(Kind.FAILED) == 1
+    assert replay(tiny_model_path, path, tier).difference is None
+
+
+def test_a_submission_that_ends_the_process_is_in_the_trace(
+    tiny_model_path: Path, trace: Path, tmp_path: Path
+) -> None:
+    """It was written before it was done: the last one without a result."""
+    data = trace.read_bytes()
+    with TraceReader(trace) as reader:
+        last = [record.offset for record in reader.records() if record.kind is Kind.RESULT][-1]
+    died = tmp_path / "died.trace"
+    died.write_bytes(data[:last])
+    replayed = replay(tiny_model_path, died, "cpu")
+    assert not replayed.whole
+    assert replayed.submissions == replay(tiny_model_path, trace, "cpu").submissions
+
+
 def test_another_model_is_refused(
     synthetic_model: Callable[..., Path], trace: Path, tiny_model_path: Path
 ) -> None:
@@ -225,3 +266,25 @@ def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_pa
                 writer.write(kind, payload)
         with pytest.raises(TraceError, match=f"record {bad[0].name} at byte .* makes no sense"):
             replay(tiny_model_path, path, "cpu")
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_other_numbers_never_break_it(
+    tiny_model_path: Path, trace: Path, tmp_path: Path, seed: int
+) -> None:
+    """One bit of one payload is another and every checksum right: an error with a name, another
+    result, or nothing that mattered."""
+    rng = np.random.default_rng(seed)
+    with TraceReader(trace) as reader:
+        header = reader.header
+        records = [(record.kind, bytearray(record.payload)) for record in reader.records()]
+    kinds = sorted({kind for kind, payload in records if payload})
+    kind = kinds[seed % len(kinds)]
+    payload = rng.choice([n for n, record in enumerate(records) if record[0] is kind])
+    records[payload][1][rng.integers(len(records[payload][1]))] ^= 1 << int(rng.integers(8))
+    path = tmp_path / "other.trace"
+    with TraceWriter(path, header) as writer:
+        for kind, data in records[:-1]:
+            writer.write(kind, bytes(data))
+    with suppress(ZincError):
+        assert replay(tiny_model_path, path, "cpu").compared > 0

@@ -55,33 +55,6 @@ static BEST best_in(const GLOBAL float *x, uint begin, uint end) {
     return best;
 }
 
-#if GROUP_SIZE > 1
-
-// What item `get_local_id(0)` looks at when a group has part `part` of `parts` of a row.
-INLINE SHARE share_of_item(uint count, uint part, uint parts) {
-    return share(count, 1, part * GROUP_SIZE + get_local_id(0), parts * GROUP_SIZE);
-}
-
-// The best of all items of the group.
-INLINE BEST group_best(MEMORY memory, BEST mine) {
-    __local BEST *all = (__local BEST *)memory->group;
-    const uint item = get_local_id(0);
-    all[item] = mine;
-    for (uint half_size = GROUP_SIZE / 2; half_size > 0; half_size /= 2) {
-        LOCAL_BARRIER;
-        if (item < half_size) {
-            const BEST a = all[item], b = all[item + half_size];
-            all[item] = best_of(a, b);
-        }
-    }
-    LOCAL_BARRIER;
-    const BEST best = all[0];
-    LOCAL_BARRIER;
-    return best;
-}
-
-#endif
-
 static inline int token_of(BEST best) {
     return best.finite ? best.id : NO_TOKEN;
 }

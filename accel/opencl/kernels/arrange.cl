@@ -1,7 +1,7 @@
 // Stored matrices become the layout of lanes_layout.h, once, when they are uploaded.
 //
-// Build options: DTYPE is the format. SHARED_ADDRESSES and GROUP_SIZE as in packet.h: a work-item
-// of a processor arranges all 16 rows of a group, one of another device a single row's blocks.
+// Build options: DTYPE is the format, SHARED_ADDRESSES as in packet.h. A work-item arranges all 16 rows
+// of a group.
 
 #define TWO_HALVES (UNIT_BYTES(DTYPE) == 64)
 // A block in the file: its dwords, and one or two 16-bit words (MXFP4: one byte) of the header.
@@ -31,55 +31,6 @@
 #else
 #define PLACE GLOBAL uchar *
 #endif
-
-#if GROUP_SIZE > 1
-
-// Dwords of one row. Rows that are not there read as zeros.
-typedef uint DWORDS;
-typedef struct {
-    const GLOBAL uchar *block;
-    uint lane;
-    bool present;
-} ROWS;
-
-INLINE ROWS rows_of(const GLOBAL uchar *first, ulong row_bytes, uint count) {
-    const uint lane = get_global_id(0) % LANES;
-    const ROWS r = {first + min(lane, count - 1) * row_bytes, lane, lane < count};
-    return r;
-}
-
-INLINE uint half_of(const ROWS *rows, ulong offset) {
-    const GLOBAL ushort *h = (const GLOBAL ushort *)(rows->block + offset);
-    return rows->present ? *h : 0;
-}
-
-INLINE void load_dwords(const ROWS *rows, ulong offset, DWORDS *dword) {
-    for (uint i = 0; i < BLOCK_DWORDS; i++) {
-        const GLOBAL uchar *b = rows->block + offset + 4 * i;
-        if (DTYPE == MXFP4) dword[i] = uint_at(b);
-        else dword[i] = ((const GLOBAL ushort *)b)[0] | (uint)((const GLOBAL ushort *)b)[1] << 16;
-        if (!rows->present) dword[i] = 0;
-    }
-}
-
-INLINE void store_dwords(const ROWS *rows, GLOBAL uchar *vector, DWORDS value) {
-    ((GLOBAL uint *)vector)[rows->lane] = value;
-}
-
-INLINE void store_halves(const ROWS *rows, GLOBAL uchar *header, DWORDS both) {
-    ((GLOBAL ushort *)header)[rows->lane] = both;
-    ((GLOBAL ushort *)header)[LANES + rows->lane] = both >> 16;
-}
-
-INLINE void store_half(const ROWS *rows, GLOBAL uchar *header, ulong offset) {
-    if (DTYPE == MXFP4) header[rows->lane] = rows->present ? rows->block[offset] : 0;
-    else ((GLOBAL ushort *)header)[rows->lane] = half_of(rows, offset);
-}
-
-#define FIRST_UNIT (get_global_id(0) / LANES)
-#define UNIT_STEP (get_global_size(0) / LANES)
-
-#else
 
 // Dwords of 16 rows, one in each lane. Rows that are not there read as zeros.
 typedef uint16 DWORDS;
@@ -167,11 +118,6 @@ INLINE void store_half(const ROWS *rows, GLOBAL uchar *header, ulong offset) {
     }
 }
 
-#define FIRST_UNIT get_global_id(0)
-#define UNIT_STEP get_global_size(0)
-
-#endif
-
 // Bytes 0 1 2 3 of every dword in the order 0 2 1 3.
 INLINE DWORDS swap_middle(DWORDS x) {
     return (x & 0xFF0000FFu) | (x >> 8 & 0xFF00u) | (x << 8 & 0xFF0000u);
@@ -233,8 +179,7 @@ INLINE void arrange_unit(const ROWS *rows, ulong offset, GLOBAL uchar *header,
 // Row groups first_group to first_group + groups - 1 of matrices of `rows` rows, each of which
 // begins a group of its own. `stored` begins with the first row of the first of them, `arranged`
 // with group 0.
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows, uint columns,
+__kernel void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows, uint columns,
              uint first_group, uint groups) {
     const GLOBAL uchar *stored = (const GLOBAL uchar *)stored_place;
     GLOBAL uchar *arranged = (GLOBAL uchar *)arranged_place + arranged_offset;
@@ -242,7 +187,7 @@ void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, ui
     const ulong row_bytes = (ulong)units * BLOCK_BYTES;
     const ulong first_row = (ulong)(first_group / matrix_groups) * rows +
                             first_group % matrix_groups * LANES;
-    const SHARE own = share(groups, 1, get_global_id(1), get_global_size(1));
+    const SHARE own = share(groups, 1, get_global_id(0), get_global_size(0));
     for (uint group = first_group + own.begin; group < first_group + own.end; group++) {
         const uint inside = group % matrix_groups * LANES;
         const ulong row = (ulong)(group / matrix_groups) * rows + inside;
@@ -252,7 +197,7 @@ void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, ui
         GLOBAL uchar *body = header + header_bytes(DTYPE, columns);
         for (uint i = units * UNIT_BYTES(DTYPE); header + i < body; i += 4)
             *(GLOBAL uint *)(header + i) = 0;
-        for (uint unit = FIRST_UNIT; unit < units; unit += UNIT_STEP)
+        for (uint unit = 0; unit < units; unit++)
             arrange_unit(&of_group, (ulong)unit * BLOCK_BYTES, header + unit * UNIT_BYTES(DTYPE),
                          body + (ulong)unit * (UNIT_VECTORS * VECTOR_BYTES));
     }

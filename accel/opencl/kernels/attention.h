@@ -3,8 +3,6 @@
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
-#if GROUP_SIZE == 1
-
 #define BLOCK_ROWS 256
 // Pair vectors of all rows of a block: 256 rows of 128 channels or fewer longer ones.
 #define QUERY_VECTORS (BLOCK_ROWS * 4)
@@ -281,7 +279,5 @@ static void store_attention(QUERY_BLOCK *block, uint head_dim, bool sinks) {
 }
 
 MATMUL_TARGET_END
-
-#endif
 
 #endif

@@ -3,8 +3,6 @@
 #ifndef ATTENTION_TILE_H
 #define ATTENTION_TILE_H
 
-#if GROUP_SIZE == 1
-
 // Sums of a block product that are kept in registers: rows by vectors of sixteen.
 #define STEP_ROWS 4
 #if defined(__AVX512F__)
@@ -367,7 +365,5 @@ INLINE void tile_products(const uint *a, uint a_stride, const uint16 *b, uint st
 }
 
 MATMUL_TARGET_END
-
-#endif
 
 #endif

@@ -1,18 +1,5 @@
 // COPY_ROWS: target[pairs[r, 1]] = source[pairs[r, 0]], bits unchanged; targets are distinct.
-// Columns are split among workers, or single elements.
-
-#if GROUP_SIZE > 1
-
-void op_copy_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(copy_rows);
-    FOR_WORKER_UNITS(unit, op.rows * op.width) {
-        const uint row = unit / op.width, k = unit % op.width;
-        const GLOBAL int *pair = op.pairs + row * op.pairs_stride;
-        op.target[pair[1] * op.target_stride + k] = op.source[pair[0] * op.source_stride + k];
-    }
-}
-
-#else
+// Columns are split among workers.
 
 void op_copy_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(copy_rows);
@@ -25,4 +12,3 @@ void op_copy_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint 
     }
 }
 
-#endif

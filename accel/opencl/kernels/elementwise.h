@@ -15,36 +15,6 @@
 #define A(operand) load_padded(op.operand + (ulong)token * op.operand##_stride + k, count)
 #define V(operand) load_padded(op.operand + k, count)
 
-#if GROUP_SIZE > 1
-
-#define DEFINE_ELEMENTWISE(name, SETUP, EXPRESSION)                                             \
-    void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        OPEN(name);                                                                             \
-        const uint pieces = (op.width + 15) / 16;                                               \
-        SETUP;                                                                                  \
-        FOR_WORKER_UNITS(unit, op.tokens * pieces) {                                            \
-            const uint token = unit / pieces, k = unit % pieces * 16;                           \
-            const int count = (int)(op.width - k);                                              \
-            const float16 value = EXPRESSION;                                                   \
-            store_partial(value, op.y + (ulong)token * op.y_stride + k, count);                 \
-        }                                                                                       \
-    }
-
-#define DEFINE_BY_COLUMNS(name, SETUP, EXPRESSION)                                              \
-    void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
-        OPEN(name);                                                                             \
-        const uint pieces = (op.width + 15) / 16;                                               \
-        FOR_WORKER_UNITS(unit, op.tokens * pieces) {                                            \
-            const uint token = unit / pieces, k = unit % pieces * 16;                           \
-            const int count = (int)(op.width - k);                                              \
-            SETUP;                                                                              \
-            const float16 value = EXPRESSION;                                                   \
-            store_partial(value, op.y + (ulong)token * op.y_stride + k, count);                 \
-        }                                                                                       \
-    }
-
-#else
-
 #define DEFINE_BY_COLUMNS(name, SETUP, EXPRESSION)                                              \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
         OPEN(name);                                                                             \
@@ -76,7 +46,5 @@
             }                                                                                   \
         }                                                                                       \
     }
-
-#endif
 
 #endif

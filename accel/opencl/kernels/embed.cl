@@ -84,24 +84,6 @@ static float dequantized(uint dtype, const GLOBAL uchar *row, uint k) {
     }
 }
 
-#if GROUP_SIZE > 1
-
-// Units are single elements.
-void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(embed);
-    FOR_WORKER_UNITS(unit, op.tokens * op.hidden) {
-        const uint token = unit / op.hidden, k = unit % op.hidden;
-        const uint id = op.query[token * op.query_stride];
-        const GLOBAL uchar *table = op.table;
-        op.y[(ulong)token * op.y_stride + k] =
-            packet->layout == LAYOUT_LANES
-                ? lanes_element(packet->dtype, table, op.hidden, id, k)
-                : dequantized(packet->dtype, table + (ulong)id * op.table_stride, k);
-    }
-}
-
-#else
-
 void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(embed);
     const SHARE mine = share(op.tokens, 1, worker, workers);
@@ -118,4 +100,3 @@ void op_embed(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint work
     }
 }
 
-#endif

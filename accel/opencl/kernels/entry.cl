@@ -13,9 +13,9 @@ static MEMORY_MAP map_memory(
     map.input = input;
 #else
     UNROLL for (int i = 0; i < BANKS; i++) map.bank[i] = banks[i];
-    map.scratch = bank_at(banks, scratch >> BANK_SHIFT) + (scratch & OFFSET_MASK);
-    map.own = bank_at(banks, own >> BANK_SHIFT) + (own & OFFSET_MASK) + worker * own_bytes;
-    map.input = bank_at(banks, input >> BANK_SHIFT) + (input & OFFSET_MASK);
+    map.scratch = banks[scratch >> BANK_SHIFT] + (scratch & OFFSET_MASK);
+    map.own = banks[own >> BANK_SHIFT] + (own & OFFSET_MASK) + worker * own_bytes;
+    map.input = banks[input >> BANK_SHIFT] + (input & OFFSET_MASK);
 #endif
     return map;
 }
@@ -46,13 +46,9 @@ static MEMORY_MAP map_memory(
 #define SLEEPS 0
 #endif
 
-// Orders global memory between work-groups. OpenCL 1.2 promises that within a group only, and
-// NVIDIA's mem_fence leaves stale lines in the cache of a multiprocessor.
+// Orders global memory between workers. OpenCL 1.2 promises that within a group only.
 static inline void fence_device(void) {
     mem_fence(CLK_GLOBAL_MEM_FENCE);
-#ifdef __NV_CL_C_VERSION
-    __asm__ volatile("membar.gl;" : : : "memory");
-#endif
 }
 
 #if SLEEPS
@@ -142,55 +138,31 @@ static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit, ul
 
 #endif
 
-// One group arrives once. The whole group learns whether to go on.
-static bool meet_all_workers(volatile GLOBAL uint *meeting, uint target, uint spin_limit,
-                             ulong *met, __local uint *verdict) {
-#if GROUP_SIZE > 1
-    fence_device();
-    barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
-    if (get_local_id(0) == 0) *verdict = meet(meeting, target, spin_limit, met);
-    barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
-    fence_device();
-    return *verdict;
-#else
-    return meet(meeting, target, spin_limit, met);
-#endif
-}
-
 #define DISPATCH(number, name)                         \
     case number:                                       \
         op_##name(&map, packet, worker, workers);      \
         break;
 
 // The whole step in one launch: every worker walks the packets, meeting where one says so. Needs
-// all groups co-resident; a worker that waits longer than spin_limit makes all of them give up.
-__kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packets(
+// all of them at work at once; a worker that waits longer than spin_limit makes all of them give up.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void run_packets(
     BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes, ulong input, ulong packets,
     uint count, ulong meeting_address, uint spin_limit) {
-    __local uint verdict;
-    DECLARE_GROUP_MEMORY
     DECLARE_BANKS
     const uint my_worker = get_global_id(0), all_workers = get_global_size(0);
-    const uint groups = get_num_groups(0);
     MEMORY_MAP map = MAP_MEMORY(my_worker);
-    MAP_GROUP_MEMORY(map);
     volatile GLOBAL uint *meeting = (volatile GLOBAL uint *)at(&map, meeting_address);
     const GLOBAL PACKET *packet = (const GLOBAL PACKET *)at(&map, packets);
     uint meetings = 0;
     ulong met = cycles();
     for (uint i = 0; i < count; i++, packet++) {
-        if (packet->wait &&
-            !meet_all_workers(meeting, ++meetings * groups, spin_limit, &met, &verdict))
-            return;
+        if (packet->wait && !meet(meeting, ++meetings * all_workers, spin_limit, &met)) return;
         const uint worker = packet->everyone ? 0 : my_worker;
         const uint workers = packet->everyone ? 1 : all_workers;
-#if GROUP_SIZE > 1
-        barrier(CLK_LOCAL_MEM_FENCE);  // the packet before is done with the group's memory
-#endif
         switch (packet->op) { FOR_EACH_OP(DISPATCH) }
     }
-    // The last group to leave makes the block ready for the next launch.
-    if (get_local_id(0) == 0 && atomic_inc(meeting + DEPARTED) == groups - 1) {
+    // The last to leave makes the block ready for the next launch.
+    if (atomic_inc(meeting + DEPARTED) == all_workers - 1) {
         meeting[ARRIVED] = 0;
         meeting[DEPARTED] = 0;
     }
@@ -198,34 +170,15 @@ __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void run_packet
 
 #else
 
-#if GROUP_SIZE > 1
-#define GROUP_ATTRIBUTE __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1)))
-#else
-#define GROUP_ATTRIBUTE
-#endif
-
 // One packet per launch; every work-item is a worker.
 #define LAUNCH(number, name)                                                                 \
-    __kernel GROUP_ATTRIBUTE void launch_##name(BANK_PARAMETERS ulong scratch, ulong own,    \
-                                                ulong own_bytes, ulong input, ulong packets, \
-                                                uint index) {                                \
-        DECLARE_GROUP_MEMORY                                                                 \
+    __kernel void launch_##name(BANK_PARAMETERS ulong scratch, ulong own, ulong own_bytes,   \
+                                ulong input, ulong packets, uint index) {                    \
         DECLARE_BANKS                                                                        \
         MEMORY_MAP map = MAP_MEMORY(0);                                                      \
-        MAP_GROUP_MEMORY(map);                                                               \
         op_##name(&map, (const GLOBAL PACKET *)at(&map, packets) + index, get_global_id(0),  \
                   get_global_size(0));                                                       \
     }
 FOR_EACH_OP(LAUNCH)
-
-#endif
-
-#if SHARED_ADDRESSES
-
-// What a step left at `source`, before the next one overwrites it.
-__kernel void copy_output(ulong source, ulong target, ulong words) {
-    for (ulong i = get_global_id(0); i < words; i += get_global_size(0))
-        ((GLOBAL uint *)target)[i] = ((const GLOBAL uint *)source)[i];
-}
 
 #endif

@@ -265,7 +265,7 @@ static inline float16 load_padded(const GLOBAL float *x, int count) {
 }
 
 // Sixteen floats anywhere. PoCL makes four stores of a vstore16.
-#if defined(__clang__) && GROUP_SIZE == 1
+#ifdef __clang__
 typedef float16 UNALIGNED_FLOAT16 __attribute__((aligned(4)));
 #define STORE16(value, y) (*(GLOBAL UNALIGNED_FLOAT16 *)(y) = (value))
 #else

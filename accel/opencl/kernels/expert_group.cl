@@ -5,7 +5,7 @@
 // sizes:    tokens, used, experts
 // order holds the pairs (token * used + place) by rising expert, those of an expert by rising pair,
 // then the token of each; chunks are the stretches of it that matmul takes at a time, the first of
-// them says how many follow. starts is scratch. One worker, or one work-group, does it all.
+// them says how many follow. starts is scratch. One worker does it all.
 
 INLINE int routed_expert(const expert_group_fields *op, uint pair) {
     return op->ids[pair / op->used * (ulong)op->ids_stride + pair % op->used];
@@ -35,8 +35,6 @@ static void cut_chunks(const expert_group_fields *op) {
     chunks[0].count = number;
 }
 
-#if GROUP_SIZE == 1
-
 void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(expert_group);
     if (worker != 0) return;
@@ -49,29 +47,3 @@ void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, ui
         place_pair(&op, pair, starts[routed_expert(&op, pair)]++);
 }
 
-#else
-
-// An item looks for the pairs of its own experts, so that their order is that of the rule.
-void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(expert_group);
-    if (get_group_id(0) != 0) return;
-    const uint pairs = op.tokens * op.used;
-    GLOBAL int *starts = op.starts;
-    for (uint expert = get_local_id(0); expert < op.experts; expert += GROUP_SIZE) {
-        int count = 0;
-        for (uint pair = 0; pair < pairs; pair++)
-            count += routed_expert(&op, pair) == (int)expert;
-        starts[expert] = count;
-    }
-    barrier(CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0) cut_chunks(&op);
-    barrier(CLK_GLOBAL_MEM_FENCE);
-    for (uint expert = get_local_id(0); expert < op.experts; expert += GROUP_SIZE) {
-        uint place = starts[expert];
-        for (uint pair = 0; pair < pairs; pair++)
-            if (routed_expert(&op, pair) == (int)expert)
-                place_pair(&op, pair, place++);
-    }
-}
-
-#endif

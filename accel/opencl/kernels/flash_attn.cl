@@ -15,80 +15,6 @@ static inline uint part_floats(uint head_dim) {
     return PART_HEADER + (head_dim + 15) / 16 * 16;
 }
 
-#if GROUP_SIZE > 1
-
-// Units are one part and one KV head, or some of the heads that read it.
-void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(flash_attn_part);
-    __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
-    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
-    const uint head_dim = op.head_dim, slots = op.most_parts, group = heads / kv_heads;
-    const uint block_heads = min(group, group_queries(head_dim));
-    const uint blocks = (group + block_heads - 1) / block_heads * kv_heads;
-    KV_HEAD head = OPENED_KV_HEAD;
-    GROUP_ROWS rows;
-    rows.q_stride = rows.y_stride = rows.query_stride = 0;
-    rows.y = 0;
-    FOR_GROUP_UNITS(unit, tokens * slots * blocks) {
-        const uint kv_head = unit % kv_heads, part = unit / blocks % slots;
-        const uint token = unit / blocks / slots;
-        const uint first_head = kv_head * group + unit % blocks / kv_heads * block_heads;
-        rows.query = op.query + token * op.query_stride;
-        const uint position = rows.query[2];
-        const PARTS parts = parts_of(first_visible(position, head.window), position, slots);
-        const uint start = (parts.first + part) * parts.tiles;
-        if (part >= parts.count) continue;
-        rows.count = rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
-        rows.q = op.q + token * op.q_stride + first_head * head_dim;
-        head.kv_head = kv_head;
-        head.pages = op.page_table + (ulong)rows.query[1] * op.page_table_stride;
-        begin_rows(tile, &head, &rows);
-        attend_group(tile, &head, &rows, start, start + parts.tiles);
-        FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
-        for (uint n = 0; n < rows.count; n++) {
-            const ulong row = ((ulong)token * heads + first_head + n) * slots + part;
-            GLOBAL float *place = op.parts + row * part_floats(head_dim);
-            place[PART_HEADER + d] = tile->output[n * head_dim + d];
-            if (d) continue;
-            place[0] = tile->span[n].top;
-            place[1] = tile->span[n].total;
-        }
-    }
-}
-
-// Units are one column of one head.
-void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(flash_attn);
-    const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
-    const uint window = op.window, slots = op.most_parts;
-    FOR_WORKER_UNITS(unit, tokens * heads * head_dim) {
-        const uint d = unit % head_dim, h = unit / head_dim % heads;
-        const uint token = unit / head_dim / heads;
-        const uint position = op.query[token * op.query_stride + 2];
-        const PARTS parts = parts_of(first_visible(position, window), position, slots);
-        const GLOBAL float *place =
-            op.parts + ((ulong)token * heads + h) * slots * part_floats(head_dim);
-        const SOFTMAX none = NO_SOFTMAX;
-        SOFTMAX all = none, span = none;
-        float output = 0.0f, span_output = 0.0f;
-        for (uint part = 0; part < parts.count; part++, place += part_floats(head_dim)) {
-            const SOFTMAX one = {place[0], place[1]};
-            FACTORS factors = merge_later(&span, one);
-            span_output = span_output * factors.keep + place[PART_HEADER + d] * factors.add;
-            if (part + 1 < parts.count && !ends_span(parts, part)) continue;
-            factors = merge_later(&all, span);
-            output = output * factors.keep + span_output * factors.add;
-            span = none;
-            span_output = 0.0f;
-        }
-        if (op.sinks) output *= merge_sink(&all, op.sinks[h]);
-        op.y[token * op.y_stride + h * head_dim + d] =
-            attention_output(output, all.total);
-    }
-}
-
-#else
-
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn_part);
     const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
@@ -167,4 +93,3 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
     }
 }
 
-#endif

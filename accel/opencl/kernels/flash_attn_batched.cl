@@ -6,63 +6,6 @@
 // kv is float, half, Q8_0 or I12 as dtype says. The work is divided into units of one KV head and a
 // block of tokens, which workers take in turn.
 
-#if GROUP_SIZE > 1
-
-// The first token of the run of one slot that `token` is in, within its block of tokens.
-INLINE uint block_begin(const GLOBAL int *query, ulong stride, uint token, uint block_tokens) {
-    while (token % block_tokens && query[(token - 1) * stride + 1] == query[token * stride + 1])
-        token--;
-    return token;
-}
-
-// Units are one KV head and the tokens of one slot in a block of few, found by their first, or one
-// token and some of the heads that read it.
-void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                           uint workers) {
-    OPEN(flash_attn_batched);
-    __local TILE_MEMORY *tile = (__local TILE_MEMORY *)memory->group;
-    const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
-    const uint head_dim = op.head_dim, group = heads / kv_heads;
-    const uint block_heads = min(group, group_queries(head_dim));
-    const uint head_blocks = (group + block_heads - 1) / block_heads;
-    const uint block_tokens = group_queries(head_dim) / block_heads;
-    KV_HEAD head = OPENED_KV_HEAD;
-    GROUP_ROWS rows;
-    rows.q_stride = op.q_stride;
-    rows.query_stride = op.query_stride;
-    rows.y_stride = op.y_stride;
-    FOR_GROUP_UNITS(unit, tokens * head_blocks * kv_heads) {
-        const uint kv_head = unit % kv_heads, begin = unit / kv_heads / head_blocks;
-        const uint first_head = kv_head * group + unit / kv_heads % head_blocks * block_heads;
-        const int slot = op.query[begin * op.query_stride + 1];
-        if (begin != block_begin(op.query, op.query_stride, begin, block_tokens)) continue;
-        uint end = begin + 1;
-        while (end < tokens && end % block_tokens &&
-               op.query[end * op.query_stride + 1] == slot)
-            end++;
-        head.kv_head = kv_head;
-        head.pages = op.page_table + slot * op.page_table_stride;
-        rows.heads = min(block_heads, (kv_head + 1) * group - first_head);
-        rows.count = (end - begin) * rows.heads;
-        rows.query = op.query + begin * op.query_stride;
-        rows.q = op.q + begin * op.q_stride + first_head * head_dim;
-        rows.y = op.y + begin * op.y_stride + first_head * head_dim;
-        begin_rows(tile, &head, &rows);
-        const uint spans = attend_group(tile, &head, &rows, 0, UINT_MAX);
-        FOR_ITEM_CHANNELS(d, get_local_id(0), GROUP_SIZE, head_dim)
-        for (uint n = 0; n < rows.count; n++) {
-            GLOBAL float *y = row_output(&rows, n, head_dim) + d;
-            SOFTMAX all = spans ? tile->all[n] : tile->span[n];
-            float keep = 1.0f;
-            if (op.sinks)
-                keep = merge_sink(&all, op.sinks[first_head + n % rows.heads]);
-            *y = attention_output((spans ? *y : tile->output[n * head_dim + d]) * keep, all.total);
-        }
-    }
-}
-
-#else
-
 // Fewest rows that are worth turning keys and values into integers for.
 #define LEAST_ROWS 32
 // Blocks for each worker, so that all are busy to the end.
@@ -112,4 +55,3 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
     }
 }
 
-#endif

@@ -63,35 +63,6 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
         store_q8_0(x, kv + place / Q8_0_ELEMENTS * Q8_0_BYTES);
 }
 
-#if GROUP_SIZE > 1
-
-// Units are single elements, blocks or rows.
-void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(kv_write_batched);
-    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
-    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
-    const uint block = packet->dtype == Q8_0 ? Q8_0_ELEMENTS : 1;
-    const uint step = packet->dtype == I12 ? head_dim : block, blocks = width / step;
-    FOR_WORKER_UNITS(unit, tokens * 2 * blocks) {
-        const uint token = unit / blocks / 2, which = unit / blocks % 2, k = unit % blocks * step;
-        const GLOBAL int *query = op.query + token * op.query_stride;
-        const uint slot = query[1], position = query[2];
-        const GLOBAL int *pages = op.page_table + slot * op.page_table_stride;
-        const ulong page = pages[position / page_tokens];
-        const ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width + k;
-        const GLOBAL float *x =
-            (which ? op.v + token * op.v_stride : op.k + token * op.k_stride) + k;
-        if (packet->dtype == I12)
-            store_i12(x, head_dim, which,
-                      op.kv + i12_record(head_dim, kv_heads, page, k / head_dim),
-                      position % page_tokens);
-        else
-            store_kv(packet->dtype, x, op.kv, place);
-    }
-}
-
-#else
-
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(kv_write_batched);
     const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
@@ -121,4 +92,3 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
     }
 }
 
-#endif

@@ -1,8 +1,7 @@
 // LOAD_REQUEST_STATE: resolved[t] = query[t], its token the slot's last one (0 where that is none)
 // if it is LAST_TOKEN; recent[slot, position mod recent_tokens] = the token.
 //
-// Of several tokens at one place of recent the last one stays: a core writes them in order, of
-// work-items only that of the last.
+// Of several tokens at one place of recent the last one stays: a core writes them in order.
 
 #define LAST_TOKEN -1
 
@@ -18,24 +17,6 @@ INLINE ulong recent_place(const load_request_state_fields *op, int4 query) {
     return query.y * op->recent_stride + query.z % (int)op->recent_tokens;
 }
 
-#if GROUP_SIZE > 1
-
-void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                           uint workers) {
-    OPEN(load_request_state);
-    FOR_WORKER_UNITS(token, op.tokens) {
-        const int4 query = resolved_query(&op, token);
-        vstore4(query, 0, op.resolved + token * op.resolved_stride);
-        const ulong place = recent_place(&op, query);
-        bool last = true;
-        for (uint later = token + 1; later < op.tokens && last; later++)
-            last = recent_place(&op, vload4(0, op.query + later * op.query_stride)) != place;
-        if (last) op.recent[place] = query.x;
-    }
-}
-
-#else
-
 void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                            uint workers) {
     OPEN(load_request_state);
@@ -48,4 +29,3 @@ void op_load_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint work
     }
 }
 
-#endif

@@ -4,8 +4,7 @@
 //                          [rows, parts, top]; `finite` of a part's first is about all of it.
 // log_probabilities_sum    the sum of exp(x - m) over each span of a row goes to spans (R3, R4);
 //                          a unit of work is SUM_SPANS of them.
-// log_probabilities        merges the parts' lists and the spans. Rows are split among workers, or
-//                          work-groups.
+// log_probabilities        merges the parts' lists and the spans. Rows are split among workers.
 
 #define SPAN (SPAN_SEGMENTS * SEGMENT)
 #define SUM_SPANS 2
@@ -34,8 +33,6 @@ INLINE float log_of_chosen(const GLOBAL float *logits, int id, uint vocab, BEST 
     if (!best.finite || id < 0 || id >= (int)vocab) return as_float(QUIET_NAN);
     return log_probability(logits[id], best.value, log_sum);
 }
-
-#if GROUP_SIZE == 1
 
 // Puts `one` into a list that is in order, whose last goes.
 static void insert(BEST *list, uint top, BEST one) {
@@ -134,85 +131,3 @@ void op_log_probabilities(MEMORY memory, const GLOBAL PACKET *packet, uint worke
     }
 }
 
-#else
-
-void op_log_probabilities_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                               uint workers) {
-    OPEN(log_probabilities_part);
-    FOR_GROUP_UNITS(unit, op.rows * op.parts) {
-        const SHARE columns = share_of_item(op.vocab, unit % op.parts, op.parts);
-        const GLOBAL float *logits = op.logits + (ulong)(unit / op.parts) * op.logits_stride;
-        BEST last = group_best(memory, best_in(logits, columns.begin, columns.end));
-        if (get_local_id(0) == 0) op.best[unit * op.top] = last;
-        for (uint place = 1; place < op.top; place++) {
-            BEST next = {0.0f, NO_TOKEN, 1};
-            for (uint k = columns.begin; k < columns.end; k++) {
-                const BEST one = {logits[k], (int)k, 1};
-                if (last.id != NO_TOKEN && precedes(last, one)) next = best_of(next, one);
-            }
-            last = group_best(memory, next);
-            if (get_local_id(0) == 0) op.best[unit * op.top + place] = last;
-        }
-    }
-}
-
-void op_log_probabilities_sum(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                              uint workers) {
-    OPEN(log_probabilities_sum);
-    __local float *places = (__local float *)memory->group;
-    __local float *segments = places + GROUP_SIZE;
-    const uint item = get_local_id(0), own = item / 16 * SEGMENT + item % 16;
-    const uint spans = spans_of(op.vocab), pieces = (spans + SUM_SPANS - 1) / SUM_SPANS;
-    FOR_GROUP_UNITS(unit, op.rows * pieces) {
-        const uint row = unit / pieces, first = unit % pieces * SUM_SPANS;
-        const GLOBAL float *logits = op.logits + (ulong)row * op.logits_stride;
-        const GLOBAL BEST *lists = op.best + (ulong)row * op.parts * op.top;
-        const float largest = best_of_parts(memory, lists, op.parts, op.top).value;
-        float values[16];
-        UNROLL for (int i = 0; i < 16; i++) {
-            const uint k = first * SPAN + own + 16 * i;
-            values[i] = k < op.vocab ? exp1(logits[k] - largest) : 0.0f;
-        }
-        places[item] = halved_sixteen(values);
-        LOCAL_BARRIER;
-        if (item < GROUP_SEGMENTS) segments[item] = fold16(vload16(item, places));
-        LOCAL_BARRIER;
-        if (item < SUM_SPANS && first + item < spans) {
-            float sum = 0.0f;
-            for (uint i = 0; i < SPAN_SEGMENTS; i++)
-                sum = sum + segments[item * SPAN_SEGMENTS + i];
-            op.spans[row * op.spans_stride + first + item] = sum;
-        }
-        LOCAL_BARRIER;
-    }
-}
-
-void op_log_probabilities(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(log_probabilities);
-    const uint item = get_local_id(0), listed = op.parts * op.top;
-    FOR_GROUP_UNITS(row, op.rows) {
-        const GLOBAL float *logits = op.logits + (ulong)row * op.logits_stride;
-        const GLOBAL BEST *lists = op.best + (ulong)row * listed;
-        const BEST best = best_of_parts(memory, lists, op.parts, op.top);
-        const float log_sum = log_of_sum(op.spans + row * op.spans_stride, spans_of(op.vocab));
-        if (item == 0)
-            op.chosen[row] = log_of_chosen(logits, op.token[row], op.vocab, best, log_sum);
-        BEST last = best;
-        for (uint place = 0; place < op.top; place++) {
-            if (item == 0) {
-                op.top_ids[row * op.top_ids_stride + place] = best.finite ? last.id : NO_TOKEN;
-                op.top_logs[row * op.top_logs_stride + place] =
-                    best.finite ? log_probability(last.value, best.value, log_sum)
-                                : as_float(QUIET_NAN);
-            }
-            BEST next = {0.0f, NO_TOKEN, 1};
-            for (uint i = item; i < listed; i += GROUP_SIZE) {
-                const BEST one = lists[i];
-                if (one.id != NO_TOKEN && precedes(last, one)) next = best_of(next, one);
-            }
-            last = group_best(memory, next);
-        }
-    }
-}
-
-#endif

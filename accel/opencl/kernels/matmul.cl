@@ -9,9 +9,7 @@
 // and order are what expert_group wrote; without them every row of y is computed by itself.
 // Float weights are stored as in the model file, weight_stride bytes a row; quantized ones in the
 // layout of lanes_layout.h. Rows are split among workers by COLUMN_GRANULE, for every number
-// of tokens; or work-groups share them in any way.
-
-#if GROUP_SIZE == 1
+// of tokens.
 
 MATMUL_TARGET_BEGIN
 
@@ -58,21 +56,8 @@ MATMUL_TARGET_END
         rows_##dtype(p, mine.begin, mine.end);   \
         break;
 
-#else
-
-#define ROWS_CASE(dtype)                                   \
-    case dtype:                                            \
-        if (IS_FLOAT(dtype))                               \
-            group_float_rows(dtype, memory, p, experts);   \
-        else                                               \
-            group_rows(dtype, memory, p, experts);         \
-        break;
-
-#endif
-
-// A core computes the rows that are its share; work-groups share all rows of all chunks.
-static void multiply_rows(MEMORY memory, uint dtype, const MATMUL *p, const EXPERTS *experts,
-                          SHARE mine) {
+// A core computes the rows that are its share.
+static void multiply_rows(uint dtype, const MATMUL *p, SHARE mine) {
     switch (dtype) {
         ROWS_CASE(Q4_0)
         ROWS_CASE(Q4_1)
@@ -127,13 +112,9 @@ void op_matmul(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint wor
     p.y_stride = op.y_stride;
     const EXPERTS experts = experts_of(&op, packet->dtype);
     const SHARE mine = share(p.rows, COLUMN_GRANULE, worker, workers);
-#if GROUP_SIZE == 1
     const uint chunks = chunk_count(&experts);
     for (uint chunk = 0; chunk < chunks; chunk++) {
         const MATMUL q = chunk_product(&p, &experts, chunk);
-        multiply_rows(memory, packet->dtype, &q, &experts, mine);
+        multiply_rows(packet->dtype, &q, mine);
     }
-#else
-    multiply_rows(memory, packet->dtype, &p, &experts, mine);
-#endif
 }

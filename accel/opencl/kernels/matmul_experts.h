@@ -4,12 +4,8 @@
 #ifndef MATMUL_EXPERTS_H
 #define MATMUL_EXPERTS_H
 
-// Most tokens of a chunk: a core takes all of an expert, a work-group as many as it has slots.
-#if GROUP_SIZE > 1
-#define CHUNK_TOKENS 8
-#else
+// Most tokens of a chunk: a core takes all of an expert.
 #define CHUNK_TOKENS 0x7FFFFFFF
-#endif
 
 // Places `first` to `first + count` of the order that expert_group makes use one expert. In a list
 // of chunks the first tells how many follow in `count`.

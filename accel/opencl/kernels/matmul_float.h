@@ -56,8 +56,6 @@ INLINE float16 halved_products(const float16 *w, const float16 *x) {
     return (v[0] + v[2]) + (v[1] + v[3]);
 }
 
-#if GROUP_SIZE == 1
-
 // Few tokens: a row is read along a whole span before the next one, as memory likes it.
 INLINE void float_decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     float16 w[SEGMENT_VECTORS], v[SEGMENT_VECTORS], halved[SPAN_SEGMENTS][LANES];
@@ -123,39 +121,6 @@ INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row
         }
     }
 }
-
-#else
-
-INLINE float float_weight(uint dtype, const GLOBAL uchar *row, uint k) {
-    if (dtype == F32) return ((const GLOBAL float *)row)[k];
-    if (dtype == F16) return vload_half(k, (const GLOBAL half *)row);
-    return as_float((uint)((const GLOBAL ushort *)row)[k] << 16);
-}
-
-// Units are one row and one token, or pair of a token and an expert.
-INLINE void group_float_rows(uint dtype, MEMORY memory, const MATMUL *p, const EXPERTS *experts) {
-    const uint segments = (p->columns + SEGMENT - 1) / SEGMENT;
-    const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
-    FOR_GROUP_UNITS(unit, p->rows * p->tokens) {
-        const ulong row = unit % p->rows, token = unit / p->rows;
-        const GLOBAL uchar *weight =
-            p->weight + expert_offset(experts, token) + row * p->weight_stride;
-        const GLOBAL float *x = p->x + pair_source(experts, token) * p->x_stride;
-        SPAN_FOLD fold = {0.0f, 0.0f, 0};
-        for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
-            float products[16];
-            UNROLL for (int i = 0; i < 16; i++) {
-                const uint k = first * SEGMENT + mine + 16 * i;
-                products[i] = k < p->columns ? float_weight(dtype, weight, k) * x[k] : 0.0f;
-            }
-            fold_group_segments(memory, halved_sixteen(products),
-                                min(segments - first, (uint)GROUP_SEGMENTS), &fold);
-        }
-        if (get_local_id(0) == 0) p->y[token * p->y_stride + row] = fold_end(&fold);
-    }
-}
-
-#endif
 
 MATMUL_TARGET_END
 

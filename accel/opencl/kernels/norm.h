@@ -3,8 +3,6 @@
 #ifndef NORM_H
 #define NORM_H
 
-#if GROUP_SIZE == 1
-
 static float sum_of_squares(const GLOBAL float *x, uint width) {
     SPAN_FOLD fold = {0.0f, 0.0f, 0};
     for (uint first = 0; first < width; first += SEGMENT) {
@@ -22,27 +20,5 @@ static float sum_of_squares(const GLOBAL float *x, uint width) {
     }
     return fold_end(&fold);
 }
-
-#else
-
-// Every item of the group gets the sum.
-INLINE float group_sum_of_squares(MEMORY memory, const GLOBAL float *x, uint width) {
-    const uint segments = (width + SEGMENT - 1) / SEGMENT;
-    const uint mine = get_local_id(0) / 16 * SEGMENT + get_local_id(0) % 16;
-    SPAN_FOLD fold = {0.0f, 0.0f, 0};
-    for (uint first = 0; first < segments; first += GROUP_SEGMENTS) {
-        float squares[16];
-        UNROLL for (int i = 0; i < 16; i++) {
-            const uint k = first * SEGMENT + mine + 16 * i;
-            const float value = k < width ? x[k] : 0.0f;
-            squares[i] = value * value;
-        }
-        fold_group_segments(memory, halved_sixteen(squares),
-                            min(segments - first, (uint)GROUP_SEGMENTS), &fold);
-    }
-    return fold_end(&fold);
-}
-
-#endif
 
 #endif

@@ -1,8 +1,7 @@
 // What every op receives: the memory map, its packet, and which worker of how many it is.
 //
 // Build options: SHARED_ADDRESSES is 1 when the device dereferences host addresses; else an address
-// names one of BANKS buffers and an offset in it. GROUP_SIZE is the work-group size; on a CPU device it is 1 and a
-// worker is one core.
+// names one of BANKS buffers and an offset in it. A worker is a core, and a work-group of one item.
 
 #ifndef PACKET_H
 #define PACKET_H
@@ -41,24 +40,11 @@ typedef struct {
 // the step, which begin with its STEP record.
 #define OFFSET_MASK 0x00FFFFFFFFFFFFFFul
 
-#if GROUP_SIZE > 1
-// Local memory every op of a group may use from its start on.
-#define GROUP_WORDS 4352
-#define GROUP_POINTER __local uint *group;
-#define DECLARE_GROUP_MEMORY __local uint group_memory[GROUP_WORDS] __attribute__((aligned(16)));
-#define MAP_GROUP_MEMORY(map) (map).group = group_memory
-#else
-#define GROUP_POINTER
-#define DECLARE_GROUP_MEMORY
-#define MAP_GROUP_MEMORY(map)
-#endif
-
 #if SHARED_ADDRESSES
 typedef struct {
     ulong scratch;
     ulong own;
     ulong input;
-    GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS
 #else
@@ -67,7 +53,6 @@ typedef struct {
     GLOBAL uchar *scratch;
     GLOBAL uchar *own;
     GLOBAL uchar *input;
-    GROUP_POINTER
 } MEMORY_MAP;
 #define BANK_PARAMETERS \
     GLOBAL uchar *bank0, GLOBAL uchar *bank1, GLOBAL uchar *bank2, GLOBAL uchar *bank3, \
@@ -81,19 +66,6 @@ typedef struct {
 
 typedef const MEMORY_MAP *MEMORY;
 
-#if !SHARED_ADDRESSES
-INLINE GLOBAL uchar *bank_at(GLOBAL uchar *const *banks, uint number) {
-#if GROUP_SIZE > 1
-    // An array that is indexed by a variable would be copied to the memory of every item.
-    GLOBAL uchar *bank = banks[0];
-    UNROLL for (uint i = 1; i < BANKS; i++) bank = number == i ? banks[i] : bank;
-    return bank;
-#else
-    return banks[number];
-#endif
-}
-#endif
-
 static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
 #if SHARED_ADDRESSES
     ulong base = 0;
@@ -106,7 +78,7 @@ static inline GLOBAL uchar *at(MEMORY memory, ulong address) {
     if (address & OWN_MEMORY) return memory->own + offset;
     if (address & SCRATCH_MEMORY) return memory->scratch + offset;
     if (address & INPUT_MEMORY) return memory->input + offset;
-    return bank_at(memory->bank, address >> BANK_SHIFT) + offset;
+    return memory->bank[address >> BANK_SHIFT] + offset;
 #endif
 }
 

@@ -6,8 +6,7 @@
 //           the next 16, as 16-bit numbers
 // sizes:    tokens, columns
 // padded is columns rounded up to whole segments; m and sums are 0 beyond columns. A segment with a
-// NaN or infinity has m = 0 and scale NaN. Tokens are split among workers; or eight items of a
-// work-group share a segment.
+// NaN or infinity has m = 0 and scale NaN. Tokens are split among workers.
 
 static inline int sum16(int16 v) {
     int8 a = v.lo + v.hi;
@@ -38,8 +37,6 @@ static inline int largest_int(int16 v) {
     int4 m4 = max(m8.lo, m8.hi);
     return max(max(m4.x, m4.y), max(m4.z, m4.w));
 }
-
-#if GROUP_SIZE == 1
 
 void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
@@ -78,46 +75,3 @@ void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint wor
     }
 }
 
-#else
-
-INLINE int16 quantized_sixteen(QUANTIZER q, float16 x) {
-    if (q.silent) return 0;
-    return clamp(convert_int16(rint_small16(x * q.up)), -2047, 2047);
-}
-
-void op_quantize_activation(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
-                            uint workers) {
-    OPEN(quantize_activation);
-    const uint segments = (op.columns + SEGMENT - 1) / SEGMENT, total = op.tokens * segments;
-    const uint item = get_local_id(0);
-    __local int *magnitude = (__local int *)memory->group;
-    FOR_GROUP_UNITS(unit, (total + GROUP_SIZE / 8 - 1) / (GROUP_SIZE / 8)) {
-        const uint index = unit * (GROUP_SIZE / 8) + item / 8;
-        const uint token = index / segments, segment = index % segments;
-        const uint k = segment * SEGMENT + item % 8 * 32;
-        float16 low = 0.0f, high = 0.0f;
-        if (index < total) {
-            const GLOBAL float *x = op.x + (ulong)token * op.x_stride;
-            low = load_padded(x + k, (int)(op.columns - k));
-            high = load_padded(x + k + 16, (int)(op.columns - k) - 16);
-        }
-        magnitude[item] =
-            largest_int(max(as_int16(low) & 0x7FFFFFFF, as_int16(high) & 0x7FFFFFFF));
-        LOCAL_BARRIER;
-        int largest = 0;
-        UNROLL for (int i = 0; i < 8; i++) largest = max(largest, magnitude[item / 8 * 8 + i]);
-        LOCAL_BARRIER;
-        if (index >= total) continue;
-        const QUANTIZER q = quantizer_of(largest);
-        const int16 a = quantized_sixteen(q, low), b = quantized_sixteen(q, high);
-        GLOBAL short *m = op.m + (ulong)token * op.m_stride + k;
-        vstore16(convert_short16(a), 0, m);
-        vstore16(convert_short16(b), 0, m + 16);
-        op.sums[(ulong)token * op.sums_stride + k / 32] =
-            ((uint)sum16(a) & 0xFFFFu) | (uint)sum16(b) << 16;
-        if (item % 8 == 0)
-            op.scale[(ulong)token * op.scale_stride + segment] = q.scale;
-    }
-}
-
-#endif

@@ -5,34 +5,6 @@
 // Pair m is channels (m, m + pairs) if neox, else (2m, 2m + 1); later channels pass through. Tokens
 // are split among workers.
 
-#if GROUP_SIZE > 1
-
-// Units are sixteen pairs of one head.
-void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(rope);
-    const uint pairs = op.rotary_pairs, pieces = (pairs + 15) / 16;
-    FOR_WORKER_UNITS(unit, op.tokens * op.heads * pieces) {
-        const uint token = unit / pieces / op.heads, head = unit / pieces % op.heads;
-        const uint first = unit % pieces * 16, end = min(first + 16, pairs);
-        const int position = op.query[token * op.query_stride + 2];
-        const GLOBAL float *cosine = op.rope_table + (ulong)position * 2 * pairs;
-        const GLOBAL float *sine = cosine + pairs;
-        const GLOBAL float *x =
-            op.x + (ulong)token * op.x_stride + head * op.head_dim;
-        GLOBAL float *y = op.y + (ulong)token * op.y_stride + head * op.head_dim;
-        for (uint m = first; m < end; m++) {
-            const uint i = op.neox ? m : 2 * m, j = op.neox ? pairs + m : 2 * m + 1;
-            const float a = x[i], b = x[j], c = cosine[m], s = sine[m];
-            y[i] = a * c - b * s;
-            y[j] = a * s + b * c;
-        }
-        if (first == 0)
-            for (uint k = 2 * pairs; k < op.head_dim; k++) y[k] = x[k];
-    }
-}
-
-#else
-
 void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(rope);
     const uint pairs = op.rotary_pairs;
@@ -65,4 +37,3 @@ void op_rope(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint worke
     }
 }
 
-#endif

@@ -3,8 +3,7 @@
 // sample_part   best [rows, parts] over the columns share(vocab, COLUMN_GRANULE, part, parts) of
 //               what the row makes of its logits, which goes to values [rows, vocab] unless it
 //               leaves them as they are. `finite` is about the logits; values may be -infinity.
-// sample        ids and weights [rows, vocab] are scratch. Rows are split among workers, or
-//               work-groups.
+// sample        ids and weights [rows, vocab] are scratch. Rows are split among workers.
 
 // Applies the penalties of the distinct recent tokens with ids in [begin, end).
 static void penalize(GLOBAL float *values, const GLOBAL SAMPLING *how, const RECENT *recent,
@@ -52,13 +51,8 @@ static bool divide_and_forbid(GLOBAL float *values, float temperature, const GLO
 
 void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(sample_part);
-#if GROUP_SIZE > 1
-    FOR_GROUP_UNITS(unit, op.rows * op.parts) {
-        const SHARE columns = share_of_item(op.vocab, unit % op.parts, op.parts);
-#else
     for (uint unit = worker; unit < op.rows * op.parts; unit += workers) {
         const SHARE columns = share(op.vocab, COLUMN_GRANULE, unit % op.parts, op.parts);
-#endif
         const uint row = unit / op.parts;
         const GLOBAL float *logits = op.logits + (ulong)row * op.logits_stride;
         const GLOBAL SAMPLING *how = op.sampling + row;
@@ -79,12 +73,7 @@ void op_sample_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             best = best_in(values, columns.begin, columns.end);
             best.finite = finite;
         }
-#if GROUP_SIZE > 1
-        best = group_best(memory, best);
-        if (get_local_id(0) == 0) op.best[unit] = best;
-#else
         op.best[unit] = best;
-#endif
     }
 }
 
@@ -111,12 +100,8 @@ static int draw_token(MEMORY memory, const CANDIDATES *all, const GLOBAL SAMPLIN
 
 void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(sample);
-#if GROUP_SIZE > 1
-    FOR_GROUP_UNITS(row, op.rows) {
-#else
     const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++) {
-#endif
         const GLOBAL SAMPLING *how = op.sampling + row;
         const BEST best = best_of_parts(memory, op.best + row * op.parts, op.parts, 1);
         int token = is_finite(best.value) ? token_of(best) : NO_TOKEN;

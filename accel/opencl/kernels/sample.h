@@ -77,14 +77,8 @@ typedef struct {
 // The best of a row, from the first of each part's `stride` records.
 static BEST best_of_parts(MEMORY memory, const GLOBAL BEST *parts, uint count, uint stride) {
     BEST best = {0.0f, NO_TOKEN, 1};
-#if GROUP_SIZE > 1
-    for (uint part = get_local_id(0); part < count; part += GROUP_SIZE)
-        best = best_of(best, parts[part * stride]);
-    return group_best(memory, best);
-#else
     for (uint part = 0; part < count; part++) best = best_of(best, parts[part * stride]);
     return best;
-#endif
 }
 
 static inline bool has_weight(float value, float maximum) {

@@ -3,8 +3,6 @@
 #ifndef SAMPLE_ITEM_H
 #define SAMPLE_ITEM_H
 
-#if GROUP_SIZE == 1
-
 static CANDIDATES gather_candidates(MEMORY memory, const GLOBAL float *values, GLOBAL int *ids,
                                     GLOBAL uint *weights, uint vocab, float maximum) {
     CANDIDATES found = {values, ids, weights, 0};
@@ -91,7 +89,5 @@ static int token_at(MEMORY memory, const CANDIDATES *all, PREFIX prefix, ulong t
     }
     return NO_TOKEN;
 }
-
-#endif
 
 #endif

@@ -4,21 +4,6 @@
 // sizes:    rows, hidden
 // Rows are split among workers.
 
-#if GROUP_SIZE > 1
-
-// Units are single elements.
-void op_select_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(select_rows);
-    FOR_WORKER_UNITS(unit, op.rows * op.hidden) {
-        const uint row = unit / op.hidden, k = unit % op.hidden;
-        const ulong source = op.output_rows[row];
-        op.y[(ulong)row * op.y_stride + k] =
-            op.x[source * op.x_stride + k];
-    }
-}
-
-#else
-
 void op_select_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(select_rows);
     const SHARE mine = share(op.rows, 1, worker, workers);
@@ -30,4 +15,3 @@ void op_select_rows(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
     }
 }
 
-#endif

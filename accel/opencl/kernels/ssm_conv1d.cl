@@ -4,33 +4,6 @@
 // sizes:    tokens, channels, history
 // Channels are split among workers; each goes through the tokens in order.
 
-#if GROUP_SIZE > 1
-
-void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(ssm_conv1d);
-    FOR_WORKER_UNITS(channel, op.channels) {
-        const GLOBAL float *weight = op.weight + (ulong)channel * (op.history + 1);
-        for (uint token = 0; token < op.tokens; token++) {
-            const GLOBAL int *query = op.query + token * op.query_stride;
-            const bool starts = query[2] == 0;
-            GLOBAL float *past =
-                op.state + (ulong)query[1] * op.history * op.channels + channel;
-            const float now = op.x[(ulong)token * op.x_stride + channel];
-            float total = 0.0f;
-            for (uint i = 0; i < op.history; i++) {
-                const float value = starts ? 0.0f : past[(ulong)i * op.channels];
-                total = total + weight[i] * value;
-                if (i) past[(ulong)(i - 1) * op.channels] = value;
-            }
-            past[(ulong)(op.history - 1) * op.channels] = now;
-            total = total + weight[op.history] * now;
-            op.y[(ulong)token * op.y_stride + channel] = silu1(total);
-        }
-    }
-}
-
-#else
-
 // Vectors of channels that take a token together: a token's channels are far from the next one's.
 #define CONV_VECTORS 8
 // Taps whose weights are kept side by side while the tokens pass.
@@ -96,4 +69,3 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
     }
 }
 
-#endif

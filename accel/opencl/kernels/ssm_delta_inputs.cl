@@ -5,9 +5,7 @@
 //           qk [tokens, 2 key_heads state_size], gates [tokens, 2 value_heads]: g, then b
 // sizes:    tokens, key_heads, value_heads, state_size
 // reals:    eps, 1 / sqrt(state_size)
-// Tokens are split among workers; or a work-group takes a head of a token at a time.
-
-#if GROUP_SIZE == 1
+// Tokens are split among workers.
 
 void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(ssm_delta_inputs);
@@ -42,30 +40,3 @@ void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker
     }
 }
 
-#else
-
-void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(ssm_delta_inputs);
-    const uint size = op.state_size;
-    FOR_GROUP_UNITS(unit, op.tokens * 2 * op.key_heads) {
-        const uint token = unit / (2 * op.key_heads), head = unit % (2 * op.key_heads);
-        const GLOBAL float *x = op.x + (ulong)token * op.x_stride + head * size;
-        GLOBAL float *y = op.qk + (ulong)token * op.qk_stride + head * size;
-        const float sum = group_sum_of_squares(memory, x, size);
-        const float r = divide1(1.0f, sqrt1(sum + op.eps));
-        for (uint k = get_local_id(0); k < size; k += GROUP_SIZE) {
-            const float value = x[k] * r;
-            y[k] = head < op.key_heads ? value * op.query_scale : value;
-        }
-        if (head) continue;
-        const GLOBAL float *alpha = op.alpha + (ulong)token * op.alpha_stride;
-        const GLOBAL float *beta = op.beta + (ulong)token * op.beta_stride;
-        GLOBAL float *gates = op.gates + (ulong)token * op.gates_stride;
-        for (uint j = get_local_id(0); j < op.value_heads; j += GROUP_SIZE) {
-            gates[j] = exp1(softplus1(alpha[j] + op.dt_bias[j]) * op.decay[j]);
-            gates[op.value_heads + j] = sigmoid1(beta[j]);
-        }
-    }
-}
-
-#endif

@@ -4,7 +4,7 @@
 // operands: x (..., values), qk and gates of ssm_delta_inputs, query,
 //           state [slots, value_heads, state_size, state_size], y
 // sizes:    tokens, key_heads, value_heads, state_size, grouped
-// Units are sixteen rows of a value head's state. A worker, or a work-group, takes a unit through
+// Units are sixteen rows of a value head's state. A worker takes a unit through
 // all tokens in order, so that its rows stay near while one slot's tokens pass.
 
 #define STATE_ROWS 16
@@ -34,8 +34,6 @@ INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint 
     t.starts = query[2] == 0;
     return t;
 }
-
-#if GROUP_SIZE == 1
 
 // The first `count` lanes, the rest +0: what lies beyond a row must not reach its sum.
 INLINE float16 first_lanes(float16 v, int count) {
@@ -111,79 +109,3 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
     }
 }
 
-#else
-
-// Items that share a row; item i of them has the keys i, i + 8, ..., whose products R4 adds first.
-#define ROW_ITEMS 8
-
-// R4's halvings of an item's products, then of those of the row's items, left in `places`.
-INLINE float fold_row_items(__local float *places, float *p, const int keys) {
-    const uint item = get_local_id(0);
-    if (keys == 32) {
-        UNROLL for (int i = 0; i < 16; i++) p[i] = p[i] + p[i + 16];
-    }
-    places[item] = fold16(vload16(0, p));
-    LOCAL_BARRIER;
-    const float8 v = vload8(item / ROW_ITEMS, places);
-    const float4 a = v.lo + v.hi;
-    const float2 b = a.lo + a.hi;
-    return b.x + b.y;
-}
-
-// All tokens through one unit; an item keeps up to `keys` elements of its row.
-INLINE void delta_unit(MEMORY memory, const ssm_delta_net_fields *op, uint head, uint first,
-                       const int keys) {
-    const uint size = op->state_size;
-    const uint row = get_local_id(0) / ROW_ITEMS, lane = get_local_id(0) % ROW_ITEMS;
-    const bool live = first + row < size;
-    __local float *places = (__local float *)memory->group;
-    GLOBAL float *held = 0;
-    float m[32], p[32];
-    for (uint token = 0; token < op->tokens; token++) {
-        const DELTA_TOKEN t = delta_token(op, token, head, first);
-        if (t.state != held) {
-            UNROLL for (int i = 0; i < keys; i++) {
-                const uint k = ROW_ITEMS * i + lane;
-                if (!live || k >= size) continue;
-                if (held) held[row * size + k] = m[i];
-                m[i] = t.state[row * size + k];
-            }
-            held = t.state;
-        }
-        UNROLL for (int i = 0; i < keys; i++) {
-            const uint k = ROW_ITEMS * i + lane;
-            const bool inside = live && k < size;
-            m[i] = inside ? (t.starts ? 0.0f : m[i]) * t.g : 0.0f;
-            p[i] = inside ? m[i] * t.k[k] : 0.0f;
-        }
-        const float predicted = fold_row_items(places, p, keys);
-        const float change = live ? t.b * (t.v[row] - predicted) : 0.0f;
-        UNROLL for (int i = 0; i < keys; i++) {
-            const uint k = ROW_ITEMS * i + lane;
-            const bool inside = live && k < size;
-            m[i] = inside ? m[i] + change * t.k[k] : 0.0f;
-            p[i] = inside ? m[i] * t.q[k] : 0.0f;
-        }
-        // Other places than before: nobody writes what another item may still read.
-        const float value = fold_row_items(places + GROUP_SIZE, p, keys);
-        if (live && lane == 0) t.y[row] = value;
-    }
-    UNROLL for (int i = 0; i < keys; i++) {
-        const uint k = ROW_ITEMS * i + lane;
-        if (held && live && k < size) held[row * size + k] = m[i];
-    }
-}
-
-void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(ssm_delta_net);
-    const uint size = op.state_size, blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
-    FOR_GROUP_UNITS(unit, op.value_heads * blocks) {
-        const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
-        if (size <= 128)
-            delta_unit(memory, &op, head, first, 16);
-        else
-            delta_unit(memory, &op, head, first, 32);
-    }
-}
-
-#endif

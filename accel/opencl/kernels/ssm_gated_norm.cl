@@ -3,9 +3,7 @@
 // operands: x, gate, weight, y
 // sizes:    tokens, heads, width
 // reals:    eps
-// Tokens are split among workers; or a work-group takes a (token, head) at a time.
-
-#if GROUP_SIZE == 1
+// Tokens are split among workers.
 
 void op_ssm_gated_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(ssm_gated_norm);
@@ -28,20 +26,3 @@ void op_ssm_gated_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, 
     }
 }
 
-#else
-
-void op_ssm_gated_norm(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(ssm_gated_norm);
-    FOR_GROUP_UNITS(unit, op.tokens * op.heads) {
-        const uint token = unit / op.heads, first = unit % op.heads * op.width;
-        const GLOBAL float *x = op.x + (ulong)token * op.x_stride + first;
-        const GLOBAL float *gate = op.gate + (ulong)token * op.gate_stride + first;
-        GLOBAL float *y = op.y + (ulong)token * op.y_stride + first;
-        const float mean = divide1(group_sum_of_squares(memory, x, op.width), (float)op.width);
-        const float r = divide1(1.0f, sqrt1(mean + op.eps));
-        for (uint k = get_local_id(0); k < op.width; k += GROUP_SIZE)
-            y[k] = ((x[k] * r) * op.weight[k]) * silu1(gate[k]);
-    }
-}
-
-#endif

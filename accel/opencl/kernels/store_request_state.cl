@@ -4,12 +4,8 @@
 void op_store_request_state(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                             uint workers) {
     OPEN(store_request_state);
-#if GROUP_SIZE > 1
-    FOR_WORKER_UNITS(row, op.rows) {
-#else
     const SHARE mine = share(op.rows, 1, worker, workers);
     for (uint row = mine.begin; row < mine.end; row++) {
-#endif
         const GLOBAL int *query = op.query + op.output_rows[row] * op.query_stride;
         GLOBAL int *slot = op.slot_table + query[1] * op.slot_table_stride;
         bool last = true;

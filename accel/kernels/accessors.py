@@ -1,0 +1,97 @@
+"""Text made from the table of ops: how a kernel of the dialect reads its packet by name."""
+
+from __future__ import annotations
+
+from accel.packets.ops import DeviceOp
+from accel.packets.packet import BANK_SHIFT, CONSTANTS, PACKET
+from contract.dtypes import I12, I32, WEIGHT_DTYPES
+from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT, STEP
+
+WORD_TYPES = {"<u4": "uint", "<i4": "int", "<u8": "U64", "<f4": "float"}
+GLSL_KEYWORDS = frozenset({"layout"})
+"""Field names of PACKET that get a ``_`` behind."""
+
+RECORDS = {
+    "STEP": STEP,
+    "QUERY": QUERY_TOKEN,
+    "SAMPLING": SAMPLING,
+    "BIAS": LOGIT_BIAS,
+    "SLOT": SLOT,
+    "EVENT": OUTPUT_EVENT,
+}
+"""Records kernels read or write, by the prefix of their fields' names."""
+ABSENT_ADDRESS = "TO_U64(0u)"
+
+
+def packet_constants() -> str:
+    """``#define`` of what packets and kernels have to agree on: of packets, of the words of records
+    (``QUERY_SLOT``, ``SAMPLING_WORDS``), and the GGML type ids."""
+    formats = {dtype.name.upper(): dtype.ggml_id for dtype in (*WEIGHT_DTYPES, I32, I12)}
+    own = {"OFFSET_MASK": (1 << BANK_SHIFT) - 1, "PACKET_BYTES": PACKET.itemsize}
+    numbers = {name: _literal(value) for name, value in (CONSTANTS | own | _words()).items()}
+    # Without a suffix, so that GLSL's #if takes them.
+    numbers |= {name: str(value) for name, value in formats.items()}
+    return "".join(f"#define {name} {value}\n" for name, value in numbers.items())
+
+
+def _words() -> dict[str, int]:
+    """Where each field of each record is, in 32-bit words, and how many of them a record has."""
+    words: dict[str, int] = {}
+    for prefix, record in RECORDS.items():
+        assert record.fields is not None
+        words |= {
+            f"{prefix}_{name.upper()}": offset // 4
+            for name, (_, offset, *_) in record.fields.items()
+        }
+        words[f"{prefix}_WORDS"] = record.itemsize // 4
+    return words
+
+
+def packet_struct() -> str:
+    """``PACKET`` as the device reads it."""
+    assert PACKET.fields is not None
+    fields = []
+    for name in PACKET.names or ():
+        dtype = PACKET.fields[name][0]
+        kind = WORD_TYPES[dtype.base.str]
+        count = f"[{dtype.shape[0]}]" if dtype.shape else ""
+        fields.append(f"    {kind} {_field(name)}{count};\n")
+    return "PACKET_STRUCT {\n" + "".join(fields) + "};\n"
+
+
+def op_struct(op: DeviceOp) -> str:
+    """``OP`` and ``opened()``: operands as addresses, 0 where absent, strides, sizes and reals."""
+    fields = [f"    ADDRESS {o.name};\n    uint {o.name}_stride;\n" for o in op.operands]
+    fields += [f"    uint {name};\n" for name in op.sizes]
+    fields += [f"    float {name};\n" for name in op.reals]
+    fields.append("    uint arrangement;\n")
+    loads = []
+    for index, operand in enumerate(op.operands):
+        place = f"PACKET_ADDRESS({index})"
+        if operand.optional:
+            stored = f"PACKET_FIELD(operand[{index}])"
+            place = f"{stored} == ABSENT ? {ABSENT_ADDRESS} : {place}"
+        loads.append(f"op.{operand.name} = {place};")
+        loads.append(f"op.{operand.name}_stride = PACKET_FIELD(stride[{index}]);")
+    loads += [f"op.{name} = TO_U32(PACKET_FIELD(size[{i}]));" for i, name in enumerate(op.sizes)]
+    loads.append(
+        "if (PACKET_FIELD(counted) != 0u) "
+        f"op.{op.sizes[0]} *= U32_AT(INPUTS, PACKET_FIELD(counted) - 1u);"
+    )
+    loads += [f"op.{name} = PACKET_FIELD(real[{i}]);" for i, name in enumerate(op.reals)]
+    loads.append(f"op.arrangement = PACKET_FIELD({_field('layout')});")
+    return (
+        f"STRUCT(OP) {{\n{''.join(fields)}}};\n\n"
+        "FN OP opened(LAUNCH_CTX) {\n    LOAD_PACKET;\n    OP op;\n    "
+        + "\n    ".join(loads)
+        + "\n    return op;\n}\n\n"
+        f"#define HAS(address) ((address) != {ABSENT_ADDRESS})\n"
+    )
+
+
+def _field(name: str) -> str:
+    return f"{name}_" if name in GLSL_KEYWORDS else name
+
+
+def _literal(value: int) -> str:
+    return f"{value:#x}ul" if value >> 32 else f"{value}u"

@@ -1,0 +1,161 @@
+"""The full source text of a kernel in one of the languages of the dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from importlib import resources
+from types import MappingProxyType
+
+from accel.kernels.accessors import op_struct, packet_constants, packet_struct
+from accel.packets.layouts import LANES
+from accel.packets.ops import TABLE, DeviceOp, DeviceOperand
+from accel.packets.step import Op
+from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
+
+GROUP_SIZE = 128
+"""Items of a work-group."""
+
+
+def _beside_steps(
+    name: str, operands: str, result: str, sizes: str, items: Callable[..., int]
+) -> DeviceOp:
+    read = tuple(DeviceOperand(operand) for operand in operands.split())
+    written = DeviceOperand(result, written=True)
+    return DeviceOp(name, (*read, written), tuple(sizes.split()), (), items, False, False, name)
+
+
+BESIDE_STEPS = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            _beside_steps(
+                "arrange",
+                "stored",
+                "arranged",
+                "groups rows columns first_group",
+                lambda groups, columns, **_: groups * LANES * (columns // 32),
+            ),
+            _beside_steps(
+                "self_test", "a b words", "results", "samples", lambda samples, **_: samples
+            ),
+        )
+    }
+)
+"""Ops that are launched like those of a step, but are in none: their packets have no number."""
+ALL_OPS = MappingProxyType({**TABLE, **BESIDE_STEPS})
+
+STORED = {
+    "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
+    "embed": WEIGHT_DTYPES,
+    "matmul": WEIGHT_DTYPES,
+    "kv_write_batched": KV_DTYPES,
+    "flash_attn_part": KV_DTYPES,
+    "flash_attn_batched": KV_DTYPES,
+}
+"""Ops of which there is a module for each storage type of what they read or write."""
+
+GLSL_FIRST_LINES = """\
+#version 460
+#extension GL_GOOGLE_cpp_style_line_directive : require
+"""
+INCLUDE = re.compile(r'#include "([\w.]+)"')
+
+
+class Language(Enum):
+    """What a kernel may be compiled as; the value is the header of ``accel/kernels``."""
+
+    VULKAN = "vk.h"
+    OPENCL = "cl.h"
+    CUDA = "cu.h"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a device or its driver was found to do as the exact arithmetic wants it.
+
+    ``divide``, ``root`` and ``half`` are its own division, square root and widening of binary16;
+    ``dot`` are instructions for products of packed bytes. ``shared_addresses`` matters to OpenCL
+    alone: the device dereferences host addresses.
+    """
+
+    divide: bool = True
+    root: bool = True
+    half: bool = True
+    dot: bool = False
+    shared_addresses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One program: an op, for a storage type if there is one for each."""
+
+    op: str
+    dtype: DType | None = None
+
+    def __str__(self) -> str:
+        return f"{self.op}.{self.dtype}" if self.dtype is not None else self.op
+
+    @property
+    def entry(self) -> str:
+        """The kernel's name; in GLSL it is main."""
+        return f"launch_{self.op}"
+
+
+def module_of(op: Op) -> Module:
+    """The module that executes an op of a step."""
+    return Module(op.name, op.dtype if op.name in STORED else None)
+
+
+def modules() -> tuple[Module, ...]:
+    """Every module there is, by op and storage type."""
+    return tuple(Module(name, dtype) for name in ALL_OPS for dtype in STORED.get(name, (None,)))
+
+
+def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:
+    """The text a compiler of ``language`` gets, complete.
+
+    Raises FileNotFoundError for an op without a kernel file.
+    """
+    first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
+    macros = _macros(module, traits or Traits())
+    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    made = {
+        "packet_constants.h": packet_constants(),
+        "packet.h": packet_struct() + op_struct(ALL_OPS[module.op]),
+    }
+    included: set[str] = set()
+    names = language.value, "exact.k", f"{module.op}.k"
+    return first + defines + "".join(_text(name, made, included) for name in names)
+
+
+def _macros(module: Module, traits: Traits) -> dict[str, str]:
+    flags = {
+        "NATIVE_DIVIDE": traits.divide,
+        "NATIVE_ROOT": traits.root,
+        "NATIVE_HALF": traits.half,
+        "NATIVE_DOT": traits.dot,
+        "SHARED_ADDRESSES": traits.shared_addresses,
+    }
+    macros = {"GROUP_SIZE": f"{GROUP_SIZE}u"} | {name: str(int(on)) for name, on in flags.items()}
+    if module.dtype is not None:
+        macros["DTYPE"] = str(module.dtype.ggml_id)
+    return macros
+
+
+def _text(name: str, made: Mapping[str, str], included: set[str]) -> str:
+    """A file with what it includes, each file once; compilers name the line an error is in."""
+    included.add(name)
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate((made.get(name) or _file(name)).splitlines(), 1):
+        if (include := INCLUDE.fullmatch(line.strip())) is None:
+            lines.append(line)
+        elif include[1] not in included:
+            lines += [_text(include[1], made, included), f'#line {number + 1} "{name}"']
+    return "\n".join(lines) + "\n"
+
+
+def _file(name: str) -> str:
+    return resources.files("accel").joinpath("kernels", name).read_text(encoding="utf-8")

@@ -1,0 +1,38 @@
+"""Files of what a driver has built, damaged or foreign ones being noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+DIGEST_BYTES = 32
+
+
+def read_entry(path: Path, magic: bytes) -> bytes | None:
+    """The data in a cache entry; None when it is absent, damaged or not of this ``magic``."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = content[len(magic) :][:DIGEST_BYTES], content[len(magic) + DIGEST_BYTES :]
+    if not content.startswith(magic) or hashlib.sha256(data).digest() != digest:
+        return None
+    return data
+
+
+def write_entry(path: Path, magic: bytes, data: bytes) -> None:
+    """Atomically; another process may write the same entry. A full or read-only disk is no error:
+    the next start builds again."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(magic + hashlib.sha256(data).digest() + data)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise

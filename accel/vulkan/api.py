@@ -1,0 +1,161 @@
+"""libvulkan behind cffi: structures by name, and results that are errors raised as such."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from contract.errors import TierUnavailable
+
+TIER = "vulkan"
+LIBRARIES = ("libvulkan.so.1", "libvulkan.so", "vulkan-1.dll", "libvulkan.1.dylib")
+EXTRA_HINT = "pip install 'zinc-rt[vulkan]'"
+LOADER_HINT = "apt install libvulkan1, or install the graphics card's driver"
+
+
+class VulkanError(Exception):
+    """A function of libvulkan gave the error ``result``."""
+
+    def __init__(self, function: str, result: int, meaning: str) -> None:
+        self.function = function
+        self.result = result
+        super().__init__(f"{function} gave {meaning}")
+
+
+class Vulkan:
+    """The functions of one loaded library, and what is made of C's types.
+
+    ``library`` is what the declared functions are looked up in.
+    """
+
+    def __init__(self, ffi: Any, library: Any) -> None:
+        self.ffi = ffi
+        self.library = library
+        self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """``vk<name>``. Raises VulkanError for a negative result; others, such as VK_TIMEOUT, are
+        returned."""
+        result: int = getattr(self.library, f"vk{name}")(*arguments)
+        if result < 0:
+            raise VulkanError(f"vk{name}", result, self._meaning(result))
+        return result
+
+    def run(self, name: str, *arguments: Any) -> Any:
+        """``vk<name>``, which has no VkResult."""
+        return getattr(self.library, f"vk{name}")(*arguments)
+
+    def constant(self, name: str) -> int:
+        """The value of an enumeration's ``VK_<name>``."""
+        return int(getattr(self.library, f"VK_{name}"))
+
+    def flags(self, prefix: str, *names: str) -> int:
+        """Bits ``VK_<prefix>_<name>_BIT`` together."""
+        return sum(self.constant(f"{prefix}_{name}_BIT") for name in names)
+
+    def structure(self, kind: str, **fields: Any) -> Any:
+        """A pointer to a new ``Vk<kind>``, its sType filled in.
+
+        What ``fields`` point to lives as long as it does.
+        """
+        made = self.ffi.new(f"Vk{kind} *")
+        kind_number = getattr(self.library, f"STRUCTURE_TYPE_Vk{kind}", None)
+        if kind_number is not None:
+            made.sType = kind_number
+        for name, value in fields.items():
+            setattr(made, name, value)
+        self._kept[made] = tuple(fields.values())
+        return made
+
+    def array(self, kind: str, values: Any) -> Any:
+        """A C array of ``kind`` holding ``values``, a sequence or a number of zeros."""
+        made = self.ffi.new(f"{kind}[]", values)
+        if not isinstance(values, int):
+            self._kept[made] = tuple(values)
+        return made
+
+    def text(self, value: str) -> Any:
+        """A C string."""
+        return self.ffi.new("char[]", value.encode())
+
+    def create(self, name: str, parent: Any, information: Any) -> Any:
+        """The handle that ``vkCreate<name>`` or ``vkAllocate<name>`` makes of ``information``."""
+        function, kind = {"Memory": ("AllocateMemory", "DeviceMemory")}.get(
+            name, (f"Create{name}", name)
+        )
+        handle = self.ffi.new(f"Vk{kind} *")
+        arguments = (information, self.ffi.NULL, handle)
+        self.call(function, *(arguments if parent is None else (parent, *arguments)))
+        return handle[0]
+
+    def every(self, name: str, kind: str, *arguments: Any) -> Any:
+        """A C array of all that ``vk<name>`` counts and then lists; it may be given none."""
+        count = self.ffi.new("uint32_t *")
+        function = getattr(self.library, f"vk{name}")
+        for destination in (self.ffi.NULL, None):
+            if destination is None:
+                destination = self.array(f"Vk{kind}", count[0])
+            result = function(*arguments, count, destination)
+            if result is not None and result < 0:
+                raise VulkanError(f"vk{name}", result, self._meaning(result))
+        return self.ffi.unpack(destination, count[0]) if count[0] else []
+
+    def _meaning(self, result: int) -> str:
+        for name in ERRORS:
+            if getattr(self.library, f"VK_{name}") == result:
+                return f"VK_{name}"
+        return f"VkResult {result}"
+
+
+ERRORS = (
+    "ERROR_OUT_OF_HOST_MEMORY",
+    "ERROR_OUT_OF_DEVICE_MEMORY",
+    "ERROR_INITIALIZATION_FAILED",
+    "ERROR_DEVICE_LOST",
+    "ERROR_MEMORY_MAP_FAILED",
+    "ERROR_LAYER_NOT_PRESENT",
+    "ERROR_EXTENSION_NOT_PRESENT",
+    "ERROR_FEATURE_NOT_PRESENT",
+    "ERROR_INCOMPATIBLE_DRIVER",
+    "ERROR_TOO_MANY_OBJECTS",
+    "ERROR_FRAGMENTED_POOL",
+    "ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS",
+    "ERROR_UNKNOWN",
+)
+OUT_OF_MEMORY = (
+    *("ERROR_OUT_OF_HOST_MEMORY", "ERROR_OUT_OF_DEVICE_MEMORY", "ERROR_MEMORY_MAP_FAILED"),
+    *("ERROR_TOO_MANY_OBJECTS", "ERROR_FRAGMENTED_POOL"),
+)
+"""Errors that mean: what was asked for cannot be had."""
+
+
+@functools.cache
+def _declared() -> Any:
+    try:
+        import cffi
+    except ImportError as error:
+        raise TierUnavailable(TIER, f"cffi cannot be imported ({error})", EXTRA_HINT) from None
+    ffi = cffi.FFI()
+    ffi.cdef(resources.files("accel.vulkan").joinpath("declarations.h").read_text("utf-8"))
+    return ffi
+
+
+def load_vulkan(libraries: tuple[str, ...] = LIBRARIES) -> Vulkan:
+    """The first of ``libraries`` that this machine has.
+
+    Raises TierUnavailable where cffi or the library is missing.
+    """
+    ffi = _declared()
+    for name in libraries:
+        try:
+            return Vulkan(ffi, ffi.dlopen(name))
+        except OSError:
+            continue
+    raise TierUnavailable(TIER, "there is no Vulkan loader (libvulkan)", LOADER_HINT)
+
+
+def is_out_of_memory(vulkan: Vulkan, error: VulkanError) -> bool:
+    """Whether ``error`` says that memory or handles ran out."""
+    return any(error.result == vulkan.constant(name) for name in OUT_OF_MEMORY)

@@ -1,0 +1,153 @@
+"""Compiles the kernels ahead of time: GLSL to exact SPIR-V, kept as ``modules/*.zrt``.
+
+python -m accel.vulkan.build    needs glslangValidator; users of the tier do not
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from accel.kernels.source import (
+    GROUP_SIZE,
+    Language,
+    Module,
+    Traits,
+    module_source,
+    modules,
+)
+from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
+from contract.kernel import GpuTarget, KernelHeader, encode_kernel
+
+COMPILER = "glslangValidator"
+ENVIRONMENT = "vulkan1.2"
+FOLDER = Path(__file__).with_name("modules")
+DIGESTS = "digests.json"
+PUSH_BYTES = 28
+"""Of ``LAUNCH`` in ``kernels/vk.h``."""
+DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\bSU?DOT4\(", re.MULTILINE)
+"""A kernel that uses packed dot products, not their definitions."""
+COMPILERS = 2
+"""Run at the same time."""
+
+
+class CompileError(Exception):
+    """glslang rejected a kernel; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One module as it is to be built, ``dot`` with packed dot products of the device."""
+
+    module: Module
+    dot: bool
+
+    @property
+    def name(self) -> str:
+        """Its name, that of its file without the ending."""
+        return file_name(self.module, self.dot)
+
+    @property
+    def text(self) -> str:
+        """What glslang gets."""
+        return module_source(Language.VULKAN, self.module, Traits(dot=self.dot))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The compiler that built the modules, and the digest of each one's text by its name."""
+
+    compiler: str
+    modules: dict[str, str]
+
+
+def file_name(module: Module, dot: bool) -> str:
+    """The name under which a module is kept."""
+    return f"{module}.dot" if dot else str(module)
+
+
+def builds() -> Iterator[Build]:
+    """Every module, and those whose text uses them with packed dot products of the device."""
+    for module in modules():
+        plain = Build(module, False)
+        yield plain
+        if DOT_PRODUCT.search(plain.text):
+            yield Build(module, True)
+
+
+def compiler_version() -> str:
+    """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
+    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0].strip()
+
+
+def compiled(build: Build) -> bytes:
+    """The exact SPIR-V of a module. Raises CompileError and InexactModule."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")
+        source.write_text(build.text)
+        command = [COMPILER, "--target-env", ENVIRONMENT, "-V", str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise CompileError(f"{build.name}: {done.stdout.strip()}")
+        return exact(target.read_bytes())
+
+
+def kernel_file(build: Build, code: bytes) -> bytes:
+    """The ``.zrt`` file of a compiled module."""
+    return encode_kernel(
+        KernelHeader(
+            build.name,
+            GpuTarget.SPIRV,
+            code,
+            push_constant_bytes=PUSH_BYTES,
+            workgroup_size=(GROUP_SIZE, 1, 1),
+            lds_bytes=group_memory_bytes(code),
+        )
+    )
+
+
+def main() -> None:
+    """Build what has changed, and remove what is no more."""
+    FOLDER.mkdir(exist_ok=True)
+    version = compiler_version()
+    known = read_digests()
+    kept = known.modules if known.compiler == version else {}
+    wanted = {build.name: build for build in builds()}
+    changed = [
+        build
+        for name, build in wanted.items()
+        if kept.get(name) != build.digest or not (FOLDER / f"{name}.zrt").is_file()
+    ]
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        for build, code in zip(changed, pool.map(compiled, changed), strict=True):
+            assert uses_integer_dot(code) == build.dot, build.name
+            (FOLDER / f"{build.name}.zrt").write_bytes(kernel_file(build, code))
+    for path in FOLDER.glob("*.zrt"):
+        if path.stem not in wanted:
+            path.unlink()
+    digests = {name: build.digest for name, build in sorted(wanted.items())}
+    document = asdict(Digests(version, digests))
+    (FOLDER / DIGESTS).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def read_digests() -> Digests:
+    """What is said of the modules that are there."""
+    path = FOLDER / DIGESTS
+    return Digests(**json.loads(path.read_text())) if path.is_file() else Digests("", {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A form's packets as command buffers, recorded once and submitted for every step."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from accel.kernels.source import GROUP_SIZE, module_of
+from accel.packets.step import Op, Placement
+from accel.vulkan.build import PUSH_BYTES
+from accel.vulkan.device import Device
+from accel.vulkan.program import Pipeline, Program
+from accel.vulkan.queue import Queue
+from contract.arithmetic import PAGE_TOKENS
+
+PUSH = struct.Struct("<3QI")
+"""``LAUNCH`` of ``kernels/vk.h``: where scratch, inputs and packets lie, and the packet."""
+assert PUSH.size == PUSH_BYTES
+MOST_GROUPS = 4096
+"""Work-groups of a launch: more than any device runs at a time."""
+MOST_GROUPS_OF_A_CPU = 64
+BATCH_WORK = 1 << 34
+"""Multiplications a device gets at a time, so that no watchdog of a slow one barks: some 0.3 s at
+100 billion operations a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One packet's dispatch; ``wait`` puts a barrier before it. ``work`` in multiplications."""
+
+    pipeline: Pipeline
+    groups: int
+    wait: bool
+    work: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Addresses all recordings of a tier share; ``version`` counts their moves."""
+
+    scratch: int = 0
+    inputs: int = 0
+    version: int = 0
+
+    def move(self, scratch: int, inputs: int) -> None:
+        """Note where the two lie now."""
+        if (scratch, inputs) != (self.scratch, self.inputs):
+            self.scratch, self.inputs = scratch, inputs
+            self.version += 1
+
+
+def most_groups(device: Device) -> int:
+    """Work-groups a launch has at most: each takes further units in turn."""
+    return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
+
+
+def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:
+    """How each op of a step is dispatched. Pipelines are made that were not."""
+    most = most_groups(program.queue.device)
+    modules = [module_of(op) for op in ops]
+    pipelines = program.pipelines(modules)
+    return [
+        Launch(pipelines[module], op.launch_groups(GROUP_SIZE, most), place.wait, work_of(op))
+        for module, op, place in zip(modules, ops, placed, strict=True)
+    ]
+
+
+def work_of(op: Op) -> int:
+    """About how many multiplications an op takes at most."""
+    sizes = op.most_sizes()
+    if op.name == "matmul":
+        return sizes["tokens"] * sizes["rows"] * sizes["columns"]
+    elements = max(t.columns for t in op.operands if t is not None)
+    if "kv_heads" in sizes:
+        names = [operand.name for operand in op.device.operands]
+        table = op.operands[names.index("page_table")]
+        assert table is not None
+        return 2 * op.count.most * sizes["heads"] * sizes["head_dim"] * table.columns * PAGE_TOKENS
+    return op.count.most * elements
+
+
+def cut(work: Sequence[int], most: int) -> list[range]:
+    """Runs of consecutive launches of at most ``most`` work, or of a single launch."""
+    starts, total = [0], 0
+    for index, amount in enumerate(work):
+        if total and total + amount > most:
+            starts.append(index)
+            total = 0
+        total += amount
+    return [range(*pair) for pair in pairwise([*starts, len(work)])]
+
+
+class Recording:
+    """The command buffers of a form, recorded anew when something they name has moved."""
+
+    def __init__(
+        self, queue: Queue, program: Program, places: Places, launches: list[Launch], packets: int
+    ) -> None:
+        self._queue = queue
+        self._layout = program.layout
+        self._places = places
+        self._launches = launches
+        self._packets = packets
+        self._batches: list[Any] = []
+        self._version = -1
+        self._stage = queue.vulkan.flags("SHADER_STAGE", "COMPUTE")
+        self._bind = queue.vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
+
+    @property
+    def batches(self) -> list[Any]:
+        """What to submit, in this order."""
+        if self._version != self._places.version:
+            if self._batches:
+                self._queue.finish()
+                self.close()
+            runs = cut([launch.work for launch in self._launches], BATCH_WORK)
+            self._batches = [self._record(run, run.stop) for run in runs]
+            self._version = self._places.version
+        return self._batches
+
+    def close(self) -> None:
+        """Free the command buffers, which must not run."""
+        self._queue.forget(self._batches)
+        self._batches = []
+
+    def _record(self, run: range, stop: int) -> Any:
+        first = run.start == 0
+        last = stop == len(self._launches)
+
+        def fill(commands: Any) -> None:
+            if first:
+                self._queue.barrier(commands)
+            bound = None
+            for index in run:
+                launch = self._launches[index]
+                if launch.wait and index:
+                    self._queue.level_barrier(commands)
+                if launch.pipeline is not bound:
+                    self._bind_pipeline(commands, launch.pipeline)
+                    bound = launch.pipeline
+                self._dispatch(commands, index, launch.groups)
+            if last:
+                self._queue.barrier(commands)
+
+        return self._queue.record(fill)
+
+    def _bind_pipeline(self, commands: Any, pipeline: Pipeline) -> None:
+        self._queue.vulkan.run("CmdBindPipeline", commands, self._bind, pipeline.handle)
+
+    def _dispatch(self, commands: Any, index: int, groups: int) -> None:
+        vulkan, places = self._queue.vulkan, self._places
+        pushed = PUSH.pack(places.scratch, places.inputs, self._packets, index)
+        data = vulkan.ffi.from_buffer(pushed)
+        vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(pushed), data)
+        vulkan.run("CmdDispatch", commands, groups, 1, 1)

@@ -1,0 +1,406 @@
+"""Device memory: places in a few large buffers, each known by its 64-bit address.
+
+A device that shares the host's memory has arenas the host sees as well. Any other has its own,
+which is written and read through two staging buffers, and host memory for what both see.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.packet import ALIGNMENT, aligned
+from accel.vulkan.api import VulkanError, is_out_of_memory
+from accel.vulkan.device import MEMORY_BUDGET
+from accel.vulkan.queue import Queue
+from contract.errors import OutOfMemory, TierError
+
+MIN_ARENA_BYTES = 64 << 10
+MAX_ARENA_BYTES = 1 << 30
+"""Of an arena for more than one allocation."""
+GROWTH = 64
+"""An arena for what nobody expected is this part of all that is held."""
+HOST_ARENA_BYTES = 1 << 20
+STAGING_BYTES = 8 << 20
+WHOLE_SIZE = (1 << 64) - 1
+ZERO = 0
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class Arena:
+    """One VkBuffer and its memory; ``host`` are its bytes where the host sees them.
+
+    ``holes`` are its free ranges, (start, end) in order.
+    """
+
+    buffer: Any
+    memory: Any
+    address: int
+    nbytes: int
+    host: Bytes | None
+    own: bool
+    """Whether it is the device's own memory, not the host's."""
+    holes: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of the first hole with room, None when there is none."""
+        for place, (start, end) in enumerate(self.holes):
+            if end - start >= nbytes:
+                rest = [(start + nbytes, end)] if start + nbytes < end else []
+                self.holes[place : place + 1] = rest
+                return start
+        return None
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Make a range a hole, one with those it touches."""
+        insort(self.holes, (start, start + nbytes))
+        joined: list[tuple[int, int]] = []
+        for hole in self.holes:
+            if joined and joined[-1][1] == hole[0]:
+                joined[-1] = (joined[-1][0], hole[1])
+            else:
+                joined.append(hole)
+        self.holes = joined
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing lies in it."""
+        return self.holes == [(0, self.nbytes)]
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """``nbytes`` at ``address``, ``offset`` bytes into its arena.
+
+    ``mirror`` is host memory that was mapped in its place. Once there it is ``sent`` before a
+    submission to an idle device and ``fetched`` after every one.
+    """
+
+    arena: Arena
+    offset: int
+    nbytes: int
+    mirror: Allocation | None = None
+    sent: bool = True
+    fetched: bool = True
+
+    @property
+    def address(self) -> int:
+        """What a packet holds."""
+        return self.arena.address + self.offset
+
+    @property
+    def host(self) -> Bytes | None:
+        """Its bytes where the host sees them."""
+        whole = self.arena.host
+        return None if whole is None else whole[self.offset : self.offset + self.nbytes]
+
+
+class Memory:
+    """All memory of one device. Sizes in bytes.
+
+    ``shared`` says that device and host use the same memory. ``exchanges`` changes whenever
+    ``mirrors`` does.
+    """
+
+    def __init__(self, queue: Queue, capacity: int, shared: bool) -> None:
+        self.queue = queue
+        self.capacity = capacity
+        self.shared = shared
+        self.used = 0
+        self._arenas: list[Arena] = []
+        self._mapped: list[Allocation] = []
+        self.exchanges = 0
+        self._expected = 0
+        self._placed = 0
+        self._staging: list[tuple[Allocation, int]] = []
+        self._properties = queue.vulkan.structure("PhysicalDeviceMemoryProperties2")
+        queue.vulkan.run(
+            "GetPhysicalDeviceMemoryProperties2", queue.device.handle, self._properties
+        )
+
+    @property
+    def held(self) -> int:
+        """Bytes taken of the device's memory, those included that nothing uses yet."""
+        return sum(arena.nbytes for arena in self._arenas if arena.own)
+
+    @property
+    def available(self) -> int:
+        """Bytes of the device's memory that can still be taken."""
+        left = self.capacity - self.held
+        budget = self._budget()
+        return left if budget is None else max(0, min(left, budget))
+
+    def expect(self, nbytes: int) -> None:
+        """Allocations of so many bytes in all, aligned, are about to follow."""
+        self._expected = self._placed + nbytes
+
+    def allocate(
+        self, what: str, nbytes: int, *, zeroed: bool = True, on_host: bool = False
+    ) -> Allocation:
+        """The device's own memory, or ``on_host``. Raises OutOfMemory naming ``what``."""
+        own = not on_host
+        size = aligned(nbytes)
+        allocation = self._place(what, nbytes, size, own)
+        self.used += nbytes if own else 0
+        self._placed += size if own else 0
+        if zeroed:
+            self._zero(allocation, size)
+        return allocation
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """The device's own memory, holding ``data``."""
+        allocation = self.allocate(what, data.nbytes, zeroed=False)
+        self.write(allocation, 0, data)
+        return allocation
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes in host memory, from now on exchanged as the allocation says."""
+        if allocation.host is not None:
+            return allocation.host
+        if allocation.mirror is None:
+            allocation.mirror = self.allocate("host mirror", allocation.nbytes, on_host=True)
+            self._mapped.append(allocation)
+            self.exchanges += 1
+        elif allocation.fetched:
+            return _seen(allocation.mirror)
+        self.read_into(allocation, 0, _seen(allocation.mirror))
+        return _seen(allocation.mirror)
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes. Of mapped memory the host has the newest ones."""
+        if allocation.mirror is not None and allocation.fetched:
+            return _seen(allocation.mirror)[offset : offset + nbytes].copy()
+        data = np.empty(nbytes, np.uint8)
+        self.read_into(allocation, offset, data)
+        return data
+
+    def read_into(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Fill ``data`` from ``offset`` on, once everything submitted has ended."""
+        if allocation.host is not None:
+            self.queue.finish()
+            data[:] = allocation.host[offset : offset + data.nbytes]
+            return
+        for start in range(0, data.nbytes, STAGING_BYTES):
+            part = data[start : start + STAGING_BYTES]
+            staging, _ = self._staged()
+            self.copy(allocation, offset + start, staging, 0, part.nbytes)
+            self.queue.finish()
+            part[:] = _seen(staging)[: part.nbytes]
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes, which nothing submitted may still use where memory is
+        shared; else the order of submissions is kept."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if allocation.mirror is not None:
+            _seen(allocation.mirror)[offset : offset + flat.nbytes] = flat
+        if allocation.host is not None:
+            allocation.host[offset : offset + flat.nbytes] = flat
+            return
+        for start in range(0, flat.nbytes, STAGING_BYTES):
+            part = flat[start : start + STAGING_BYTES]
+            staging, place = self._staged()
+            _seen(staging)[: part.nbytes] = part
+            number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
+            self._staging[place] = staging, number
+
+    def copy(
+        self, source: Allocation, first: int, target: Allocation, offset: int, nbytes: int
+    ) -> int:
+        """Copy bytes in the order of submissions; the number of this one."""
+        return self.queue.run_once(
+            lambda commands: self.record_copy(commands, source, first, target, offset, nbytes)
+        )
+
+    def record_copy(
+        self,
+        commands: Any,
+        source: Allocation,
+        first: int,
+        target: Allocation,
+        offset: int,
+        nbytes: int,
+    ) -> None:
+        """Have ``commands`` copy ``nbytes``, from byte ``first`` to byte ``offset``."""
+        if not nbytes:
+            return
+        vulkan = self.queue.vulkan
+        region = vulkan.structure(
+            "BufferCopy",
+            srcOffset=source.offset + first,
+            dstOffset=target.offset + offset,
+            size=nbytes,
+        )
+        buffers = source.arena.buffer, target.arena.buffer
+        vulkan.run("CmdCopyBuffer", commands, *buffers, 1, region)
+
+    def free(self, allocation: Allocation) -> None:
+        """Give the memory back, which no step under way may still use; copies may."""
+        if allocation.arena not in self._arenas:
+            return
+        if allocation.mirror is not None:
+            self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+            self.exchanges += 1
+            self.free(allocation.mirror)
+            allocation.mirror = None
+        arena, size = allocation.arena, aligned(allocation.nbytes)
+        arena.give_back(allocation.offset, size)
+        if arena.own:
+            self.used -= allocation.nbytes
+            self._placed -= size
+        if arena.empty:
+            self.queue.finish()
+            self._arenas.remove(arena)
+            self._destroy(arena)
+
+    def mirrors(self, to_device: bool) -> list[Allocation]:
+        """What was mapped and is to be exchanged, before a submission or after it."""
+        return [m for m in self._mapped if (m.sent if to_device else m.fetched)]
+
+    def close(self) -> None:
+        """Give everything back; the device must be idle."""
+        while self._arenas:
+            self._destroy(self._arenas.pop())
+
+    def _place(self, what: str, nbytes: int, size: int, own: bool) -> Allocation:
+        for arena in self._arenas:
+            if arena.own == own and (offset := arena.take(size)) is not None:
+                return Allocation(arena, offset, nbytes)
+        arena = self._new_arena(what, size, own)
+        offset = arena.take(size)
+        assert offset is not None
+        return Allocation(arena, offset, nbytes)
+
+    def _new_arena(self, what: str, size: int, own: bool) -> Arena:
+        left = self.capacity - self.held
+        most = self.queue.device.max_buffer_bytes
+        if size > most or (own and size > left):
+            raise OutOfMemory(what, size, self.held, min(left, most))
+        wanted = self._expected - self._placed
+        if wanted <= 0:
+            wanted = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
+        wanted = min(wanted, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
+        try:
+            arena = self._created(max(min(wanted, most) // ALIGNMENT * ALIGNMENT, size), own)
+        except VulkanError as error:
+            if not is_out_of_memory(self.queue.vulkan, error):
+                raise TierError(f"{what}: {error}") from None
+            raise OutOfMemory(f"{what} ({error})", size, self.held, self.available) from None
+        self._arenas.append(arena)
+        return arena
+
+    def _created(self, nbytes: int, own: bool) -> Arena:
+        vulkan, device = self.queue.vulkan, self.queue.handle
+        usage = ("TRANSFER_SRC", "TRANSFER_DST", "STORAGE_BUFFER", "SHADER_DEVICE_ADDRESS")
+        information = vulkan.structure(
+            "BufferCreateInfo", size=nbytes, usage=vulkan.flags("BUFFER_USAGE", *usage)
+        )
+        buffer = vulkan.create("Buffer", device, information)
+        memory = vulkan.ffi.NULL
+        try:
+            requirements = vulkan.ffi.new("VkMemoryRequirements *")
+            vulkan.run("GetBufferMemoryRequirements", device, buffer, requirements)
+            kind = self._type(requirements.memoryTypeBits, own)
+            memory = self._memory(requirements.size, kind)
+            vulkan.call("BindBufferMemory", device, buffer, memory, 0)
+            host = self._host_bytes(memory, nbytes) if self.shared or not own else None
+            place = vulkan.structure("BufferDeviceAddressInfo", buffer=buffer)
+            address = int(vulkan.run("GetBufferDeviceAddress", device, place))
+        except BaseException:
+            vulkan.run("DestroyBuffer", device, buffer, vulkan.ffi.NULL)
+            vulkan.run("FreeMemory", device, memory, vulkan.ffi.NULL)
+            raise
+        return Arena(buffer, memory, address, nbytes, host, own, [(0, nbytes)])
+
+    def _memory(self, nbytes: int, kind: int) -> Any:
+        vulkan = self.queue.vulkan
+        flags = vulkan.structure(
+            "MemoryAllocateFlagsInfo", flags=vulkan.flags("MEMORY_ALLOCATE", "DEVICE_ADDRESS")
+        )
+        information = vulkan.structure(
+            "MemoryAllocateInfo", pNext=flags, allocationSize=nbytes, memoryTypeIndex=kind
+        )
+        return vulkan.create("Memory", self.queue.handle, information)
+
+    def _host_bytes(self, memory: Any, nbytes: int) -> Bytes:
+        vulkan = self.queue.vulkan
+        pointer = vulkan.ffi.new("void **")
+        vulkan.call("MapMemory", self.queue.handle, memory, 0, WHOLE_SIZE, 0, pointer)
+        return np.frombuffer(vulkan.ffi.buffer(pointer[0], nbytes), np.uint8)
+
+    def _type(self, allowed: int, own: bool) -> int:
+        """The memory type that serves best: of those that have all that is needed, the first with
+        most of what is wished for."""
+        flags = self.queue.vulkan.flags
+        prefix = "MEMORY_PROPERTY"
+        seen = flags(prefix, "HOST_VISIBLE", "HOST_COHERENT")
+        local, cached = flags(prefix, "DEVICE_LOCAL"), flags(prefix, "HOST_CACHED")
+        if own and self.shared:
+            needed, wished, shunned = local | seen, cached, 0
+        elif own:
+            needed, wished, shunned = local, 0, seen
+        else:
+            needed, wished, shunned = seen, cached, local
+        found = []
+        memory = self._properties.memoryProperties
+        for number in range(memory.memoryTypeCount):
+            has = memory.memoryTypes[number].propertyFlags
+            if allowed >> number & 1 and has & needed == needed:
+                heap = memory.memoryHeaps[memory.memoryTypes[number].heapIndex]
+                found.append((bool(has & shunned), not has & wished, -heap.size, number))
+        if not found:
+            raise TierError(f"{self.queue.device.name} has no memory for buffers")
+        return min(found)[-1]
+
+    def _destroy(self, arena: Arena) -> None:
+        vulkan, device = self.queue.vulkan, self.queue.handle
+        arena.host = None
+        vulkan.run("DestroyBuffer", device, arena.buffer, vulkan.ffi.NULL)
+        vulkan.run("FreeMemory", device, arena.memory, vulkan.ffi.NULL)
+
+    def _zero(self, allocation: Allocation, size: int) -> None:
+        if allocation.host is not None:
+            allocation.host[:] = 0
+            return
+        vulkan = self.queue.vulkan
+        place = allocation.arena.buffer, allocation.offset, size, ZERO
+        self.queue.run_once(lambda commands: vulkan.run("CmdFillBuffer", commands, *place))
+
+    def _staged(self) -> tuple[Allocation, int]:
+        """A staging buffer that no submission uses any more, and its number."""
+        if not self._staging:
+            buffers = [self.allocate("staging", STAGING_BYTES, on_host=True) for _ in range(2)]
+            self._staging = [(buffer, 0) for buffer in buffers]
+        place = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
+        staging, number = self._staging[place]
+        self.queue.await_number(number)
+        return staging, place
+
+    def _budget(self) -> int | None:
+        """What the driver says can be had of the largest heap of the device's own, if it says."""
+        if MEMORY_BUDGET not in self.queue.device.extensions:
+            return None
+        vulkan = self.queue.vulkan
+        budget = vulkan.structure("PhysicalDeviceMemoryBudgetPropertiesEXT")
+        found = vulkan.structure("PhysicalDeviceMemoryProperties2", pNext=budget)
+        vulkan.run("GetPhysicalDeviceMemoryProperties2", self.queue.device.handle, found)
+        memory = found.memoryProperties
+        local = vulkan.flags("MEMORY_HEAP", "DEVICE_LOCAL")
+        heaps = [
+            (int(memory.memoryHeaps[i].size), i)
+            for i in range(memory.memoryHeapCount)
+            if memory.memoryHeaps[i].flags & local
+        ]
+        heap = max(heaps)[1]
+        return int(budget.heapBudget[heap]) - int(budget.heapUsage[heap])
+
+
+def _seen(allocation: Allocation) -> Bytes:
+    host = allocation.host
+    assert host is not None
+    return host

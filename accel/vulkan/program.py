@@ -1,0 +1,199 @@
+"""Modules of the package, and the pipelines a driver makes of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from accel.kernels.source import Module, Traits
+from accel.packets.disk_cache import read_entry, write_entry
+from accel.vulkan.build import PUSH_BYTES, file_name
+from accel.vulkan.device import CacheKey, Device
+from accel.vulkan.queue import Queue
+from accel.vulkan.spirv import with_float_controls
+from contract.errors import TierError
+from contract.kernel import KernelHeader, decode_kernel
+
+MAGIC = b"zinc-rt vulkan pipelines 1\n"
+CACHE_HEADER = struct.Struct("<4I16s")
+"""Its size, version, vendor, device and UUID (VkPipelineCacheHeaderVersionOne)."""
+CACHE_VERSION = 1
+
+
+@functools.cache
+def kernel_of(name: str) -> KernelHeader:
+    """A module of the package by its name. Raises FileNotFoundError when there is none."""
+    place = resources.files("accel.vulkan").joinpath("modules", f"{name}.zrt")
+    return decode_kernel(place.read_bytes())
+
+
+def cache_file(folder: Path, device: Device) -> Path:
+    """Where the pipelines of one device and driver are kept."""
+    identity = repr((device.name, device.driver, device.version, astuple(device.cache_key)))
+    return folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.pipelines"
+
+
+def fitting_cache(data: bytes | None, key: CacheKey) -> bytes:
+    """``data`` when its header says it is this driver's, else nothing: a driver need not look."""
+    if data is None or len(data) < CACHE_HEADER.size:
+        return b""
+    size, version, vendor, device, uuid = CACHE_HEADER.unpack_from(data)
+    fits = (vendor, device, uuid) == (key.vendor, key.device, key.uuid)
+    right = size >= CACHE_HEADER.size and version == CACHE_VERSION
+    return data if fits and right else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A kernel the device can be told to run."""
+
+    handle: Any
+    header: KernelHeader
+
+
+class Program:
+    """The pipelines of one device, made when first asked for.
+
+    ``cache`` is the folder of built pipelines, None for none on disk.
+    """
+
+    def __init__(self, queue: Queue, traits: Traits, cache: Path | None = None) -> None:
+        self.queue = queue
+        self.traits = traits
+        self._pipelines: dict[tuple[Module, Traits], Pipeline] = {}
+        self._file = cache_file(cache, queue.device) if cache is not None else None
+        self._made = 0
+        vulkan = queue.vulkan
+        stored = read_entry(self._file, MAGIC) if self._file is not None else None
+        self._cache = self._new_cache(fitting_cache(stored, queue.device.cache_key))
+        pushed = vulkan.structure(
+            "PushConstantRange",
+            stageFlags=vulkan.flags("SHADER_STAGE", "COMPUTE"),
+            offset=0,
+            size=PUSH_BYTES,
+        )
+        layout = vulkan.structure(
+            "PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=pushed
+        )
+        self.layout = vulkan.create("PipelineLayout", queue.handle, layout)
+
+    def pipelines(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
+        """The pipelines of ``modules``; what was made for them is kept on disk."""
+        before = self._made
+        found = {module: self.pipeline(module) for module in dict.fromkeys(modules)}
+        if self._made > before:
+            self._save()
+        return found
+
+    def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
+        """One pipeline, for what the device was found to do or for other ``traits``."""
+        traits = traits or self.traits
+        known = self._pipelines.get((module, traits))
+        if known is None:
+            known = self._pipelines[module, traits] = self.build(_kernel(module, traits), traits)
+            self._made += 1
+        return known
+
+    def build(self, header: KernelHeader, traits: Traits) -> Pipeline:
+        """A pipeline of a module. Raises VulkanError when the driver rejects it."""
+        queue, vulkan = self.queue, self.queue.vulkan
+        _check_limits(header, queue.device)
+        code = with_float_controls(header.code, queue.device.controls)
+        words = vulkan.ffi.from_buffer("uint32_t[]", bytearray(code))
+        information = vulkan.structure("ShaderModuleCreateInfo", codeSize=len(code), pCode=words)
+        module = vulkan.create("ShaderModule", queue.handle, information)
+        try:
+            return Pipeline(self._pipeline(module, traits), header)
+        finally:
+            vulkan.run("DestroyShaderModule", queue.handle, module, vulkan.ffi.NULL)
+
+    def discard(self, pipeline: Pipeline) -> None:
+        """Give back a pipeline from ``build``."""
+        vulkan = self.queue.vulkan
+        vulkan.run("DestroyPipeline", self.queue.handle, pipeline.handle, vulkan.ffi.NULL)
+
+    def close(self) -> None:
+        """Give everything back; the device must be idle."""
+        vulkan, device, null = self.queue.vulkan, self.queue.handle, self.queue.vulkan.ffi.NULL
+        for pipeline in self._pipelines.values():
+            self.discard(pipeline)
+        self._pipelines.clear()
+        vulkan.run("DestroyPipelineLayout", device, self.layout, null)
+        vulkan.run("DestroyPipelineCache", device, self._cache, null)
+
+    def _pipeline(self, module: Any, traits: Traits) -> Any:
+        vulkan = self.queue.vulkan
+        chosen = [traits.divide, traits.root, traits.half]
+        entries = [{"constantID": i, "offset": 4 * i, "size": 4} for i in range(len(chosen))]
+        values = vulkan.array("uint32_t", [int(value) for value in chosen])
+        constants = vulkan.structure(
+            "SpecializationInfo",
+            mapEntryCount=len(chosen),
+            pMapEntries=vulkan.array("VkSpecializationMapEntry", entries),
+            dataSize=4 * len(chosen),
+            pData=values,
+        )
+        stage = vulkan.structure(
+            "PipelineShaderStageCreateInfo",
+            stage=vulkan.flags("SHADER_STAGE", "COMPUTE"),
+            module=module,
+            pName=vulkan.text("main"),
+            pSpecializationInfo=constants,
+        )
+        information = vulkan.structure(
+            "ComputePipelineCreateInfo", stage=stage[0], layout=self.layout
+        )
+        handle = vulkan.ffi.new("VkPipeline *")
+        vulkan.call(
+            "CreateComputePipelines",
+            self.queue.handle,
+            self._cache,
+            1,
+            information,
+            vulkan.ffi.NULL,
+            handle,
+        )
+        return handle[0]
+
+    def _new_cache(self, data: bytes) -> Any:
+        vulkan = self.queue.vulkan
+        held = vulkan.ffi.from_buffer(bytearray(data))
+        information = vulkan.structure(
+            "PipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=held
+        )
+        return vulkan.create("PipelineCache", self.queue.handle, information)
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        vulkan = self.queue.vulkan
+        size = vulkan.ffi.new("size_t *")
+        arguments = self.queue.handle, self._cache, size
+        vulkan.call("GetPipelineCacheData", *arguments, vulkan.ffi.NULL)
+        data = vulkan.ffi.new("char[]", int(size[0]))
+        vulkan.call("GetPipelineCacheData", *arguments, data)
+        write_entry(self._file, MAGIC, bytes(vulkan.ffi.buffer(data, int(size[0]))))
+
+
+def _kernel(module: Module, traits: Traits) -> KernelHeader:
+    """With packed dot products where ``traits`` have them and the kernel uses them."""
+    if traits.dot:
+        try:
+            return kernel_of(file_name(module, dot=True))
+        except FileNotFoundError:
+            pass
+    return kernel_of(file_name(module, dot=False))
+
+
+def _check_limits(header: KernelHeader, device: Device) -> None:
+    if header.lds_bytes > device.group_memory_bytes:
+        raise TierError(
+            f"{device.name}: {header.name} needs {header.lds_bytes} bytes of group memory, "
+            f"a group has {device.group_memory_bytes}"
+        )

@@ -1,0 +1,49 @@
+"""What there is to say about the Vulkan devices of a machine."""
+
+from __future__ import annotations
+
+from accel.kernels.source import Traits
+from accel.vulkan.api import load_vulkan
+from accel.vulkan.device import Device, Instance
+from accel.vulkan.runtime import Choices
+from accel.vulkan.tier import VulkanTier
+from contract.errors import TierUnavailable
+
+MEBIBYTE = 1 << 20
+
+
+def device_lines() -> tuple[str, ...]:
+    """A line for every device: driver, memory, features, and which kernels it runs.
+
+    Raises TierUnavailable where there is no loader or no device.
+    """
+    vulkan = load_vulkan()
+    with Instance(vulkan) as instance:
+        devices = instance.devices()
+    return tuple(_line(device) for device in devices)
+
+
+def kernels_of(traits: Traits) -> str:
+    """Which kernels a device with such ``traits`` runs."""
+    own = {"division": traits.divide, "root": traits.root, "binary16": traits.half}
+    integers = [name for name, native in own.items() if not native]
+    products = "packed dot products" if traits.dot else "products without packed dot products"
+    return f"{products}, {', '.join(integers) or 'nothing'} in integers"
+
+
+def _line(device: Device) -> str:
+    memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{' shared' if device.host_unified else ''}"
+    version = f"Vulkan {device.version[0]}.{device.version[1]}"
+    about = f"{device.name}: {device.driver}, {version}, {memory}"
+    if device.missing:
+        return f"{about}; lacks {', '.join(device.missing)}"
+    features = ", ".join(device.features) or "no optional features"
+    try:
+        with VulkanTier(device.name, Choices()) as tier:
+            return f"{about}; {features}; kernels: {kernels_of(tier.traits)}"
+    except TierUnavailable as error:
+        return f"{about}; {features}; {error.reason}"
+
+
+if __name__ == "__main__":
+    print(*device_lines(), sep="\n")

@@ -1,0 +1,84 @@
+"""An opened device: queue, memory, program and what the self-test found."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from accel.kernels.source import Traits
+from accel.vulkan.api import TIER, Vulkan, VulkanError
+from accel.vulkan.device import Instance
+from accel.vulkan.launcher import Places
+from accel.vulkan.memory import Memory
+from accel.vulkan.program import Program
+from accel.vulkan.queue import Queue
+from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
+from contract.errors import TierError, TierUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide about a device; None leaves it to what the device says.
+
+    ``memory_bytes`` is the most memory, ``cache`` the folder of built pipelines, None for none on
+    disk. ``shared`` False treats the device's memory as its own although the host sees it.
+    ``traits`` replaces what the self-test finds, so that integers do what the device could.
+    """
+
+    memory_bytes: int | None = None
+    cache: Path | None = None
+    shared: bool | None = None
+    traits: Traits | None = None
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Everything a tier needs of an opened device."""
+
+    instance: Instance
+    queue: Queue
+    memory: Memory
+    program: Program
+    places: Places = field(default_factory=Places)
+
+    def close(self, lost: bool) -> None:
+        """Give everything back; of a device that is ``lost`` what is the host's alone."""
+        if not lost:
+            self.program.close()
+            self.memory.close()
+        self.queue.close(lost)
+        if not lost:
+            self.instance.close()
+
+
+def open_runtime(vulkan: Vulkan, wanted: str, choices: Choices) -> Runtime:
+    """Open the first device that matches and test it.
+
+    Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
+    or its memory is used up.
+    """
+    with ExitStack() as undo:
+        instance = undo.enter_context(Instance(vulkan))
+        device = instance.device(wanted)
+        queue = Queue(vulkan, device)
+        undo.callback(partial(queue.close, lost=False))
+        capacity = device.memory_bytes
+        if choices.memory_bytes is not None:
+            capacity = min(capacity, choices.memory_bytes)
+        shared = device.host_unified if choices.shared is None else choices.shared
+        memory = Memory(queue, capacity, shared)
+        undo.callback(memory.close)
+        try:
+            program = Program(queue, ALL_NATIVE, choices.cache)
+            undo.callback(program.close)
+            answer = partial(ask, queue, memory, program)
+            program.traits = choices.traits or traits_of(answer, device.name, device.integer_dot)
+        except (VulkanError, TierError) as error:
+            if isinstance(error, TierUnavailable):
+                raise
+            reason = f"{device.name} cannot be used ({error})"
+            raise TierUnavailable(TIER, reason, "free the device or choose another") from None
+        undo.pop_all()
+        return Runtime(instance, queue, memory, program)

@@ -1,0 +1,365 @@
+"""The Vulkan tier: a graph becomes packets, a form's packets one recorded command buffer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.kernels.source import Traits
+from accel.packets.binding import bind_step
+from accel.packets.footprint import (
+    MAPPED_OUTPUT_BYTES,
+    StepMemory,
+    device_footprint,
+    step_memory,
+)
+from accel.packets.forms import step_forms
+from accel.packets.layouts import WeightLayout
+from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.schedule import schedule_levels
+from accel.packets.step import Schedule, Step
+from accel.vulkan.api import TIER, Vulkan, load_vulkan
+from accel.vulkan.arrange import ArrangedMatrix, Arranger
+from accel.vulkan.device import Device
+from accel.vulkan.launcher import Recording, launches_of
+from accel.vulkan.memory import Allocation
+from accel.vulkan.runtime import Choices, open_runtime
+from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import CodecError, DeviceLost
+from contract.footprint import Footprint, owns_upload
+from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+from contract.shape_key import ShapeKey
+from contract.tier import DeviceTier, Heap, TierInfo, check_range
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""Longest a step may take when the caller sets no deadline of its own."""
+ROW_PARTS = 64
+"""Pieces a row reduction is cut into."""
+
+
+@dataclass(slots=True, eq=False)
+class VulkanBuffer:
+    """Device memory of one graph buffer.
+
+    A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
+    stored bytes once an op wants them, ``source`` is the host's view of them: of the model file,
+    or of memory that is ``owned``.
+    """
+
+    name: str
+    nbytes: int
+    heap: Heap
+    allocation: Allocation | None = None
+    source: NDArray[np.uint8] | None = None
+    matrix: ArrangedMatrix | None = None
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VulkanKernel:
+    """A kernel file whose code is SPIR-V that this driver took."""
+
+    header: KernelHeader
+
+
+class VulkanTier:
+    """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
+
+    Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
+    the arithmetic. ``vulkan`` is the library, by default the one this machine has.
+    """
+
+    def __init__(
+        self, device: str = "", choices: Choices | None = None, vulkan: Vulkan | None = None
+    ) -> None:
+        runtime = open_runtime(vulkan or load_vulkan(), device, choices or Choices())
+        self._runtime = runtime
+        self._memory = runtime.memory
+        self._arranger = Arranger(runtime.queue, runtime.memory, runtime.program)
+        self._submissions = Submissions(runtime.queue, runtime.memory)
+        self._buffers: set[VulkanBuffer] = set()
+        self._scratch: Allocation | None = None
+        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._lost = ""
+        self._closed = False
+
+    @property
+    def device(self) -> Device:
+        """The device it runs on."""
+        return self._runtime.queue.device
+
+    @property
+    def traits(self) -> Traits:
+        """What the device does itself, and integers where it does not."""
+        return self._runtime.program.traits
+
+    @property
+    def info(self) -> TierInfo:
+        """The device and its driver."""
+        device = self.device
+        return TierInfo(
+            name=TIER,
+            device=device.name,
+            driver=f"{device.driver}, Vulkan {device.version[0]}.{device.version[1]}",
+            arithmetic=f"exact-{ARITHMETIC_VERSION}",
+            opcodes=OPCODES,
+            memory_bytes=self._memory.capacity,
+            host_unified=self._memory.shared,
+            asynchronous=True,
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """Device memory in use."""
+        return self._memory.used
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the device."""
+        return self._memory.held
+
+    @property
+    def available_bytes(self) -> int:
+        """What is left of the device's memory, as the driver says or by its size."""
+        return self._memory.available
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """See ``contract.tier.Tier``."""
+        return device_footprint(graph, largest, self._step_memory(graph, largest))
+
+    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """See ``contract.tier.Tier``."""
+        return step_forms(largest)
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """Make the scratch memory, in an arena that has room for the buffers to come."""
+        planned = self.footprint(graph, largest)
+        self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
+        with self._guarded("scratch"):
+            shared = self._step_memory(graph, largest).shared
+            self._reserve(shared, input_layout(graph, largest).nbytes)
+
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> VulkanBuffer:
+        """Zeroed memory. Raises OutOfMemory naming the buffer."""
+        with self._guarded(decl.name):
+            allocation = self._memory.allocate(decl.name, nbytes)
+        allocation.sent = decl.kind is not BufferKind.OUTPUT
+        allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
+        return self._keep(VulkanBuffer(decl.name, nbytes, heap, allocation))
+
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> VulkanBuffer:
+        """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
+        owned = owns_upload(decl)
+        buffer = VulkanBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
+        with self._guarded(decl.name):
+            if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
+                matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
+                buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
+                if buffer.matrix.layout is WeightLayout.STORED:
+                    buffer.allocation = buffer.matrix.allocation
+            else:
+                buffer.allocation = self._memory.adopt(decl.name, data)
+        return self._keep(buffer)
+
+    def free(self, buffer: VulkanBuffer) -> None:
+        """Release the memory, of which nothing submitted may still be running."""
+        self._buffers.remove(buffer)
+        if self._lost:
+            return
+        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
+        for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
+            self._memory.free(allocation)
+
+    def map(self, buffer: VulkanBuffer) -> NDArray[np.uint8]:
+        """The bytes in host memory; a weight's are those it was uploaded from."""
+        if buffer.source is not None:
+            return buffer.source
+        assert buffer.allocation is not None
+        with self._guarded(buffer.name):
+            return self._memory.map(buffer.allocation)
+
+    def read(self, buffer: VulkanBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """See Tier."""
+        check_range(buffer, offset, nbytes)
+        assert buffer.allocation is not None
+        with self._guarded(buffer.name):
+            return self._memory.read(buffer.allocation, offset, nbytes)
+
+    def write(self, buffer: VulkanBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """See Tier."""
+        check_range(buffer, offset, data.nbytes)
+        assert buffer.allocation is not None
+        with self._guarded(buffer.name):
+            self._memory.write(buffer.allocation, offset, data)
+
+    def load_kernel(self, blob: bytes) -> VulkanKernel:
+        """Have the driver build a ``.zrt`` file of SPIR-V."""
+        header = decode_kernel(blob)
+        if header.target is not GpuTarget.SPIRV:
+            raise CodecError(f"kernel {header.name}: target {header.target.name}, not SPIRV")
+        program = self._runtime.program
+        try:
+            with self._guarded(f"kernel {header.name}"):
+                program.discard(program.build(header, self.traits))
+        except ValueError as error:
+            raise CodecError(f"kernel {header.name}: {error}") from None
+        return VulkanKernel(header)
+
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, VulkanBuffer],
+        form: ShapeKey,
+        inputs: InputLayout,
+    ) -> VulkanBatch:
+        """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
+        step, schedule = self._scheduled(graph, form)
+        with self._guarded(f"packets of {graph.name}"):
+            self._reserve(schedule.shared_bytes, inputs.nbytes)
+            packets = bind_step(
+                step,
+                schedule,
+                inputs,
+                lambda name: self._stored(buffers[name]).address,
+                lambda name: _matrix(buffers[name]),
+            )
+            recording, place = self._recorded(step, schedule, packets.view(np.uint8), graph.name)
+        batch = VulkanBatch(
+            form,
+            len(packets),
+            schedule.barriers,
+            recording,
+            inputs.nbytes,
+            {
+                decl.name: (decl, self._stored(buffers[decl.name]))
+                for decl in graph.of_kind(BufferKind.OUTPUT)
+            },
+        )
+        weakref.finalize(batch, _forget, recording, self._memory.free, place)
+        return batch
+
+    def submit(
+        self, batch: VulkanBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+    ) -> VulkanFence:
+        """Start the step. Raises DeviceLost once the device has failed."""
+        with self._guarded("a step"):
+            return self._submissions.submit(batch, inputs, wanted)
+
+    def wait(self, fence: VulkanFence, timeout: float | None = None) -> None:
+        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+        with self._guarded("a step"):
+            if not self._runtime.queue.wait(fence.number, seconds):
+                raise DeviceLost(f"{self.device.name}: a step did not end within {seconds:g} s")
+            fence.collect()
+
+    def close(self) -> None:
+        """Wait for the device, then free all."""
+        if self._closed:
+            return
+        self._closed = True
+        self._buffers.clear()
+        try:
+            if not self._lost:
+                self._runtime.queue.finish()
+                self._submissions.close()
+        finally:
+            self._runtime.close(bool(self._lost))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _keep(self, buffer: VulkanBuffer) -> VulkanBuffer:
+        self._buffers.add(buffer)
+        return buffer
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Errors of the library become the contract's; a device once lost stays so."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        memory = self._memory
+        try:
+            with self._runtime.queue.guarded(what, lambda: (memory.used, memory.available)):
+                yield
+        except DeviceLost as error:
+            self._lost = str(error)
+            raise
+
+    def _stored(self, buffer: VulkanBuffer) -> Allocation:
+        """The bytes of a buffer as the graph declares them."""
+        if buffer.allocation is None:
+            assert buffer.source is not None
+            buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
+        return buffer.allocation
+
+    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+        step = lower_graph(graph, form, ROW_PARTS, TIER)
+        return step, schedule_levels(step)
+
+    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
+        """The answer for the graph asked about last is kept: what is planned is then made."""
+        if self._planned is None or self._planned[:2] != (graph, largest):
+            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
+            self._planned = (graph, largest, steps)
+        return self._planned[2]
+
+    def _recorded(
+        self, step: Step, schedule: Schedule, packets: NDArray[np.uint8], name: str
+    ) -> tuple[Recording, Allocation]:
+        runtime = self._runtime
+        launches = launches_of(runtime.program, step.ops, schedule.placements)
+        place = self._memory.adopt(f"packets of {name}", packets)
+        recording = Recording(
+            runtime.queue, runtime.program, runtime.places, launches, place.address
+        )
+        return recording, place
+
+    def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
+        """Grow scratch and the place of a step's inputs; batches lowered before follow them."""
+        self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
+        place = self._grown("inputs of a step", self._submissions.place, input_bytes)
+        self._submissions.place = place
+        self._runtime.places.move(self._scratch.address, place.address)
+
+    def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
+        if current is not None and current.nbytes >= nbytes:
+            return current
+        if current is not None:
+            self._runtime.queue.finish()
+            self._memory.free(current)
+        return self._memory.allocate(what, nbytes)
+
+
+def _forget(recording: Recording, free: object, place: Allocation) -> None:
+    recording.close()
+    assert callable(free)
+    free(place)
+
+
+def _matrix(buffer: VulkanBuffer) -> tuple[int, int, WeightLayout]:
+    matrix = buffer.matrix
+    assert matrix is not None, f"{buffer.name} is not a matrix"
+    return matrix.allocation.address, matrix.row_bytes, matrix.layout
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[VulkanBuffer, VulkanBatch, VulkanFence]] = VulkanTier

@@ -1,0 +1,150 @@
+"""Guesses of a smaller model of the same vocabulary."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import RequestError
+from contract.records import LAST_TOKEN, QUERY_TOKEN
+from contract.types import SamplingParams
+from reference.engine.speculation import Open, Tokens
+from reference.limits import RING_STEPS, Limits, whole_contexts
+from reference.model.open import Model
+from reference.runner import ModelRunner, StepInput, Submission
+from reference.sched.slots import sampling_record
+
+GREEDY = SamplingParams(repeat_last_n=0)
+
+
+def draft_limits(target: Limits) -> Limits:
+    """The sizes of a draft model's runner beside a target of ``target``: every slot has its whole
+    context, so a draft never waits for memory."""
+    return whole_contexts(
+        slots=target.slots,
+        context=target.context,
+        kv_dtype=target.kv_dtype,
+        step_tokens=target.step_tokens,
+        step_rows=target.slots,
+        recent_tokens=1,
+    )
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What the draft model has computed of a sequence: its tokens, in ``slot``."""
+
+    slot: int
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
+
+
+class DraftModel:
+    """Guesses the greedy continuation of ``runner``'s model, which computes every sequence in a
+    slot of its own, from the tokens it has in common with what the target knows.
+
+    The guesses of one call are steps queued one behind the other: their tokens stay on the device
+    until all are there. Raises RequestError for a model of another vocabulary, and for one with
+    recurrent layers, whose states cannot go back to the last right guess.
+    """
+
+    def __init__(self, runner: ModelRunner, target: Model) -> None:
+        if runner.model.config.vocab != target.config.vocab:
+            raise RequestError(
+                "draft model",
+                f"has {runner.model.config.vocab} tokens, the model {target.config.vocab}; "
+                "take one of the same family",
+            )
+        if runner.recurrent.slot_bytes:
+            raise RequestError("draft model", "has recurrent layers; take one without")
+        limits = runner.limits
+        self._runner = runner
+        pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
+        self._page_table = pages.reshape(limits.slots, limits.slot_pages)
+        self._free = list(range(limits.slots))
+        self._followed: dict[int, _Followed] = {}
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        """A model always has a guess."""
+        return True
+
+    def draft(self, sequences: Items[Open]) -> list[Tokens]:
+        """The model's own continuations, computed for all sequences together."""
+        followed = [self._follow(one) for one in sequences]
+        self._catch_up(sequences, followed)
+        guesses = self._generate(sequences, followed)
+        found = []
+        for one, place, guess in zip(sequences, followed, guesses, strict=True):
+            # A logit that is not finite gives -1: no guess, nor anything after it.
+            sound = guess[: guess.index(-1)] if -1 in guess else guess
+            place.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
+            found.append(np.array(sound, np.int32))
+        return found
+
+    def forget(self, key: int) -> None:
+        """Give the sequence's slot to another."""
+        place = self._followed.pop(key, None)
+        if place is not None:
+            self._free.append(place.slot)
+
+    def _generate(self, sequences: Items[Open], followed: Items[_Followed]) -> list[list[int]]:
+        """``most`` tokens for each sequence, one step a token."""
+        most = [one.most for one in sequences]
+        guesses: list[list[int]] = [[] for _ in sequences]
+        under_way: deque[tuple[Submission, list[int]]] = deque()
+        for number in range(max(most, default=0)):
+            active = [i for i, count in enumerate(most) if number < count]
+            chunks = [(followed[i].slot, len(sequences[i].tokens) - 1 + number) for i in active]
+            first = [int(sequences[i].tokens[-1]) for i in active]
+            tokens = first if number == 0 else [LAST_TOKEN] * len(active)
+            under_way.append((self._runner.submit(self._step(chunks, tokens)), active))
+            if len(under_way) == RING_STEPS:
+                self._read(*under_way.popleft(), guesses)
+        while under_way:
+            self._read(*under_way.popleft(), guesses)
+        return guesses
+
+    def _read(self, step: Submission, active: list[int], guesses: list[list[int]]) -> None:
+        for index, token in zip(active, self._runner.collect(step).token.tolist(), strict=True):
+            guesses[index].append(token)
+
+    def _follow(self, one: Open) -> _Followed:
+        place = self._followed.get(one.key)
+        if place is None:
+            place = self._followed[one.key] = _Followed(self._free.pop())
+        return place
+
+    def _catch_up(self, sequences: Items[Open], followed: Items[_Followed]) -> None:
+        """Compute what the target learnt since, but for the last token of each sequence."""
+        for one, place in zip(sequences, followed, strict=True):
+            known = one.tokens[:-1]
+            computed = _common(place.tokens, known)
+            chunk = self._runner.limits.step_tokens
+            for start in range(computed, len(known), chunk):
+                self._runner.step(self._prefill(place.slot, start, known[start : start + chunk]))
+
+    def _prefill(self, slot: int, start: int, tokens: Tokens) -> StepInput:
+        query = np.zeros(len(tokens), QUERY_TOKEN)
+        query["token"], query["slot"] = tokens, slot
+        query["position"] = start + np.arange(len(tokens))
+        none = np.zeros(0, np.int32)
+        return StepInput(query, none, sampling_record(GREEDY, slot)[None][:0], self._page_table)
+
+    def _step(self, chunks: list[tuple[int, int]], tokens: list[int]) -> StepInput:
+        """One token of each (slot, position), and what follows it."""
+        query = np.zeros(len(chunks), QUERY_TOKEN)
+        query["token"] = tokens
+        query["slot"], query["position"] = zip(*chunks, strict=True)
+        sampling = np.array([sampling_record(GREEDY, slot, at + 1) for slot, at in chunks])
+        rows = np.arange(len(chunks), dtype=np.int32)
+        return StepInput(query, rows, sampling, self._page_table)
+
+
+def _common(computed: Tokens, known: Tokens) -> int:
+    """How many tokens both begin with."""
+    length = min(len(computed), len(known))
+    different: NDArray[np.intp] = np.flatnonzero(computed[:length] != known[:length])
+    return int(different[0]) if len(different) else length

@@ -1,0 +1,57 @@
+"""Modules of the kernel dialect, run as OpenCL C on a processor over arrays of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.kernels.source import GROUP_SIZE, STORED, Language, Module, Traits, module_source
+from accel.opencl.device import ICD_HINT, Device, find_devices
+from accel.opencl.program import build_program
+from contract.dtypes import DType
+from tests.needs import missing, need_device, need_module
+
+
+def cpu_device() -> Device:
+    """The first OpenCL device that is a processor."""
+    devices = [device for device in need_device(find_devices) if device.is_cpu]
+    return devices[0] if devices else missing("there is no OpenCL CPU device", ICD_HINT)
+
+
+class ProcessorModules:
+    """Builds modules when they are first wanted and launches packets of them."""
+
+    def __init__(self, traits: Traits | None = None) -> None:
+        self._cl = need_module("pyopencl", "opencl")
+        self._device = cpu_device()
+        self._context = self._cl.Context([self._device.handle])
+        self._queue = self._cl.CommandQueue(self._context)
+        self._traits = traits or Traits()
+        self._kernels: dict[Module, Any] = {}
+
+    def launch(
+        self,
+        op: str,
+        packet: NDArray[np.void],
+        groups: int,
+        dtype: DType | None = None,
+        scratch: int = 0,
+        inputs: int = 0,
+    ) -> None:
+        """Run PACKET[1] in ``groups`` work-groups to its end. Raises BuildError."""
+        module = Module(op, dtype if op in STORED else None)
+        if module not in self._kernels:
+            self._kernels[module] = self._built(module)
+        addresses = map(np.uint64, (scratch, inputs, packet.ctypes.data))
+        size = (groups * GROUP_SIZE,), (GROUP_SIZE,)
+        self._kernels[module](self._queue, *size, *addresses, np.uint32(0))
+        self._queue.finish()
+
+    def _built(self, module: Module) -> Any:
+        text = module_source(Language.OPENCL, module, self._traits)
+        program = build_program(
+            self._context, self._device, {str(module): text}, "-cl-std=CL1.2", None
+        )
+        return self._cl.Kernel(program, module.entry)

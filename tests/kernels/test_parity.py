@@ -1,0 +1,98 @@
+"""Every op of the kernel dialect as OpenCL C on a processor, against its numpy definition.
+
+Cases are the parity suite's, a few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for
+more of each, or for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from accel.opencl.tier import OpenClTier
+from accel.packets.ops import TABLE as DEVICE_OPS
+from accel.packets.rules import lower_graph
+from contract.dtypes import Q4_K
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from harness.parity import STRATEGIES, Case, all_cases, compare
+from harness.parity.execute import build_graph
+from tests.kernels.processor import cpu_device
+from tests.opencl.work_groups import work_group_tier
+
+MOST = os.environ.get("ZINC_RT_PARITY_CASES", "3")
+
+
+def chosen() -> list[Case]:
+    """A few of each opcode and storage type, from all over their list."""
+    groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
+    for case in all_cases(1):
+        groups[case.opcode, case.dtype].append(case)
+    if MOST == "all":
+        return [case for group in groups.values() for case in group]
+    most = int(MOST)
+    return [
+        group[len(group) * i // most]
+        for group in groups.values()
+        for i in range(min(most, len(group)))
+    ]
+
+
+CASES = chosen()
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenClTier]:
+    with work_group_tier(cpu_device(), tmp_path_factory.mktemp("modules")) as opened:
+        yield opened
+
+
+def test_every_op_of_the_table_is_compared() -> None:
+    """The cases lower to all of them but those that no opcode alone becomes."""
+    assert {case.opcode for case in CASES} == set(STRATEGIES)
+    found = set()
+    for case in CASES:
+        sizes = {"tokens": 1, "rows": 1} | dict(case.sizes)
+        counts = ShapeKey(sizes["tokens"], sizes["rows"])
+        step = lower_graph(build_graph(case), counts, 64, "opencl")
+        found |= {op.name for op in step.ops}
+    assert found == set(DEVICE_OPS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(tier: OpenClTier, case: Case) -> None:
+    """Every element of every output and updated operand equals the definition's."""
+    problems = compare(tier, case)
+    assert not problems, "; ".join(f"{name}: {found}" for name, found in problems.items())
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"shared_addresses": False}, {"native_arithmetic": False}],
+    ids=["banked", "integers"],
+)
+def test_other_devices(tmp_path_factory: pytest.TempPathFactory, choices: dict[str, bool]) -> None:
+    """Memory of the device's own, and division and roots in integers."""
+    folder = tmp_path_factory.mktemp("modules")
+    with work_group_tier(cpu_device(), folder, **choices) as tier:
+        for case in CASES:
+            if case.dtype in (None, Q4_K):
+                assert compare(tier, case) == {}, str(case)
+
+
+def test_a_wrong_kernel_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One addition turned round fails."""
+    from accel.kernels import source
+
+    stored = source._file
+    monkeypatch.setattr(
+        source, "_file", lambda name: stored(name).replace("A(a) + A(b)", "A(a) - A(b)")
+    )
+    cases = [case for case in CASES if case.opcode is Opcode.ADD]
+    with work_group_tier(cpu_device(), tmp_path_factory.mktemp("modules")) as tier:
+        assert any(compare(tier, case) for case in cases)

@@ -1,0 +1,104 @@
+"""The texts that compilers get: complete, made from the table of ops, and of every op."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from accel.kernels.accessors import packet_constants, packet_struct
+from accel.kernels.source import STORED, Language, Module, Traits, module_source, modules
+from accel.packets.ops import OPS, TABLE
+from accel.packets.packet import CONSTANTS, PACKET
+from contract.dtypes import KV_DTYPES, Q4_K, WEIGHT_DTYPES
+from contract.records import SAMPLING
+
+BYTES = {"uint": 4, "int": 4, "float": 4, "U64": 8}
+
+
+def test_every_op_has_a_module_for_every_storage_type() -> None:
+    """An op of the table without a kernel file fails here."""
+    made = modules()
+    assert {module.op for module in made} >= set(TABLE)
+    for op in TABLE:
+        found = [module.dtype for module in made if module.op == op]
+        assert found == list(STORED.get(op, (None,)))
+    assert set(STORED["matmul"]) == set(WEIGHT_DTYPES)
+    assert set(STORED["flash_attn_batched"]) == set(KV_DTYPES)
+
+
+@pytest.mark.parametrize("language", Language)
+def test_a_text_is_complete(language: Language) -> None:
+    """Nothing is left to include, and nothing is there twice."""
+    for module in modules():
+        text = module_source(language, module)
+        assert "#include" not in text
+        assert text.count('#line 1 "exact.k"') == text.count(f'#line 1 "{module.op}.k"') == 1
+
+
+def test_an_op_without_a_kernel_is_an_error() -> None:
+    """And not a text without a kernel."""
+    with pytest.raises(KeyError, match="no_such_op"):
+        module_source(Language.OPENCL, Module("no_such_op"))
+
+
+def test_lines_are_those_of_the_files() -> None:
+    """A compiler names the file and line an error is in, behind an include too."""
+    text = module_source(Language.CUDA, Module("rms_norm")).splitlines()
+    file, number, places = "", 0, {}
+    for line in text:
+        if found := re.fullmatch(r'#line (\d+) "(.*)"', line):
+            number, file = int(found[1]), found[2]
+            continue
+        places.setdefault((file, number), line)
+        number += 1
+    with open("accel/kernels/rms_norm.k", encoding="utf-8") as stored:
+        lines = stored.read().splitlines()
+    last = len(lines)
+    assert places["rms_norm.k", last] == lines[-1]
+    assert places["rms_norm.k", 1] == lines[0]
+
+
+def test_the_packet_is_that_of_the_host() -> None:
+    """Fields in the order, of the types and at the offsets of numpy's record."""
+    assert PACKET.fields is not None
+    place, fields = 0, iter(PACKET.names or ())
+    for kind, name, count in re.findall(r"    (\w+) (\w+?)_?(?:\[(\d+)\])?;", packet_struct()):
+        assert name == next(fields)
+        assert PACKET.fields[name][1] == place
+        place += BYTES[kind] * int(count or 1)
+    assert place == PACKET.itemsize
+    assert next(fields, None) is None
+
+
+def test_constants_are_those_of_the_host() -> None:
+    """Of packets, records and formats."""
+    found = dict(re.findall(r"#define (\w+) (\w+)\n", packet_constants()))
+    numbers = {name: int(text.rstrip("ul"), 0) for name, text in found.items()}
+    assert numbers.items() >= CONSTANTS.items()
+    assert numbers["Q4_K"] == Q4_K.ggml_id
+    assert np.dtype(SAMPLING).fields is not None
+    assert numbers["SAMPLING_WORDS"] * 4 == SAMPLING.itemsize
+    assert numbers["SAMPLING_TOP_K"] == 4
+
+
+def test_operands_sizes_and_reals_have_the_names_of_the_table() -> None:
+    """Whatever a kernel reads of its packet."""
+    for op in OPS:
+        module = next(module for module in modules() if module.op == op.name)
+        text = module_source(Language.CUDA, module)
+        struct = re.search(r"struct OP \{\n(.*?)\};", text.replace("STRUCT(OP)", "struct OP"), re.S)
+        assert struct is not None
+        declared = re.findall(r"(\w+);", struct[1])
+        operands = [part for o in op.operands for part in (o.name, f"{o.name}_stride")]
+        assert declared == [*operands, *op.sizes, *op.reals, "arrangement"]
+
+
+def test_what_a_device_cannot_do_is_in_the_text() -> None:
+    """The macros that choose between its instructions and integers."""
+    for able in (True, False):
+        traits = Traits(divide=able, root=able, half=able, dot=able)
+        text = module_source(Language.OPENCL, Module("rms_norm"), traits)
+        for name in ("DIVIDE", "ROOT", "HALF", "DOT"):
+            assert f"#define NATIVE_{name} {able:d}\n" in text

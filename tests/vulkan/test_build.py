@@ -1,0 +1,80 @@
+"""The modules of the package are those of the kernels beside them."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accel.kernels.source import Module
+from accel.vulkan import build as build_module
+from accel.vulkan.build import (
+    DIGESTS,
+    FOLDER,
+    Build,
+    CompileError,
+    builds,
+    compiled,
+    compiler_version,
+    kernel_file,
+    read_digests,
+)
+from accel.vulkan.declare import Header, declarations
+from tests.needs import missing
+
+HEADER = Path("/usr/include/vulkan/vulkan_core.h")
+COMPILERS = 2
+
+
+def need_compiler() -> str:
+    try:
+        return compiler_version()
+    except (FileNotFoundError, subprocess.SubprocessError):
+        missing("glslangValidator is not installed", "apt install glslang-tools")
+
+
+def test_every_module_was_built_from_the_text_of_now() -> None:
+    """And the package has no other."""
+    known = {build.name: build.digest for build in builds()}
+    assert read_digests().modules == known, "run python -m accel.vulkan.build"
+    files = {path.name for path in FOLDER.iterdir()}
+    assert files == {DIGESTS, *(f"{name}.zrt" for name in known)}
+
+
+def test_building_again_gives_the_same_files() -> None:
+    """Byte for byte with the compiler they were made with; with another one they compile."""
+    same = need_compiler() == read_digests().compiler
+    wanted = list(builds())
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        for build, code in zip(wanted, pool.map(compiled, wanted), strict=True):
+            stored = (FOLDER / f"{build.name}.zrt").read_bytes()
+            assert not same or kernel_file(build, code) == stored, build.name
+
+
+def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: one more comment."""
+    original = build_module.module_source
+    monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "// more\n")
+    build = Build(Module("add"), False)
+    assert read_digests().modules["add"] != build.digest
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_compiler()
+    original = build_module.module_source
+    monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
+    with pytest.raises(CompileError, match=r"^rms_norm: [^:]*ERROR: rms_norm.k:20"):
+        compiled(replace(Build(Module("add"), False), module=Module("rms_norm")))
+
+
+def test_declarations_are_those_of_the_header() -> None:
+    """Where the machine has the header of the version they were made from."""
+    if not HEADER.is_file():
+        missing(f"{HEADER} is not there", "apt install libvulkan-dev")
+    made = declarations(Header(HEADER.read_text()))
+    kept = Path(build_module.__file__).with_name("declarations.h").read_text()
+    versions = [text.splitlines()[0] for text in (made, kept)]
+    assert made == kept or versions[0] != versions[1]

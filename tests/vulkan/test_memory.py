@@ -1,0 +1,201 @@
+"""Arenas and places in them, transfers, and memory that runs out anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.packets.packet import ALIGNMENT
+from accel.vulkan.api import Vulkan
+from accel.vulkan.device import Instance
+from accel.vulkan.memory import STAGING_BYTES, Arena, Memory
+from accel.vulkan.queue import Queue
+from contract.dtypes import F32
+from contract.errors import OutOfMemory
+from contract.ir.nodes import BufferDecl, BufferKind
+from contract.tier import Heap
+from tests.vulkan.conftest import Library, OpenTier
+
+CAPACITY = 64 << 20
+STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
+WEIGHT = BufferDecl("blk.0.weight", BufferKind.WEIGHT, F32, (64, 64), "blk.0.weight")
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "own"])
+def memory(vulkan: Vulkan, request: pytest.FixtureRequest) -> Iterator[Memory]:
+    with Instance(vulkan) as instance:
+        queue = Queue(vulkan, instance.device())
+        made = Memory(queue, CAPACITY, request.param)
+        yield made
+        queue.finish()
+        made.close()
+        queue.close(False)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40))
+def test_places_never_overlap_and_all_come_back(requests: list[tuple[int, bool]]) -> None:
+    """Takes and gifts in any order: what is taken is disjoint, and in the end all is one hole."""
+    arena = Arena(None, None, 0, 24, None, True, [(0, 24)])
+    taken: list[tuple[int, int]] = []
+    for size, gives in requests:
+        if gives and taken:
+            arena.give_back(*taken.pop(len(taken) // 2))
+        elif (start := arena.take(size)) is not None:
+            taken.append((start, size))
+        used = sorted(taken)
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(used))
+        free = sum(end - start for start, end in arena.holes)
+        assert free + sum(size for _, size in taken) == 24
+    for place in taken:
+        arena.give_back(*place)
+    assert arena.empty
+
+
+def test_what_was_written_is_read(memory: Memory) -> None:
+    """More than both staging buffers hold, from any byte on; other memory stays as it was."""
+    data = np.random.default_rng(0).integers(0, 256, 2 * STAGING_BYTES + 1000, np.uint8)
+    around = memory.allocate("around", 512)
+    place = memory.adopt("data", data)
+    assert np.array_equal(memory.read(place, 3, data.nbytes - 3), data[3:])
+    memory.write(place, 77, data[:100])
+    assert np.array_equal(memory.read(place, 77, 100), data[:100])
+    assert not memory.read(around, 0, 512).any()
+    assert place.address % ALIGNMENT == around.address % ALIGNMENT == 0
+
+
+def test_mapped_memory_is_read_and_written(memory: Memory) -> None:
+    """What lies there is seen; what else is written goes to the mapped bytes too."""
+    place = memory.adopt("data", np.arange(64, dtype=np.uint8))
+    mapped = memory.map(place)
+    assert np.array_equal(mapped, np.arange(64, dtype=np.uint8))
+    memory.write(place, 10, np.full(4, 99, np.uint8))
+    assert np.array_equal(mapped[10:14], np.full(4, 99))
+    assert np.array_equal(memory.read(place, 8, 4), [8, 9, 99, 99])
+
+
+def test_everything_comes_back(memory: Memory) -> None:
+    places = [memory.allocate(str(n), 100 << n) for n in range(12)]
+    assert memory.used == sum(place.nbytes for place in places)
+    for place in places[::2] + places[1::2]:
+        memory.free(place)
+    assert memory.used == memory.held == 0
+
+
+def test_what_is_expected_gets_one_arena(memory: Memory) -> None:
+    """So that a plan is met exactly."""
+    memory.expect(30 * 1024)
+    for number in range(30):
+        memory.allocate(str(number), 1000)
+    assert memory.held == 30 * 1024
+
+
+def test_more_than_there_is_names_the_buffer(memory: Memory) -> None:
+    first = memory.allocate("first", 40 << 20)
+    with pytest.raises(OutOfMemory, match=r"^out of memory for second: need 41,943,040 bytes"):
+        memory.allocate("second", 40 << 20)
+    memory.free(first)
+    memory.free(memory.allocate("second", 40 << 20))
+
+
+def failing(library: Any, name: str, at: int, result: int) -> None:
+    """Have the ``at``-th call of a function give ``result``, and the later ones too."""
+    calls = 0
+
+    def counted(real: Any, *arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        return result if calls > at else real(*arguments)
+
+    library.instead[name] = counted
+
+
+@pytest.mark.parametrize("function", ["vkAllocateMemory", "vkCreateBuffer", "vkMapMemory"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_the_driver_refuses_names_the_buffer(
+    faulty: Vulkan, open_vulkan: OpenTier, function: str, shared: bool
+) -> None:
+    """Wherever it runs out; nothing is kept, and with memory again the tier goes on."""
+    library = faulty.library
+    assert isinstance(library, Library)
+    tier = open_vulkan(faulty, shared=shared)
+    before = tier.used_bytes
+    data = np.zeros((64, 256), np.uint8)
+    exhausted = faulty.constant("ERROR_OUT_OF_DEVICE_MEMORY")
+    named: list[str] = []
+    for at in range(6):
+        failing(library, function, at, exhausted)
+        try:
+            tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
+            tier.free(tier.upload(WEIGHT, data))
+        except OutOfMemory as error:
+            named.append(str(error))
+        finally:
+            library.instead.clear()
+        assert tier.used_bytes == before
+    prefixes = "out of memory for state", "out of memory for blk.0"
+    assert all(message.startswith(prefixes) for message in named)
+    assert named or (function == "vkMapMemory" and not shared)
+    tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
+
+
+def test_a_tensor_larger_than_a_buffer_may_be_is_refused(
+    vulkan: Vulkan, open_vulkan: OpenTier
+) -> None:
+    """The device's limit, not what is free, is named as what there is."""
+
+    def small(real: Any, device: Any, properties: Any) -> None:
+        real(device, properties)
+        if properties.pNext != vulkan.ffi.NULL:
+            twelve = vulkan.ffi.cast("VkPhysicalDeviceVulkan12Properties *", properties.pNext)
+            if twelve.pNext != vulkan.ffi.NULL:
+                four = "VkPhysicalDeviceMaintenance4Properties *"
+                vulkan.ffi.cast(four, twelve.pNext).maxBufferSize = 1 << 20
+
+    limited = Vulkan(vulkan.ffi, Library(vulkan.library, {"vkGetPhysicalDeviceProperties2": small}))
+    tier = open_vulkan(limited)
+    with pytest.raises(OutOfMemory, match="state: need") as caught:
+        tier.alloc(STATE, 2 << 20, Heap.DEVICE_LOCAL)
+    assert caught.value.free == 1 << 20
+    tier.free(tier.alloc(STATE, 1 << 20, Heap.DEVICE_LOCAL))
+
+
+def test_other_programs_memory_is_seen(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+    """Where the driver says what is left, that is what is available."""
+
+    def told(real: Any, device: Any, properties: Any) -> None:
+        real(device, properties)
+        if properties.pNext != vulkan.ffi.NULL:
+            kind = "VkPhysicalDeviceMemoryBudgetPropertiesEXT *"
+            budget = vulkan.ffi.cast(kind, properties.pNext)
+            for heap in range(16):
+                budget.heapBudget[heap], budget.heapUsage[heap] = 5 << 20, 2 << 20
+
+    def listed(real: Any, device: Any, layer: Any, count: Any, found: Any) -> int:
+        if found == vulkan.ffi.NULL:
+            result = real(device, layer, count, found)
+            count[0] += 1
+            return int(result)
+        count[0] -= 1
+        result = real(device, layer, count, found)
+        vulkan.ffi.memmove(found[count[0]].extensionName, b"VK_EXT_memory_budget\0", 21)
+        count[0] += 1
+        return int(result)
+
+    def opened(real: Any, device: Any, information: Any, *rest: Any) -> int:
+        information.enabledExtensionCount -= 1
+        return int(real(device, information, *rest))
+
+    instead = {
+        "vkGetPhysicalDeviceMemoryProperties2": told,
+        "vkEnumerateDeviceExtensionProperties": listed,
+        "vkCreateDevice": opened,
+    }
+    tier = open_vulkan(Vulkan(vulkan.ffi, Library(vulkan.library, instead)))
+    assert "memory budget" in tier.device.features
+    assert tier.available_bytes == 3 << 20

@@ -1,0 +1,78 @@
+"""Whole models on the Vulkan tier: every logit and token equals the CPU tier's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.validate import Workload, validate
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.families_table import FAMILIES
+from tests.opencl.test_families import MODELS, TRACED, WORKLOAD
+from tests.opencl.test_model import CONTEXT, REQUESTS, compare
+from tests.vulkan.conftest import WAYS, OpenTier
+
+SyntheticModel = Callable[..., Path]
+
+QUANTS = {"qwen3next": "q4_0", "gemma4-shared-kv": "q5_0"}
+"""In place of floats, whose products take longest on a processor that plays a graphics card; cases
+of parity have them."""
+FAMILY_MODELS = {name: (QUANTS.get(name, quant), kv) for name, (quant, kv) in MODELS.items()}
+
+
+@pytest.mark.parametrize(("way", "ahead"), [*((way, 3) for way in WAYS), ("shared", 1)])
+def test_steps_fed_on_the_device_sample_the_same_tokens(
+    open_vulkan: OpenTier, tiny_model_path: Path, way: str, ahead: int
+) -> None:
+    """Decode without the host between the steps, on memory of either kind."""
+    model = open_model(tiny_model_path)
+    limits = Limits(len(REQUESTS), CONTEXT, 24, step_tokens=64, step_rows=32)
+    outcomes = []
+    for tier, depth in ((CpuTier(), 0), (open_vulkan(base=WAYS[way]), ahead)):
+        with ModelRunner(model, tier, limits) as runner:
+            engine = Engine(runner, steps_ahead=depth)
+            for request in REQUESTS:
+                engine.submit(request)
+            tokens: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
+            for event in engine.run():
+                tokens[event.request_id].append(event.token)
+            outcomes.append(tokens)
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_running_gives_the_cpu_tiers_bits(
+    open_vulkan: OpenTier, tiny_model_path: Path, way: str
+) -> None:
+    """Mixed prefill and decode, greedy and sampled."""
+    compare(open_model(tiny_model_path), open_vulkan(base=WAYS[way]))
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_logits_and_tokens_are_the_cpu_tiers(
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
+) -> None:
+    """Every architecture: mixed prefill and decode of four requests in three slots."""
+    quant, kv_dtype = FAMILY_MODELS[name]
+    path = synthetic_model(quant=quant, **FAMILIES[name])
+    compare(open_model(path), open_vulkan(), kv_dtype)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_every_result_is_the_definitions(
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
+) -> None:
+    """Node by node, the states included, and once more as in production."""
+    quant, kv_dtype = TRACED[name]
+    model = open_model(synthetic_model(quant=quant, **FAMILIES[name]))
+    workload = Workload(WORKLOAD.tokens, WORKLOAD.chunk, WORKLOAD.decode, kv_dtype)
+    with CpuTier(definitions_only=True) as oracle:
+        report = validate(model, oracle, {"vulkan": open_vulkan()}, workload)
+    assert report.agrees, report.verdict
+    assert report.steps == len(workload.steps())

@@ -1,0 +1,66 @@
+"""What a device is asked before it is trusted, and what wrong answers lead to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from accel.kernels.source import Traits
+from accel.vulkan.self_test import ALL_NATIVE, Found, samples, traits_of
+from contract.errors import TierUnavailable
+from tests.vulkan.conftest import OpenTier
+
+REMEDIES = {"divide": "divide", "root": "root", "half": "half", "signed": "dot", "mixed": "dot"}
+
+
+def spoiled(name: str, traits: Traits) -> Found:
+    """What a device answers that gets ``name`` wrong by itself, in one sample."""
+    found = {key: value.copy() for key, value in samples().expected.items()}
+    if name not in REMEDIES or getattr(traits, REMEDIES[name]):
+        found[name].view(np.int32)[0] ^= 1
+    return found
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_what_the_device_gets_wrong_integers_do(name: str) -> None:
+    """One bit of one sample is enough; everything else stays with the device."""
+    traits = traits_of(lambda asked: spoiled(name, asked), "device", True)
+    assert traits == replace(ALL_NATIVE, **{REMEDIES[name]: False})
+
+
+@pytest.mark.parametrize("name", ["contraction", "difference", "regrouping", "narrowing"])
+def test_what_has_no_remedy_refuses_the_device(name: str) -> None:
+    with pytest.raises(TierUnavailable, match=f"does not compute exactly: {name}"):
+        traits_of(lambda asked: spoiled(name, asked), "device", True)
+
+
+def test_remedies_that_fail_refuse_the_device() -> None:
+    """Wrong with the device's own division, and wrong in integers."""
+
+    def wrong(asked: Traits) -> Found:
+        return spoiled("divide", replace(asked, divide=True))
+
+    with pytest.raises(TierUnavailable, match="does not compute exactly: divide"):
+        traits_of(wrong, "device", True)
+
+
+def test_a_right_device_does_everything_itself() -> None:
+    for has_dot in (True, False):
+        asked = traits_of(lambda traits: samples().expected, "device", has_dot)
+        assert asked == replace(ALL_NATIVE, dot=has_dot)
+
+
+def test_here_integers_and_the_device_agree(open_vulkan: OpenTier) -> None:
+    """The real answers: found by asking, and equal with every remedy in place."""
+    tier = open_vulkan()
+    assert tier.traits.dot == tier.device.integer_dot
+    runtime = tier._runtime
+    from accel.vulkan.self_test import ask
+
+    none = Traits(divide=False, root=False, half=False, dot=False)
+    for traits in (none, tier.traits):
+        found = ask(runtime.queue, runtime.memory, runtime.program, traits)
+        for name, expected in samples().expected.items():
+            assert np.array_equal(found[name], expected, equal_nan=expected.dtype.kind == "f")

@@ -1,0 +1,113 @@
+"""Modules are exact: nothing may be contracted, and nothing drivers disagree about is used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from accel.vulkan.build import FOLDER, builds
+from accel.vulkan.spirv import (
+    FLOAT_ARITHMETIC,
+    FLOAT_CONTROLS,
+    InexactModule,
+    decorated_results,
+    exact,
+    group_memory_bytes,
+    instructions,
+    uses_integer_dot,
+    with_float_controls,
+    words_of,
+)
+from contract.kernel import KernelHeader, decode_kernel
+from tests.needs import missing
+
+KERNEL = """#version 460
+layout(local_size_x = 32) in;
+shared uint group_memory[96];
+layout(push_constant) uniform GIVEN { float a, b, c; } given;
+layout(std430, binding = 0) buffer RESULT { float v[]; } result;
+void main() {
+    group_memory[gl_LocalInvocationID.x] = 1u;
+    result.v[0] = EXPRESSION;
+}
+"""
+NAMES = sorted(build.name for build in builds())
+
+
+def need_program(name: str, package: str) -> str:
+    found = shutil.which(name)
+    return found or missing(f"{name} is not installed", f"apt install {package}")
+
+
+def compile_raw(folder: Path, expression: str) -> bytes:
+    """What glslang makes of a kernel, before the pass."""
+    compiler = need_program("glslangValidator", "glslang-tools")
+    source, target = folder / "kernel.comp", folder / "kernel.spv"
+    source.write_text(KERNEL.replace("EXPRESSION", expression))
+    command = [compiler, "--target-env", "vulkan1.2", "-V", str(source), "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True)
+    return target.read_bytes()
+
+
+def contractible(code: bytes) -> list[int]:
+    """Float results that a driver may combine with others."""
+    found = list(instructions(words_of(code)))
+    decorated = decorated_results(found)
+    return [i.result for i in found if i.opcode in FLOAT_ARITHMETIC and i.result not in decorated]
+
+
+def validated(folder: Path, code: bytes) -> str:
+    """What spirv-val has against a module, empty when nothing."""
+    validator = need_program("spirv-val", "spirv-tools")
+    path = folder / "module.spv"
+    path.write_bytes(code)
+    done = subprocess.run(
+        [validator, "--target-env", "vulkan1.2", str(path)], capture_output=True, text=True
+    )
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def kernel_named(name: str) -> KernelHeader:
+    return decode_kernel((FOLDER / f"{name}.zrt").read_bytes())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_modules_are_exact_and_valid(name: str, tmp_path: Path) -> None:
+    """As they lie in the package and as a device with all float controls gets them."""
+    kernel = kernel_named(name)
+    assert contractible(kernel.code) == []
+    assert exact(kernel.code) == kernel.code
+    assert group_memory_bytes(kernel.code) == kernel.lds_bytes <= 32 << 10
+    assert uses_integer_dot(kernel.code) == name.endswith(".dot")
+    controlled = with_float_controls(kernel.code, tuple(FLOAT_CONTROLS))
+    assert validated(tmp_path, controlled) == ""
+
+
+def test_the_compiler_alone_is_not_exact(tmp_path: Path) -> None:
+    """Negative control: before the pass results may be contracted; after it none may be."""
+    code = compile_raw(tmp_path, "given.a * given.b + given.c")
+    assert len(contractible(code)) == 2
+    assert contractible(exact(code)) == []
+    assert group_memory_bytes(code) == 4 * 96
+    assert validated(tmp_path, with_float_controls(exact(code), ("RoundingModeRTE",))) == ""
+
+
+@pytest.mark.parametrize("expression", ["fma(given.a, given.b, given.c)", "exp(given.a)"])
+def test_what_drivers_disagree_about_is_refused(tmp_path: Path, expression: str) -> None:
+    with pytest.raises(InexactModule, match=r"GLSL.std.450 instruction \d+"):
+        exact(compile_raw(tmp_path, expression))
+
+
+def test_foreign_bytes_are_refused() -> None:
+    for foreign in (b"", b"no module", bytes(64)):
+        with pytest.raises(ValueError, match="not a SPIR-V module"):
+            exact(foreign)
+
+
+def test_an_instruction_beyond_the_end_is_refused() -> None:
+    code = kernel_named("add").code
+    with pytest.raises(ValueError, match="the SPIR-V instruction at word"):
+        exact(code + (5 << 16).to_bytes(4, "little"))
