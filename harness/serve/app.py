@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,13 +14,13 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as BaseResponse
 
-from contract.errors import ZincError
 from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.page_files import HEADERS, PageFile
 from harness.serve.routes import ROUTES, Handlers
-from harness.serve.service import Service
+from harness.serve.service import Began, Service
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -70,13 +69,14 @@ def make_app(service: Service, options: AppOptions) -> Flask:
 
     @app.errorhandler(Exception)
     def refuse(error: Exception) -> Response:
+        began = isinstance(error, Began)
+        if isinstance(error, Began):
+            error = error.error
         told = _told(error)
-        if told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            # Frames only: a message may hold what a user wrote.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s in\n%s", type(error).__name__, frames)
+        if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log_fault(f"{request.method} failed", error)
         account: Account | None = g.get("account")
-        if account is not None and g.get("generates"):
+        if account is not None and g.get("generates") and not began:
             service.reject(account.tenant, told)
         return Response(
             told.encoded(), told.status, headers=told.headers, mimetype="application/json"
@@ -126,10 +126,7 @@ def _told(error: Exception) -> ApiError:
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
         return ApiError(status, f"{request.method} {request.path[:256]}: {error.name}", code=code)
-    told = as_api_error(error)
-    if told is None and isinstance(error, ZincError):
-        log.error("%s", type(error).__name__)
-    return told or internal_error()
+    return as_api_error(error) or internal_error()
 
 
 def _log_access(status: int) -> None:

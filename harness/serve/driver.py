@@ -18,7 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
-from contract.types import FinishReason, Request, TokenEvent
+from contract.types import Request, TokenEvent
+from harness.serve.faults import log_fault
 from reference.engine import Engine
 from reference.observer import NullObserver, Observer
 
@@ -233,7 +234,7 @@ class EngineDriver:
             log.error("the device was lost: %s", error)
             reason = EngineStopped("the device was lost; restart the server")
         except BaseException as error:
-            log.error("the engine ended with %s", type(error).__name__, exc_info=True)
+            log_fault("the engine ended", error)
             reason = EngineStopped("the engine failed; restart the server")
         self._end(reason)
 
@@ -254,7 +255,7 @@ class EngineDriver:
             raise
         except Exception as error:
             # What ran waits again; the engine itself ends a request under which steps keep failing.
-            log.error("a step failed: %s", type(error).__name__, exc_info=True)
+            log_fault("a step failed", error)
             return
         now = time.monotonic()
         for event in events:
@@ -285,8 +286,3 @@ class EngineDriver:
         self._watch.streams.clear()
         for command in left:
             command()
-
-
-def ended_badly(reason: FinishReason | None) -> bool:
-    """Whether a request ended otherwise than by its own last token."""
-    return reason in (FinishReason.ERROR, FinishReason.CLIENT_TOO_SLOW)

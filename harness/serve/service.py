@@ -13,7 +13,7 @@ from contract.types import Tenant
 from harness.serve.accounts import Accounts
 from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
 from harness.serve.driver import EngineStopped
-from harness.serve.errors import RESTART_SECONDS, ApiError
+from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
@@ -25,6 +25,14 @@ from harness.tenants import Account
 log = logging.getLogger("zinc_rt.serve")
 Answered = Json | Iterator[bytes]
 """A whole answer, or the body of a stream."""
+
+
+class Began(Exception):
+    """A request that failed after it had begun, with ``error``: it has been counted."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__()
 
 
 @dataclass
@@ -138,12 +146,9 @@ class Service:
             return event_stream(generation, shape, _wants_usage(body), finish)
         try:
             whole = whole_answer(generation, shape, gone)
-        except ApiError as error:
-            finish(error)
-            raise
-        except Exception:
-            finish(ApiError(500, "failed"))
-            raise
+        except Exception as error:
+            finish(as_api_error(error) or internal_error())
+            raise Began(error) from error
         finish(None)
         return whole
 

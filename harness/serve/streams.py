@@ -9,6 +9,7 @@ import msgspec
 
 from harness.serve.answers import Json, Shape
 from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.faults import log_fault
 from harness.serve.generation import Generation, Piece
 
 PING_SECONDS = 0.5
@@ -44,11 +45,12 @@ def event_stream(
             yield _line(encode(shape.last_chunk()))
         yield DONE
     except Exception as error:
-        told = as_api_error(error) or internal_error()
+        told = as_api_error(error)
+        if told is None:
+            log_fault("a stream failed", error)
+            told = internal_error()
         end(told)
         yield _line(told.encoded())
-        if told.status == 500 and as_api_error(error) is None:
-            raise
     finally:
         generation.cancel()
         end(CLIENT_LEFT)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +71,7 @@ def test_a_client_that_leaves_frees_its_slot(
         if seen.is_set() and not left_at:
             left_at.append(engine.statistics.steps)
 
+    before = server.service.ledger.total(0)
     slow_steps(monkeypatch, watch)
     close = listen._Channel.handle_close
 
@@ -87,7 +89,9 @@ def test_a_client_that_leaves_frees_its_slot(
     freed_at.append(server.service.model.driver.call(lambda engine: engine.statistics.steps))
     assert seen.is_set()
     assert freed_at[0] - (left_at or freed_at)[0] <= 2
-    wait_until(lambda: server.service.ledger.total(0).abandoned > 0)
+    wait_until(lambda: server.service.ledger.total(0).abandoned == before.abandoned + 1)
+    after = server.service.ledger.total(0)
+    assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
 
 
 def test_one_who_leaves_while_waiting_is_forgotten(
@@ -214,3 +218,49 @@ def gone(connection: socket.socket) -> bool:
     except OSError:
         return True
     return False
+
+
+def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
+    slow_steps(monkeypatch)
+    with serve(slots=1, queue_depth=2) as server:
+        http = Http(server.url)
+        body = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
+        with ThreadPoolExecutor(30) as clients:
+            replies = list(clients.map(lambda _: http.post(COMPLETIONS, body), range(30)))
+        statuses = [reply.status for reply in replies]
+        assert set(statuses) == {200, 503}
+        for reply in replies:
+            if reply.status == 503:
+                assert reply.error["code"] == "queue_full"
+                assert int(reply.headers["Retry-After"]) >= 1
+                assert reply.headers["x-should-retry"] == "true"
+        total = server.service.ledger.total(0)
+        assert total.requests == 30
+        assert total.completed == statuses.count(200)
+        assert total.rejected == statuses.count(503)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_under_way_is_told_and_counted_once(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+) -> None:
+    """The client hears of it, the log has no message, and the slot is free."""
+    with serve() as server:
+        http = Http(server.url)
+
+        def fail(*arguments: object) -> bytes:
+            raise RuntimeError("SEC" + "RET")
+
+        monkeypatch.setattr(type(server.service.model.tokenizer), "token_bytes", fail)
+        reply = http.post(COMPLETIONS, {**LONG, "stream": stream})
+        assert b'"code":"internal_error"' in reply.body
+        assert b"[DONE]" not in reply.body
+        wait_until(lambda: running(server) == 0)
+        total = server.service.ledger.total(0)
+        assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
+    assert "RuntimeError" in caplog.text
+    assert "SECRET" not in caplog.text
