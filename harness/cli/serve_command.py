@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from contract.types import LOCAL_TENANT
 from harness.cli.answer import INTERRUPTED
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import note
 from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
+    from harness.serve.model import ModelOptions
     from harness.serve.run import ServeOptions
 
 NAMES = (
@@ -31,7 +33,10 @@ NAMES = (
     "repeat_last_n",
     *ENGINE_SETTINGS,
 )
+VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
+QUEUE_DEPTH = 256
+DIFFERENT = 1
 MOST_BIASES = 1024
 LISTED = 20
 """Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
@@ -50,6 +55,14 @@ examples:
 
 SIGTERM lets running answers end, Ctrl-C does not. See docs/serving.md.
 """
+VERIFY_EXAMPLES = """\
+examples:
+  zinc-rt verify request.json response.json
+  zinc-rt verify request.json response.json --tier cpu     on another device: the same bits
+
+Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
+be those of the server, and so must --context where the request names no max_tokens.
+"""
 TENANTS_EXAMPLES = """\
 examples:
   zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
@@ -64,6 +77,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
     add_flags(parser, NAMES)
     parser.set_defaults(func=serve)
+    text = "replay an answer of a server: identical, or where it first differs"
+    parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
+    parser.add_argument("request", metavar="REQUEST", type=Path, help="JSON that was sent")
+    parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
+    add_flags(parser, VERIFY_NAMES)
+    parser.set_defaults(func=verify)
     text = "make API keys, and check the file of tenants"
     parser = subparsers.add_parser("tenants", help=text, description=text, epilog=TENANTS_EXAMPLES)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -81,11 +100,9 @@ def add_parser(subparsers: Any) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     settings = resolve(args, NAMES)
-    try:
-        from harness.serve.run import run_until_told, running
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
+    _need_server_extra()
     from harness.progress import progress_on
+    from harness.serve.run import run_until_told, running
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -100,6 +117,28 @@ def serve(args: argparse.Namespace) -> int:
         note(f"listening on {server.url}")
         interrupted = run_until_told(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Replay an answer."""
+    settings = resolve(args, VERIFY_NAMES)
+    _need_server_extra()
+    from harness.progress import progress_on
+    from harness.serve.errors import ApiError
+    from harness.serve.model import open_model
+    from harness.serve.verify import first_difference, read_object
+
+    request, response = read_object(args.request), read_object(args.response)
+    path = model_file(settings)
+    options = _model_options(settings, path)
+    with ExitStack() as owned:
+        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        try:
+            place = first_difference(model, request, response)
+        except ApiError as error:
+            raise ConfigError(f"{args.request}: {error}") from None
+    print("identical" if place is None else f"different: {place}")
+    return 0 if place is None else DIFFERENT
 
 
 def make_key(args: argparse.Namespace) -> int:
@@ -123,31 +162,44 @@ def check_file(args: argparse.Namespace) -> int:
     return 0
 
 
+def _need_server_extra() -> None:
+    try:
+        import harness.serve.run  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
+
+
 def _options(settings: Settings) -> ServeOptions:
-    from harness.serve.model import ModelOptions
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
+    names = settings["allowed_hosts"].split(",")
+    return ServeOptions(
+        path=path,
+        model=_model_options(settings, path),
+        ledger=settings["ledger"],
+        host=settings["host"],
+        port=settings["port"],
+        tenants=settings["tenants"],
+        allowed_hosts=tuple(filter(None, map(str.strip, names))),
+        drain_seconds=settings["drain_seconds"],
+    )
+
+
+def _model_options(settings: Settings, path: Path) -> ModelOptions:
+    from harness.serve.model import ModelOptions
+
     session = replace(
         session_options(settings, chat=True),
         slots=settings["slots"] or SLOTS,
         biases=MOST_BIASES,
         top_log_probabilities=LISTED,
     )
-    return ServeOptions(
-        path=path,
-        model=ModelOptions(
-            session,
-            name=_name(settings, path),
-            digests=settings["cache_dir"] / "digests.json",
-            queue_depth=settings["queue_depth"],
-        ),
-        ledger=settings["ledger"],
-        host=settings["host"],
-        port=settings["port"],
-        tenants=settings["tenants"],
-        allowed_hosts=tuple(filter(None, map(str.strip, settings["allowed_hosts"].split(",")))),
-        drain_seconds=settings["drain_seconds"],
+    return ModelOptions(
+        session,
+        name=_name(settings, path),
+        digests=settings["cache_dir"] / "digests.json",
+        queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
     )
 
 
