@@ -228,9 +228,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("device", TEXT, "", "part of a device's name, of the tier that runs", "the first"),
         Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
-        Setting(
-            "host", TEXT, "127.0.0.1", "address to listen on; others than loopback need keys"
-        ),
+        Setting("host", TEXT, "127.0.0.1", "address to listen on; others than loopback need keys"),
         Setting("port", integer(0, 65535), 8080, "port to listen on; 0 takes a free one"),
         Setting(
             "tenants",

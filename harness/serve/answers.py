@@ -85,6 +85,8 @@ class Answer:
             "tier": generation.model.tier,
             "preemptions": generation.preemptions,
         }
+        if generation.logits_digests is not None:
+            body["x_zinc"]["logits_sha256"] = generation.logits_digests
         return body
 
 

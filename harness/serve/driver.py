@@ -11,21 +11,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request, TokenEvent
 from harness.serve.faults import log_fault
 from reference.engine import Engine
+from reference.engine.sequence import LogitsSink
 from reference.observer import NullObserver, Observer
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
+NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
 log = logging.getLogger("zinc_rt.serve")
@@ -157,10 +160,14 @@ class EngineDriver:
         self._post(carry_out, future)
         return future.result()
 
-    def submit(self, requests: Sequence[Request]) -> EventStream:
+    def submit(
+        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+    ) -> EventStream:
         """Queue requests that belong together: all of them, or none.
 
-        Raises RequestError, QueueFull and EngineStopped.
+        ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
+        from, before the event with the last such token. Raises RequestError, QueueFull and
+        EngineStopped.
         """
         stream = EventStream(self, requests, self._buffered)
 
@@ -169,7 +176,8 @@ class EngineDriver:
             try:
                 for request in requests:
                     self._watch.streams[request.id] = stream
-                    engine.submit(request)
+                    sink = logits.get(request.id)
+                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0)
                     accepted.append(request.id)
             except BaseException:
                 for request in requests:

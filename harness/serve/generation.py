@@ -18,6 +18,7 @@ from contract.types import (
     Tenant,
     TokenEvent,
 )
+from harness.digest import RunningDigest
 from harness.serve.driver import EventStream, RequestFacts
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
@@ -63,7 +64,9 @@ class Generation:
     ``cancel`` whatever happens.
     """
 
-    def __init__(self, model: ServedModel, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, model: ServedModel, requests: Sequence[Request], digests: bool = False
+    ) -> None:
         self.began = time.monotonic()
         self.model = model
         self.choices = [
@@ -71,7 +74,8 @@ class Generation:
             for index, request in enumerate(requests)
         ]
         self._by_id = {choice.request.id: choice for choice in self.choices}
-        self._events: EventStream = model.driver.submit(requests)
+        self._digests = {request.id: RunningDigest() for request in requests if digests}
+        self._events: EventStream = model.driver.submit(requests, self._digests)
 
     @property
     def done(self) -> bool:
@@ -96,6 +100,13 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens generated, those that ended a choice included."""
         return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def logits_digests(self) -> list[str | None] | None:
+        """For each choice the digest of the logits its tokens were sampled from; None unasked."""
+        if not self._digests:
+            return None
+        return [self._digests[one.request.id].after(one.tokens) for one in self.choices]
 
     @property
     def preemptions(self) -> int:

@@ -70,7 +70,7 @@ class Service:
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests)
+            generation = Generation(self.model, requests, body.logits_digest)
             answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
             return generation, ChatShape(answer, listed is not None)
 
@@ -89,7 +89,7 @@ class Service:
                 max_tokens=body.max_tokens or COMPLETION_TOKENS,
                 log_probabilities=body.logprobs,
             )
-            generation = Generation(self.model, requests)
+            generation = Generation(self.model, requests, body.logits_digest)
             answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
             return generation, CompletionShape(answer, body.logprobs is not None)
 

@@ -50,14 +50,16 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     asked = {k: v for k, v in request.items() if k not in ("stream", "stream_options", "model")}
     if asked.get("seed") is None:
         asked["seed"] = _drawn_seed(response)
-    replayed = _answer(model, asked)["choices"]
+    answered = _answer(model, asked)
+    replayed = answered["choices"]
     if len(choices) != len(replayed):
         return f"choices: {len(choices)} then, {len(replayed)} now"
     for index, (then, now) in enumerate(zip(choices, replayed, strict=True)):
         place = _difference(f"choices[{index}]", then, now)
         if place is not None:
             return place
-    return None
+    digests = _extra(response).get("logits_sha256")
+    return _difference("logits_sha256", digests, answered["x_zinc"].get("logits_sha256"))
 
 
 def _answer(model: ServedModel, asked: Json) -> Json:
@@ -100,11 +102,15 @@ def _difference(place: str, then: object, now: object) -> str | None:
 
 
 def _drawn_seed(response: Json) -> int:
-    extra = response.get("x_zinc")
-    seed = extra.get("seed") if isinstance(extra, dict) else None
+    seed = _extra(response).get("seed")
     if type(seed) is not int:
         raise ConfigError("neither the request nor the response names a seed, so none is known")
     return seed
+
+
+def _extra(response: Json) -> Json:
+    extra = response.get("x_zinc")
+    return extra if isinstance(extra, dict) else {}
 
 
 def _stays() -> bool:

@@ -83,7 +83,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
 
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
     are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
-    names it. Choice i is sampled with seed + i.
+    names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``.
     """
 
     model: Id | None = None
@@ -101,6 +102,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     stop: str | Stop | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
+    logits_digest: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
