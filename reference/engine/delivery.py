@@ -116,7 +116,7 @@ class Delivery:
     def _receive(
         self, placement: Placement, position: int, token: int, output: StepOutput, row: int
     ) -> None:
-        """What ``token``, sampled for ``position`` from ``row``, means: the next one, or the end."""
+        """What ``token``, sampled for ``position`` in ``row``, means: the next one, or the end."""
         sequence = placement.sequence
         request = sequence.request
         reason = None
