@@ -13,12 +13,34 @@ from harness.bench.engines import PEER, check_peer, fixed_workers
 from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
+from harness.bench.serving.measure import run_serving
+from harness.bench.serving.plan import ServingPlan
+from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from reference.cpu.threads import thread_count
 
+SINGLE_SIZES = {"prompt_tokens": 512, "decode_tokens": 64, "repeat": 5}
+SERVING_SIZES = {"prompt_tokens": 32, "decode_tokens": 32, "repeat": 3}
+SERVE_HELP = """\
+--serve measures one model shared by many requests:
+  together   tokens a second of 1, 4 and 16 sequences that decode in the same steps; with --peer
+             beside the peer's own batches, with and without flash attention
+  mixed      an interactive tenant's decode intervals, alone and with a batch tenant that keeps
+             the 15 other slots reading prompts and decoding: p50, p99
+  chat       ten turns: the share of prompt tokens that came from the prefix cache; the time to the
+             first token of a prompt of 512, new and again
+  lookup     a text is edited, plain and with tokens guessed from the prompt: the same answer
+  host       CPU time of the host in a step of 1, 16 and 64 slots, at 1,024 and at 131,072
+             positions, on a tier that computes nothing
+
+Judge the ratios and the targets below the table: both sides of each were measured in turn. A model
+of a given shape to measure with:
+  python -m harness.synth --arch qwen3 --size 0.6b --quant q4_k_m --out 0.6b.gguf
+  python -m harness.bench --serve --tiers opencl --peer llama.cpp --model 0.6b.gguf
+"""
 SETTINGS = ("model", "cache_dir", "kv_dtype", "threads")
 
 
@@ -27,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.bench",
         description="Measure tiers, and a peer on the same file with the same threads, in turn.",
+        epilog=SERVE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--tiers",
@@ -35,9 +59,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="default: cpu; opencl:2 is opencl with two workers instead of as many as are fastest",
     )
     parser.add_argument("--peer", choices=[PEER], help="measure this engine too")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--decode-tokens", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument(
+        "--serve", action="store_true", help="measure many requests at once instead; see below"
+    )
+    parser.add_argument(
+        "--gate", action="store_true", help="with --serve: exit with 1 when a target is missed"
+    )
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="default: 512; serving 32")
+    parser.add_argument("--decode-tokens", type=int, metavar="N", help="default: 64; serving 32")
+    parser.add_argument("--repeat", type=int, metavar="N", help="default: 5; serving 3")
     parser.add_argument(
         "--beside", type=int, default=0, metavar="N", help="keep N processes busy meanwhile"
     )
@@ -53,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, or 2 with one line on standard error."""
     args = build_parser().parse_args(argv)
     try:
+        if args.serve:
+            return _serve(args)
+        if args.gate:
+            raise ConfigError("--gate: only --serve has targets; ci/speed judges single requests")
         if args.plot is not None:
             check_plot(args.plot)
         report = run_benchmark(_plan(args), note)
@@ -68,8 +102,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    """Measure many requests at once and print; 0, or 1 for a missed target with ``--gate``."""
+    if args.plot is not None:
+        raise ConfigError("--plot: draws the rates of single requests; leave out --serve")
+    plan = _plan(args)
+    serving = ServingPlan(
+        model=plan.model,
+        tiers=tuple(name for name in plan.engines if name != PEER),
+        threads=plan.threads,
+        peer=PEER in plan.engines,
+        kv_dtype=plan.kv_dtype,
+        prompt_tokens=plan.prompt_tokens,
+        decode_tokens=plan.decode_tokens,
+        repeat=plan.repeat,
+        beside=plan.beside,
+    )
+    report = run_serving(serving, note)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print(render_serving(report, markdown=args.markdown))
+    return int(args.gate and not all(target["met"] for target in report["targets"]))
+
+
 def _plan(args: argparse.Namespace) -> BenchmarkPlan:
     settings = resolve(args, SETTINGS)
+    usual = SERVING_SIZES if args.serve else SINGLE_SIZES
+    for flag, value in usual.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
     tiers = tuple(name for name in args.tiers.split(",") if name)
     if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
         raise ConfigError(f"--tiers: {args.tiers!r} is not a list of different tiers")
@@ -77,7 +139,7 @@ def _plan(args: argparse.Namespace) -> BenchmarkPlan:
         fixed_workers(name)
     if args.beside < 0:
         raise ConfigError("--beside: must not be negative")
-    for flag in ("prompt_tokens", "decode_tokens", "repeat"):
+    for flag in usual:
         if getattr(args, flag) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be at least 1")
     if args.peer:

@@ -1,4 +1,4 @@
-"""The engines that are measured, behind one interface: greedy, one sequence, fixed lengths."""
+"""The engines that are measured, behind one interface: greedy, fixed lengths."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ ADAPTED_TIER = "opencl"
 CHUNK_TOKENS = 512
 """Most prompt tokens of a step, for every engine."""
 GREEDY = SamplingParams(repeat_last_n=0)
+CONTEXT_UNIT = 256
+"""The peer gives each of several sequences a multiple of so many positions."""
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1}
 """The peer's storage of keys and values; it has nothing between f16 and q8_0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an engine is opened with; the same for all of them, but for what is the peer's."""
+    """What an engine is opened with; the same for all of them, but for what is the peer's.
+
+    ``context`` is that of each of ``sequences``, of which only the peer takes several.
+    """
 
     model: str
     threads: int
@@ -40,6 +45,7 @@ class Setup:
     kv_dtype: str
     flash_attention: bool = False
     """The peer's choice between two ways of computing attention."""
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +161,15 @@ class PeerEngine:
             verbose=False,
         )
         self._vocab = self._llama.n_vocab()
+        self._context = self._llama.ctx if setup.sequences == 1 else self._shared_context(setup)
+        self._batch = llama_cpp.llama_batch_init(CHUNK_TOKENS, 0, 1)
 
     def encode(self, text: str) -> list[int]:
         return list(self._llama.tokenize(text.encode()))
 
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
-        api, context = self._api, self._llama.ctx
         started = time.perf_counter()
-        api.llama_memory_clear(api.llama_get_memory(context), True)
+        self._forget()
         for start in range(0, len(prompt), CHUNK_TOKENS):
             token = self._step(prompt[start : start + CHUNK_TOKENS])
         first = time.perf_counter()
@@ -170,12 +177,63 @@ class PeerEngine:
             token = self._step([token])
         return Timing(first - started, time.perf_counter() - first)
 
+    def generate_together(self, prompts: Sequence[Sequence[int]], decode_tokens: int) -> Timing:
+        """As ``generate``, a sequence a prompt: after the prompts, all share every step."""
+        started = time.perf_counter()
+        self._forget()
+        tokens = []
+        for sequence, prompt in enumerate(prompts):
+            for start in range(0, len(prompt), CHUNK_TOKENS):
+                part = prompt[start : start + CHUNK_TOKENS]
+                places = [(token, sequence, start + i) for i, token in enumerate(part)]
+                (following,) = self._step_of(places, [len(part) - 1])
+            tokens.append(following)
+        first = time.perf_counter()
+        rows = range(len(prompts))
+        for step in range(decode_tokens):
+            places = [(tokens[row], row, len(prompts[row]) + step) for row in rows]
+            tokens = self._step_of(places, rows)
+        return Timing(first - started, time.perf_counter() - first)
+
+    def _shared_context(self, setup: Setup) -> Any:
+        """A context of so many sequences, each with room of its own."""
+        params = self._llama.context_params
+        each = -(-setup.context // CONTEXT_UNIT) * CONTEXT_UNIT
+        params.n_ctx = each * setup.sequences
+        params.n_batch = params.n_ubatch = CHUNK_TOKENS
+        params.n_seq_max = params.n_outputs_max = setup.sequences
+        context = self._api.llama_init_from_model(self._llama.model, params)
+        if not context:
+            raise ConfigError(f"{PEER} has no context for {setup.sequences} sequences")
+        return context
+
+    def _forget(self) -> None:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+
     def _step(self, tokens: Sequence[int]) -> int:
         """Compute ``tokens`` after what is in the cache; the likeliest next one."""
-        api, context = self._api, self._llama.ctx
-        array = (api.llama_token * len(tokens))(*tokens)
-        status = api.llama_decode(context, api.llama_batch_get_one(array, len(tokens)))
+        array = (self._api.llama_token * len(tokens))(*tokens)
+        self._decode(self._api.llama_batch_get_one(array, len(tokens)))
+        return self._likeliest(-1)
+
+    def _step_of(self, places: Sequence[tuple[int, int, int]], rows: Sequence[int]) -> list[int]:
+        """Compute tokens of (id, sequence, position); the likeliest next ones after ``rows``."""
+        batch = self._batch
+        batch.n_tokens = len(places)
+        for index, (token, sequence, position) in enumerate(places):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
+            batch.logits[index] = index in rows
+        self._decode(batch)
+        return [self._likeliest(row) for row in rows]
+
+    def _decode(self, batch: Any) -> None:
+        status = self._api.llama_decode(self._context, batch)
         if status != 0:
-            raise ConfigError(f"{PEER} could not compute a step of {len(tokens)} tokens ({status})")
-        logits = np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (self._vocab,))
-        return int(logits.argmax())
+            raise ConfigError(
+                f"{PEER} could not compute a step of {batch.n_tokens} tokens ({status})"
+            )
+
+    def _likeliest(self, row: int) -> int:
+        logits = self._api.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())

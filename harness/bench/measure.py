@@ -170,7 +170,7 @@ def _setup(plan: BenchmarkPlan) -> Setup:
     return Setup(str(plan.model.resolve()), plan.threads, plan.context, plan.kv_dtype)
 
 
-def _in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
+def in_turn(engines: Sequence[str], repetition: int) -> Sequence[str]:
     """Every other repetition in reverse, so that no engine always runs on a warmer machine."""
     return engines if repetition % 2 == 0 else engines[::-1]
 
@@ -218,7 +218,7 @@ def _measure_start(
             pass  # fills the caches that the following starts are measured with
     for repetition in range(plan.repeat):
         say(f"start to first token, {repetition + 1} of {plan.repeat}")
-        for name in _in_turn(plan.engines, repetition):
+        for name in in_turn(plan.engines, repetition):
             with Worker(name, setups[name], FIRST_PROMPT) as worker:
                 samples[name].add("first_token_seconds", worker.first_token_seconds)
 
@@ -242,7 +242,7 @@ def _measure_rates(
         for repetition in range(plan.repeat):
             say(f"repetition {repetition + 1} of {plan.repeat}")
             bandwidth.append(stream_bandwidth(plan.threads))
-            for name in _in_turn(plan.engines, repetition):
+            for name in in_turn(plan.engines, repetition):
                 _measure_once(plan, workers[name], prompt, samples[name])
         for name, worker in workers.items():
             samples[name].add("peak_resident_bytes", worker.peak_resident_bytes())

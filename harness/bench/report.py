@@ -50,8 +50,8 @@ def _rows(report: Report) -> Iterator[tuple[str, ...]]:
     engines, ratios = report["engines"], report["ratios"]
     yield ("", "", *engines, *(f"{name} / {PEER}" for name in ratios))
     for metric, _, unit, factor in METRICS:
-        cells = [_spread(found[metric], factor) for found in engines.values()]
-        cells += [_spread(found[metric], 1.0) for found in ratios.values()]
+        cells = [spread(found[metric], factor) for found in engines.values()]
+        cells += [spread(found[metric], 1.0) for found in ratios.values()]
         yield (label_of(metric, report), unit, *cells)
 
 
@@ -93,11 +93,11 @@ def _bounds(report: Report) -> Iterator[str]:
         for name, found in report["engines"].items()
     )
     yield f"peak resident memory over file size: {resident}"
-    opened = _spread(report["vocabulary_open_seconds"], 1.0)
+    opened = spread(report["vocabulary_open_seconds"], 1.0)
     yield f"a file with {VOCABULARY_TOKENS:,} tokens opens in {opened} s"
 
 
-def _spread(found: Mapping[str, Any], factor: float) -> str:
+def spread(found: Mapping[str, Any], factor: float) -> str:
     """Median and range in three significant digits, the range only where there is one."""
     median, low, high = (found[key] * factor for key in ("median", "minimum", "maximum"))
     shown = digits(median)

@@ -1,7 +1,8 @@
 """One engine in a process of its own: ``python -m harness.bench.worker NAME SETUP_JSON PROMPT``.
 
 The process announces its first token, then answers one JSON line per line of standard input:
-``{"prompt": ids, "decode_tokens": n}`` with the seconds taken, ``{}`` with the peak memory.
+``{"prompt": ids, "decode_tokens": n}`` or ``{"prompts": [ids, ...], ...}`` with the seconds taken,
+``{}`` with the peak memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Self
 
 import harness
 from contract.errors import ExecutionError, ZincError
-from harness.bench.engines import Setup, Timing, open_engine
+from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
 from harness.bench.machine import peak_resident_bytes
 
 CLOSE_SECONDS = 30.0
@@ -59,6 +60,11 @@ class Worker:
         """As ``BenchEngine.generate``."""
         answer = self._ask({"prompt": list(prompt), "decode_tokens": decode_tokens})
         return Timing(**answer)
+
+    def generate_together(self, prompts: Sequence[Sequence[int]], decode_tokens: int) -> Timing:
+        """As ``PeerEngine.generate_together``."""
+        together = [list(prompt) for prompt in prompts]
+        return Timing(**self._ask({"prompts": together, "decode_tokens": decode_tokens}))
 
     def peak_resident_bytes(self) -> int:
         """The most memory the worker has had resident so far."""
@@ -123,7 +129,10 @@ def serve(name: str, setup: Setup, prompt: str) -> None:
     _say({})
     for line in sys.stdin:
         question = json.loads(line)
-        if question:
+        if "prompts" in question:
+            assert isinstance(engine, PeerEngine), "a tier serves many in the parent's process"
+            _say(asdict(engine.generate_together(question["prompts"], question["decode_tokens"])))
+        elif question:
             _say(asdict(engine.generate(question["prompt"], question["decode_tokens"])))
         else:
             _say({"peak_resident_bytes": peak_resident_bytes()})

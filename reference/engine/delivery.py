@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from contract.types import FinishReason, TokenEvent
-from reference.engine.constraining import NOT_LISTED, Listed, listed_of
+from reference.engine.constraining import NOT_LISTED, listed_of
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence
@@ -38,6 +38,7 @@ class Delivery:
         self._finish = finish
         self._events: list[TokenEvent] = []
         self._computed: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        self._intervals: Counter[tuple[int, float]] = Counter()
 
     def events(self) -> list[TokenEvent]:
         """The events since the last call."""
@@ -53,9 +54,7 @@ class Delivery:
         tokens = output.token.tolist()
         for part in computed:
             self._take(part, tokens, output, now)
-        for tenant, (prefilled, decoded) in self._computed.items():
-            self._tenants.count(tenant, prefilled, decoded)
-        self._computed.clear()
+        self._settle_accounts()
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request that no token ends."""
@@ -64,50 +63,68 @@ class Delivery:
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
         """What one sequence got out of a step."""
-        sequence, stop = part.placement.sequence, part.stop
-        request = sequence.request
+        placement, start, stop, first_row, end_row = part
+        sequence = placement.sequence
         if sequence.on_logits is not None:
-            skipped = max(0, sequence.scored - part.start)
-            if skipped < stop - part.start:
-                rows = output.logits[part.first_row + skipped : part.end_row].copy()
-                sequence.on_logits(part.start + skipped, rows)
-                sequence.scored = stop
+            _hand_over(sequence, part, output)
+        counts = self._computed[sequence.request.tenant]
         if stop < sequence.known:
-            self._computed[request.tenant][0] += stop - part.start
+            counts[0] += stop - start
             return
-        first = part.start + 1 if part.drafted else stop
-        given = 0
-        for position in range(first, stop + 1):
-            row = part.end_row - 1 - (stop - position)
-            token = tokens[row] if row >= part.first_row else -1
-            guess = int(sequence.tokens[position]) if position < stop else token
-            given += token >= 0 and sequence.samples
-            listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
-            self._receive(part.placement, position, token, listed)
-            if token != guess or sequence.placement is None:
-                break
-        counts = self._computed[request.tenant]
-        counts[0] += stop - part.start - 1 if first == stop else 0
+        if part.drafted:
+            given = self._take_guessed(part, tokens, output)
+        else:
+            counts[0] += stop - start - 1
+            token = tokens[end_row - 1] if end_row > first_row else -1
+            given = int(token >= 0 and sequence.samples)
+            self._receive(placement, stop, token, output, end_row - 1)
         counts[1] += given
         if given:
-            self._note_tokens(sequence, given, now)
-        if self._speculating is not None or part.placement.masked:
+            self._note_tokens(sequence, now)
+        if self._speculating is not None or placement.masked:
             self._after_tokens(part)
 
-    def _note_tokens(self, sequence: Sequence, given: int, now: float) -> None:
+    def _take_guessed(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
+        """The tokens up to the first one that was guessed wrongly: how many they are."""
+        sequence = part.placement.sequence
+        given = 0
+        for row in range(part.first_row, part.end_row):
+            position = part.start + 1 + row - part.first_row
+            token = tokens[row]
+            guess = int(sequence.tokens[position]) if position < part.stop else token
+            given += token >= 0 and sequence.samples
+            self._receive(part.placement, position, token, output, row)
+            if token != guess or sequence.placement is None:
+                break
+        return given
+
+    def _note_tokens(self, sequence: Sequence, now: float) -> None:
         tenant = sequence.request.tenant
-        self._ledger.generated(tenant, given)
         if sequence.given is None:
             self._ledger.first_token(tenant, now - sequence.arrived)
         else:
-            self._ledger.interval(tenant, now - sequence.given)
+            # The sequences of a step mostly had their last tokens at the same time, too.
+            self._intervals[tenant, now - sequence.given] += 1
         sequence.given = now
 
-    def _receive(self, placement: Placement, position: int, token: int, listed: Listed) -> None:
-        """What ``token``, sampled for ``position``, means: the next one, or the end."""
+    def _settle_accounts(self) -> None:
+        """Tell the tenants' rates and the ledger what a step did for each."""
+        for tenant, (prefilled, decoded) in self._computed.items():
+            self._tenants.count(tenant, prefilled, decoded)
+            self._ledger.generated(tenant, decoded)
+        for (tenant, seconds), count in self._intervals.items():
+            self._ledger.interval(tenant, seconds, count)
+        self._computed.clear()
+        self._intervals.clear()
+
+    def _receive(
+        self, placement: Placement, position: int, token: int, output: StepOutput, row: int
+    ) -> None:
+        """What ``token``, sampled for ``position`` in ``row``, means: the next one, or the end."""
         sequence = placement.sequence
         request = sequence.request
         reason = None
+        listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
         if not sequence.samples:
             token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
         elif token < 0:
@@ -137,3 +154,13 @@ class Delivery:
             self._pipeline.changed()
         if self._speculating is not None and self._speculating.consider(placement):
             self._pipeline.changed()
+
+
+def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
+    """Give the logits of a step to whoever asked, those of a position once."""
+    assert sequence.on_logits is not None
+    skipped = max(0, sequence.scored - part.start)
+    if skipped < part.stop - part.start:
+        rows = output.logits[part.first_row + skipped : part.end_row].copy()
+        sequence.on_logits(part.start + skipped, rows)
+        sequence.scored = part.stop

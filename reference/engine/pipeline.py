@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,7 @@ class Step:
     cached_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """What a step did for one placement: positions ``start`` to ``stop`` - 1, and rows of logits
     from ``first_row`` to ``end_row`` - 1 of the step's output."""
 
@@ -263,11 +263,12 @@ class Pipeline:
     def _computed(self, step: Step) -> Iterator[Computed]:
         starts = step.chunks["start"].tolist()
         stops = (step.chunks["start"] + step.chunks["count"]).tolist()
+        running = self._residents.running
         ends = np.cumsum(step.rows)
         firsts = (ends - step.rows).tolist()
         for placement, start, stop, first, end in zip(
             step.placements, starts, stops, firsts, ends.tolist(), strict=True
         ):
             # A sequence that ended, was cancelled or preempted may be in steps under way.
-            if self._residents.runs(placement):
+            if running.get(placement.slot) is placement:
                 yield Computed(placement, start, stop, first, end)

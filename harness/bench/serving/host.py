@@ -1,0 +1,144 @@
+"""What a step costs the host: the engine on a tier that computes nothing.
+
+Everything the submitting thread does is real: planning, the step's inputs, the tier's snapshot of
+them, the events. Times are CPU time of the thread, so that who else uses the machine counts little.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.tier import TierInfo
+from contract.types import Request, SamplingParams
+from harness.synth import sized_spec, write_synthetic
+from reference.cpu.tier import CpuBatch, CpuFence, CpuTier
+from reference.engine import Engine
+from reference.limits import Limits, pages_for
+from reference.model.open import Model, open_model
+from reference.runner import ModelRunner
+
+HOST_SLOTS = (1, 16, 64)
+HOST_CONTEXTS = (1024, 131_072)
+CHUNK_TOKENS = 8192
+"""Prompt tokens of a step: nothing computes them, so that long contexts are filled soon."""
+CHURN_TOKENS = 64
+"""How many tokens a request has where requests come and go: with as many slots, one a step."""
+GREEDY = SamplingParams(repeat_last_n=0)
+
+
+class IdleTier(CpuTier):
+    """Takes a snapshot of a step's inputs, as every tier does, and computes nothing: every token
+    is 0. It claims to be asynchronous, so that an engine keeps a step ahead."""
+
+    @property
+    def info(self) -> TierInfo:
+        """As the CPU tier's, but for the queue."""
+        return replace(super().info, asynchronous=True)
+
+    def submit(
+        self, batch: CpuBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+    ) -> CpuFence:
+        """Copy the inputs."""
+        batch.inputs[: len(inputs)] = inputs
+        return CpuFence(MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Microseconds of CPU time a step, by sample: ``steady`` where the same sequences decode on,
+    ``churn`` where in each step of ``slots`` sequences about ``slots / 64`` leave and as many come.
+    """
+
+    steady: list[float]
+    churn: list[float]
+
+
+@contextmanager
+def idle_runner(model: Model, slots: int, context: int) -> Iterator[ModelRunner]:
+    """A runner whose steps take the host's time only."""
+    limits = Limits(
+        slots=slots,
+        context=context,
+        pages=slots * pages_for(context),
+        step_tokens=slots + CHUNK_TOKENS,
+        step_rows=slots,
+    )
+    with IdleTier() as tier, ModelRunner(model, tier, limits) as runner:
+        yield runner
+
+
+@contextmanager
+def smallest_model() -> Iterator[Model]:
+    """A model of one layer: how large it is makes no difference to the host."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "smallest.gguf"
+        context = max(HOST_CONTEXTS)
+        spec = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", layers=1, context=context)
+        write_synthetic(path, spec)
+        model = open_model(path)
+        with model.file:
+            yield model
+
+
+def measure_host(runner: ModelRunner, steps: int) -> HostCost:
+    """Time ``steps`` steps of each kind; every sequence decodes at the end of its context."""
+    return HostCost(_steady(runner, steps), _churn(runner, steps))
+
+
+def _steady(runner: ModelRunner, steps: int) -> list[float]:
+    limits = runner.limits
+    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    prompt = (1,) * (limits.context - steps - 2 * PAGE_TOKENS)
+    for number in range(limits.slots):
+        # Not all of them begin a page in the same step.
+        request = prompt[number % PAGE_TOKENS :]
+        engine.submit(Request(number, request, steps + PAGE_TOKENS, GREEDY, ignore_end=True))
+    waited = 0
+    while waited < limits.slots:
+        waited += len(engine.step())
+    return [_cpu_microseconds(engine) for _ in range(steps)]
+
+
+def _churn(runner: ModelRunner, steps: int) -> list[float]:
+    """As ``_steady``, with short sequences, each followed by the next one when it ends."""
+    limits = runner.limits
+    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    found = []
+    number = 0
+
+    def submit(tokens: int) -> None:
+        nonlocal number
+        number += 1
+        engine.submit(Request(number, (1,) * PAGE_TOKENS, tokens, GREEDY, ignore_end=True))
+
+    for slot in range(limits.slots):
+        submit(1 + slot * CHURN_TOKENS // limits.slots)
+    for _ in range(steps):
+        started = time.thread_time()
+        ended = sum(event.finish_reason is not None for event in engine.step())
+        found.append((time.thread_time() - started) * 1e6)
+        for _ in range(ended):
+            submit(CHURN_TOKENS)
+    return found
+
+
+def _cpu_microseconds(engine: Engine) -> float:
+    started = time.thread_time()
+    engine.step()
+    return (time.thread_time() - started) * 1e6
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

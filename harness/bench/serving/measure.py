@@ -1,0 +1,275 @@
+"""Everything ``--serve`` reports, as plain JSON types, and whether it is what is aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from contract.errors import RequestError
+from harness.bench.busy import busy_processes
+from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
+from harness.bench.machine import machine_facts
+from harness.bench.measure import FIRST_PROMPT, Samples, Say, in_turn, summary
+from harness.bench.serving.alone import (
+    edit_text,
+    edited_twice,
+    editing_prompt,
+    first_token_seconds,
+    replay_chat,
+)
+from harness.bench.serving.host import (
+    HOST_CONTEXTS,
+    HOST_SLOTS,
+    idle_runner,
+    measure_host,
+    smallest_model,
+)
+from harness.bench.serving.plan import (
+    CONTEXT,
+    SEQUENCES,
+    ServingPlan,
+    Tokens,
+    random_prompts,
+    serving_runner,
+)
+from harness.bench.serving.together import decode_together, interactive_intervals
+from harness.bench.worker import Worker
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+
+Rate = Callable[[Sequence[Tokens], int], float]
+"""Tokens a second of an engine that continues prompts by so many tokens each."""
+HOST_MICROSECONDS = 1000.0
+"""What a step of the most slots may cost the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``metric`` shall be at least or at most ``bound``; ``of_peer``: as a multiple of the peer's,
+    which says nothing where there is no peer."""
+
+    metric: str
+    bound: float
+    least: bool = True
+    of_peer: bool = False
+
+    def met(self, value: float) -> bool:
+        """Whether ``value`` is good enough."""
+        return value >= self.bound if self.least else value <= self.bound
+
+
+TARGETS = (
+    Target("decode_gain", 3.0),
+    Target(f"decode_{SEQUENCES[-1]}", 1.3, of_peer=True),
+    Target("interval_mixed_spread", 1.3, least=False),
+    Target("chat_hits", 0.8),
+    Target("first_token_gain", 0.3, least=False),
+    Target("lookup_gain", 1.5),
+)
+
+
+def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, Any]:
+    """Measure everything; ``say`` is told what is going on.
+
+    Raises RequestError when the model's context is too short, ExecutionError for an engine that
+    fails or an answer that guessing changed.
+    """
+    model = open_model(plan.model)
+    with model.file, busy_processes(plan.beside), ExitStack() as stack:
+        if model.config.context < CONTEXT:
+            problem = f"{CONTEXT} positions are needed, the model has {model.config.context}"
+            raise RequestError("model", problem)
+        samples = {name: Samples() for name in plan.tiers}
+        runners = {}
+        for name in plan.tiers:
+            say(f"opening {name}")
+            runners[name] = stack.enter_context(serving_runner(plan, model, name))
+        peers = _measure_together(plan, runners, samples, model.config.vocab, say)
+        prompt = editing_prompt(model)
+        for repetition in range(plan.repeat):
+            say(f"one user and sixteen, {repetition + 1} of {plan.repeat}")
+            for name in in_turn(plan.tiers, repetition):
+                _measure_mixed(plan, runners[name], samples[name])
+                _measure_alone(runners[name], samples[name], prompt, repetition)
+        facts = {"file": plan.model.name, "bytes": model.file.size, "vocab": model.config.vocab}
+    engines = {name: _summaries(found) for name, found in samples.items()}
+    report: dict[str, Any] = {
+        "machine": machine_facts(),
+        "model": facts,
+        "settings": {
+            "threads": plan.threads,
+            "kv_dtype": plan.kv_dtype,
+            "prompt_tokens": plan.prompt_tokens,
+            "decode_tokens": plan.decode_tokens,
+            "repeat": plan.repeat,
+            "beside": plan.beside,
+        },
+        "peer": _peer_facts(peers),
+        "engines": engines,
+        "ratios": _ratios(samples, peers),
+        "host": _measure_host(plan, say),
+    }
+    report["targets"] = judged(report)
+    return report
+
+
+def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every target with what was measured, by medians, and whether it is met."""
+    verdicts = []
+    for name, found in report["engines"].items():
+        for target in TARGETS:
+            values = report["ratios"].get(name, {}) if target.of_peer else found
+            if target.metric in values:
+                verdicts.append(_verdict(target, name, values[target.metric]["median"]))
+    for kind, slots, context in _host_cases():
+        if slots == HOST_SLOTS[-1] and report["host"]:
+            target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
+            value = report["host"][f"{kind}_{slots}_{context}"]["median"]
+            verdicts.append(_verdict(target, f"{slots} slots at {context:,}", value))
+    return verdicts
+
+
+def _verdict(target: Target, of: str, value: float) -> dict[str, Any]:
+    return {
+        "metric": target.metric,
+        "of": of,
+        "bound": target.bound,
+        "least": target.least,
+        "of_peer": target.of_peer,
+        "value": value,
+        "met": target.met(value),
+    }
+
+
+def _measure_together(
+    plan: ServingPlan,
+    runners: Mapping[str, ModelRunner],
+    samples: Mapping[str, Samples],
+    vocab: int,
+    say: Say,
+) -> dict[str, Samples]:
+    """Aggregate decode of every number of sequences, tiers and each configuration of the peer
+    taking turns; what the peer's configurations gave."""
+    peers: dict[str, Samples] = {}
+    with ExitStack() as stack:
+        measures: dict[str, Rate] = {
+            name: partial(decode_together, runner) for name, runner in runners.items()
+        }
+        for setup in _peer_setups(plan):
+            name = f"{PEER} {'with' if setup.flash_attention else 'without'} flash attention"
+            say(f"opening {name}")
+            worker = stack.enter_context(Worker(PEER, setup, FIRST_PROMPT))
+            measures[name] = partial(_peer_rate, worker)
+            peers[name] = Samples()
+        found = {**samples, **peers}
+        for prompts in _prompts(plan, vocab).values():
+            for measure in measures.values():
+                measure(prompts, 1)  # programs and caches are warm from here on
+        for repetition in range(plan.repeat):
+            say(f"decoding together, {repetition + 1} of {plan.repeat}")
+            for count, prompts in _prompts(plan, vocab).items():
+                for name in in_turn(list(measures), repetition):
+                    found[name].add(f"decode_{count}", measures[name](prompts, plan.decode_tokens))
+    for engine in found.values():
+        for first, last in zip(
+            engine.values[f"decode_{SEQUENCES[0]}"],
+            engine.values[f"decode_{SEQUENCES[-1]}"],
+            strict=True,
+        ):
+            engine.add("decode_gain", last / first)
+    return peers
+
+
+def _prompts(plan: ServingPlan, vocab: int) -> dict[int, list[Tokens]]:
+    return {count: random_prompts(count, vocab, count, plan.prompt_tokens) for count in SEQUENCES}
+
+
+def _peer_setups(plan: ServingPlan) -> list[Setup]:
+    if not plan.peer:
+        return []
+    context = plan.prompt_tokens + plan.decode_tokens + 1
+    model = str(plan.model.resolve())
+    setup = Setup(model, plan.threads, context, plan.kv_dtype, sequences=SEQUENCES[-1])
+    return [replace(setup, flash_attention=flash) for flash in peer_flash_choices(plan.kv_dtype)]
+
+
+def _peer_rate(worker: Worker, prompts: Sequence[Tokens], decode_tokens: int) -> float:
+    timing = worker.generate_together(prompts, decode_tokens)
+    return len(prompts) * decode_tokens / timing.decode_seconds
+
+
+def _measure_mixed(plan: ServingPlan, runner: ModelRunner, found: Samples) -> None:
+    for name, batch in (("alone", False), ("mixed", True)):
+        intervals = interactive_intervals(runner, plan, batch=batch)
+        middle, late = np.percentile(intervals, (50, 99)).tolist()
+        found.add(f"interval_{name}_p50", middle)
+        found.add(f"interval_{name}_p99", late)
+        found.add(f"interval_{name}_spread", late / middle)
+
+
+def _measure_alone(runner: ModelRunner, found: Samples, prompt: Tokens, repetition: int) -> None:
+    chat = replay_chat(runner)
+    found.add("chat_hits", chat.hit / chat.prompted)
+    cold, hit = first_token_seconds(runner, repetition)
+    found.add("first_token_cold", cold)
+    found.add("first_token_hit", hit)
+    found.add("first_token_gain", hit / cold)
+    plain, guessed = edited_twice(lambda lookup: edit_text(runner, prompt, lookup=lookup))
+    found.add("lookup_plain", plain.rate)
+    found.add("lookup_guessed", guessed.rate)
+    found.add("lookup_gain", guessed.rate / plain.rate)
+    found.add("lookup_tokens_a_step", (len(guessed.tokens) - 1) / guessed.steps)
+
+
+def _measure_host(plan: ServingPlan, say: Say) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if not plan.host_steps:
+        return found
+    with smallest_model() as model:
+        for context in HOST_CONTEXTS:
+            for slots in HOST_SLOTS:
+                say(f"the host's part of a step, {slots} slots at {context:,} positions")
+                with idle_runner(model, slots, context) as runner:
+                    cost = measure_host(runner, plan.host_steps)
+                found[f"steady_{slots}_{context}"] = summary(cost.steady)
+                found[f"churn_{slots}_{context}"] = summary(cost.churn)
+    return found
+
+
+def _host_cases() -> list[tuple[str, int, int]]:
+    return [(k, s, c) for k in ("steady", "churn") for c in HOST_CONTEXTS for s in HOST_SLOTS]
+
+
+def _summaries(samples: Samples) -> dict[str, Any]:
+    return {metric: summary(values) for metric, values in samples.values.items()}
+
+
+def _best(peers: Mapping[str, Samples], metric: str) -> str:
+    return max(peers, key=lambda name: float(np.median(peers[name].values[metric])))
+
+
+def _ratios(samples: Mapping[str, Samples], peers: Mapping[str, Samples]) -> dict[str, Any]:
+    """Every tier over the peer's better configuration for each number of sequences."""
+    if not peers:
+        return {}
+    metrics = [f"decode_{count}" for count in SEQUENCES]
+    best = {metric: peers[_best(peers, metric)].values[metric] for metric in metrics}
+    return {
+        name: {
+            metric: summary([a / b for a, b in zip(ours.values[metric], theirs, strict=True)])
+            for metric, theirs in best.items()
+        }
+        for name, ours in samples.items()
+    }
+
+
+def _peer_facts(peers: Mapping[str, Samples]) -> dict[str, Any] | None:
+    if not peers:
+        return None
+    engines = {name: _summaries(found) for name, found in peers.items()}
+    return {"version": peer_version(), "engines": engines}

@@ -1,0 +1,79 @@
+"""What is measured about serving, on what, and what is aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from contract.dtypes import BY_NAME, DEFAULT_KV
+from contract.types import SamplingParams
+from harness.bench.engines import fixed_workers
+from harness.tiers import TierOptions, open_tier
+from reference.limits import Limits, pages_for
+from reference.model.open import Model
+from reference.runner import ModelRunner
+
+SLOTS = 16
+SEQUENCES = (1, 4, 16)
+"""How many decode together."""
+CONTEXT = 1024
+CHUNK_TOKENS = 512
+GUESSES = 11
+"""Most guessed tokens of a sequence."""
+GREEDY = SamplingParams(repeat_last_n=0)
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """``engines`` are tiers by the names of ``open_engine``. ``prompt_tokens`` and
+    ``decode_tokens`` are those of a sequence where several decode together; the other measurements
+    have sizes of their own, in proportion. ``host_steps`` of 0 leaves the host's part out."""
+
+    model: Path
+    tiers: tuple[str, ...]
+    threads: int
+    peer: bool = False
+    kv_dtype: str = DEFAULT_KV.name
+    prompt_tokens: int = 32
+    decode_tokens: int = 32
+    repeat: int = 3
+    beside: int = 0
+    host_steps: int = 200
+
+    @property
+    def limits(self) -> Limits:
+        """The sizes of the runner that serves: pages for what is measured, not for every slot's
+        whole context."""
+        longest = 4 * self.prompt_tokens + self.decode_tokens
+        pages = SLOTS * pages_for(longest) + pages_for(CONTEXT)
+        return Limits(
+            slots=SLOTS,
+            context=CONTEXT,
+            pages=pages,
+            kv_dtype=BY_NAME[self.kv_dtype],
+            step_tokens=SLOTS + CHUNK_TOKENS,
+            step_rows=SLOTS + GUESSES,
+        )
+
+
+@contextmanager
+def serving_runner(plan: ServingPlan, model: Model, tier_name: str) -> Iterator[ModelRunner]:
+    """The model on a tier, with room for SLOTS sequences and every form of a step lowered."""
+    options = TierOptions(plan.threads, opencl_workers=fixed_workers(tier_name))
+    with (
+        open_tier(tier_name.partition(":")[0], options) as tier,
+        ModelRunner(model, tier, plan.limits) as runner,
+    ):
+        runner.prepare()
+        yield runner
+
+
+def random_prompts(seed: int, vocab: int, count: int, length: int) -> list[Tokens]:
+    """``count`` prompts of ``length`` random tokens, the same for the same seed."""
+    drawn = np.random.default_rng(seed).integers(0, vocab, (count, length))
+    return [tuple(row) for row in drawn.tolist()]

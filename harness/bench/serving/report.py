@@ -1,0 +1,116 @@
+"""A report of ``--serve`` as text for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.bench.engines import PEER
+from harness.bench.report import digits, spread
+from harness.bench.serving.host import HOST_CONTEXTS, HOST_SLOTS
+from harness.bench.serving.plan import SEQUENCES
+from harness.console import table
+
+Report = Mapping[str, Any]
+
+METRICS = {
+    **{f"decode_{n}": (f"decode, {n} together", "tok/s", 1.0) for n in SEQUENCES},
+    "decode_gain": (f"  {SEQUENCES[-1]} over 1", "", 1.0),
+    "interval_alone_p50": ("interactive interval alone, p50", "ms", 1e3),
+    "interval_alone_p99": ("  p99", "ms", 1e3),
+    "interval_alone_spread": ("  p99 over p50", "", 1.0),
+    "interval_mixed_p50": ("interactive interval beside batch work, p50", "ms", 1e3),
+    "interval_mixed_p99": ("  p99", "ms", 1e3),
+    "interval_mixed_spread": ("  p99 over p50", "", 1.0),
+    "chat_hits": ("prompt tokens of a 10-turn chat that were cached", "%", 1e2),
+    "first_token_cold": ("first token of a new prompt", "ms", 1e3),
+    "first_token_hit": ("  of the same prompt again", "ms", 1e3),
+    "first_token_gain": ("  again over new", "", 1.0),
+    "lookup_plain": ("editing a text", "tok/s", 1.0),
+    "lookup_guessed": ("  with prompt lookup", "tok/s", 1.0),
+    "lookup_gain": ("  with over without", "", 1.0),
+    "lookup_tokens_a_step": ("  tokens a step with prompt lookup", "", 1.0),
+}
+"""Label, unit and factor by metric."""
+HOST_KINDS = {"steady": "the same sequences decode on", "churn": "requests come and go"}
+
+
+def render_serving(report: Report, *, markdown: bool = False) -> str:
+    """The report as tables: engines, the host's part of a step, targets."""
+    sections = [_engine_rows(report), _host_rows(report), _target_rows(report)]
+    show = _markdown if markdown else _text
+    shown = [show(rows) for rows in map(list, sections) if len(rows) > 1]
+    return "\n\n".join(["\n".join(_subject(report)), *shown])
+
+
+def _text(rows: list[tuple[str, ...]]) -> str:
+    return table(rows, right=range(2, len(rows[0])))
+
+
+def _markdown(rows: list[tuple[str, ...]]) -> str:
+    head, *body = rows
+    rule = ("---", "---", *("--:" for _ in head[2:]))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
+
+
+def _subject(report: Report) -> list[str]:
+    machine, model, settings = report["machine"], report["model"], report["settings"]
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}",
+        f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
+        f"{settings['threads']} threads, prompts of {settings['prompt_tokens']}, "
+        f"{settings['decode_tokens']} decoded, {settings['repeat']} repetitions",
+    ]
+    if settings["beside"]:
+        lines.append(f"beside {settings['beside']} busy processes")
+    if report["peer"]:
+        lines.append(f"{PEER} of {report['peer']['version']}; ratios are to its better way")
+    return lines
+
+
+def _engine_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    peers = report["peer"]["engines"] if report["peer"] else {}
+    engines = {**report["engines"], **peers}
+    yield ("", "", *engines, *(f"{name} / {PEER}" for name in report["ratios"]))
+    for metric, (label, unit, factor) in METRICS.items():
+        cells = [_cell(found, metric, factor) for found in engines.values()]
+        cells += [_cell(found, metric, 1.0) for found in report["ratios"].values()]
+        yield (label, unit, *cells)
+
+
+def _cell(found: Mapping[str, Any], metric: str, factor: float) -> str:
+    return spread(found[metric], factor) if metric in found else ""
+
+
+def _host_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    yield (
+        "the host's part of a step, CPU time",
+        "",
+        *(f"{slots} slots at {context:,}" for context in HOST_CONTEXTS for slots in HOST_SLOTS),
+    )
+    if not report["host"]:
+        return
+    for kind, label in HOST_KINDS.items():
+        cells = (
+            digits(report["host"][f"{kind}_{slots}_{context}"]["median"])
+            for context in HOST_CONTEXTS
+            for slots in HOST_SLOTS
+        )
+        yield (label, "us", *cells)
+
+
+def _target_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    yield ("target", "", "measured", "aim", "")
+    for verdict in report["targets"]:
+        metric, of = verdict["metric"], verdict["of"]
+        label, unit, factor = METRICS.get(metric) or (
+            HOST_KINDS[metric.removeprefix("host_")],
+            "us",
+            1,
+        )
+        about = f"{label.strip()}{f' over {PEER}' if verdict['of_peer'] else ''}, {of}"
+        if verdict["of_peer"]:
+            unit, factor = "", 1
+        aim = f"{'>=' if verdict['least'] else '<='} {digits(verdict['bound'] * factor)}"
+        met = "met" if verdict["met"] else "missed"
+        yield (about, unit, digits(verdict["value"] * factor), aim, met)

@@ -1,0 +1,78 @@
+"""Sequences that decode together, and what that leaves for one that is in a hurry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from contract.types import LOCAL_TENANT, QosClass, Request
+from harness.bench.serving.plan import GREEDY, SLOTS, ServingPlan, Tokens, random_prompts
+from reference.engine import Engine
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+
+INTERACTIVE = replace(LOCAL_TENANT, id=1, name="interactive", qos=QosClass.INTERACTIVE)
+BATCH = replace(LOCAL_TENANT, id=2, name="batch", qos=QosClass.BATCH)
+HURRIED = 0
+"""The interactive request's id; batch requests count up from 1."""
+LEARNING_TOKENS = 32
+"""Tokens of the interactive request before its intervals count: the engine learns what steps
+cost."""
+
+
+def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_tokens: int) -> float:
+    """Tokens a second of all sequences, from when each has its first until one has its last."""
+    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
+    for number, prompt in enumerate(prompts):
+        engine.submit(Request(number, prompt, decode_tokens + 1, GREEDY, ignore_end=True))
+    started: set[int] = set()
+    while len(started) < len(prompts):
+        started |= {event.request_id for event in engine.step()}
+    begun = time.perf_counter()
+    tokens = 0
+    ended = False
+    while not ended:
+        events = engine.step()
+        tokens += len(events)
+        ended = any(event.finish_reason is not None for event in events)
+    return tokens / (time.perf_counter() - begun)
+
+
+def interactive_intervals(runner: ModelRunner, plan: ServingPlan, *, batch: bool) -> list[float]:
+    """Seconds between the tokens of an interactive request, four times ``decode_tokens`` of them.
+
+    With ``batch`` all other slots are always taken by a batch tenant, whose prompts are up to four
+    times as long as ``prompt_tokens``: one ends, the next one is read.
+    """
+    tenants = Tenants((INTERACTIVE, BATCH), clock=time.perf_counter)
+    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter, tenants=tenants)
+    vocab = runner.model.config.vocab
+    (prompt,) = random_prompts(HURRIED, vocab, 1, plan.prompt_tokens)
+    wanted = 4 * plan.decode_tokens
+    tokens = LEARNING_TOKENS + wanted + 1
+    engine.submit(Request(HURRIED, prompt, tokens, GREEDY, tenant=INTERACTIVE.id, ignore_end=True))
+    number = 0
+
+    def submit_batch() -> None:
+        nonlocal number
+        number += 1
+        length = plan.prompt_tokens * (1 + number % 4)
+        (read,) = random_prompts(number, vocab, 1, length)
+        decoded = 1 + plan.decode_tokens * (1 + number % 3) // 3
+        engine.submit(Request(number, read, decoded, GREEDY, tenant=BATCH.id, ignore_end=True))
+
+    for _ in range(SLOTS - 1 if batch else 0):
+        submit_batch()
+    times: list[float] = []
+    while len(times) < tokens:
+        events = engine.step()
+        now = time.perf_counter()
+        for event in events:
+            if event.request_id == HURRIED:
+                times.append(now)
+            elif event.finish_reason is not None:
+                submit_batch()
+    counted = times[LEARNING_TOKENS:]
+    return [after - before for before, after in pairwise(counted)]

@@ -1,0 +1,120 @@
+"""Who joins and leaves is data: once every form of a step is lowered, nothing is lowered again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.tier import Tier
+from contract.types import Request
+from harness.tiers import open_tier
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.late_tier import LateTier
+from tests.needs import need_device
+
+STEPS = 1000
+LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)
+TIERS: dict[str, Callable[[], Tier]] = {
+    "cpu": CpuTier,
+    "late": LateTier,
+    "opencl": lambda: need_device(partial(open_tier, "opencl")),
+}
+
+
+class Lowerings:
+    """Counts what a tier lowers."""
+
+    def __init__(self, tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._lower = tier.lower
+        monkeypatch.setattr(tier, "lower", self._counted)
+
+    def _counted(self, *args: Any) -> Any:
+        self.count += 1
+        return self._lower(*args)
+
+
+@pytest.fixture(params=TIERS)
+def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+    with TIERS[request.param]() as tier:
+        yield tier
+
+
+@pytest.fixture
+def runner(tier: Tier, synthetic_model: Callable[..., Path]) -> Iterator[ModelRunner]:
+    """One narrow layer: what is computed does not matter here."""
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=1)
+    model = open_model(path)
+    with model.file, ModelRunner(model, tier, LIMITS) as runner:
+        yield runner
+
+
+def churn(runner: ModelRunner, steps: int) -> tuple[set[int], int]:
+    """Requests come, end and are cancelled at random: the numbers of sequences that were running,
+    and how many steps read prompts while others decoded."""
+    random = np.random.default_rng(7)
+    engine = Engine(runner)
+    shapes: list[tuple[int, int]] = []
+    submit = runner.submit
+
+    def observed(inputs: Any) -> Any:
+        shapes.append((len(inputs.query), len(np.unique(inputs.query["slot"]))))
+        return submit(inputs)
+
+    runner.submit = observed  # type: ignore[method-assign]
+    running: set[int] = set()
+    number = 0
+    while engine.statistics.steps < steps:
+        # The crowd that is wanted grows and shrinks, so that all numbers of sequences occur.
+        crowd = 1 + int(19.9 * abs(np.sin(engine.statistics.steps / 60)))
+        while len(running) < crowd:
+            prompt = random.integers(0, 256, random.integers(1, 24))
+            engine.submit(Request(number, tuple(prompt.tolist()), int(random.integers(1, 24))))
+            running.add(number)
+            number += 1
+        while len(running) > crowd:
+            leaving = int(random.choice(sorted(running)))
+            engine.cancel(leaving)
+            running.discard(leaving)
+        running -= {e.request_id for e in engine.step() if e.finish_reason is not None}
+    mixed = sum(tokens > sequences > 1 for tokens, sequences in shapes)
+    return {sequences for _, sequences in shapes}, mixed
+
+
+def test_a_thousand_steps_of_churn_lower_nothing(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.prepare()
+    lowerings = Lowerings(runner.tier, monkeypatch)
+    sequences, mixed = churn(runner, STEPS)
+    assert lowerings.count == 0
+    assert {1, LIMITS.slots} <= sequences
+    assert len(sequences) > 12
+    assert mixed > STEPS // 10
+
+
+def test_a_lowering_in_the_middle_of_churn_is_counted(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what a port is bound to changes, so every form in use is lowered again."""
+    runner.prepare()
+    lowerings = Lowerings(runner.tier, monkeypatch)
+    executable = runner._executable
+    port = "output.ring"
+    ring = executable.buffer(port)
+    decl = runner.graph.buffers[port]
+    other = runner.tier.alloc(decl, ring.nbytes, ring.heap)
+    executable.bind(port, other)
+    executable.bind(port, ring)
+    churn(runner, 20)
+    runner.tier.free(other)
+    assert 0 < lowerings.count <= len(executable.forms)
