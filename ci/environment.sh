@@ -63,3 +63,9 @@ install_glslang() {
     command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null && return 0
     apt_install glslang-tools spirv-tools
 }
+
+# The browser that drives the pages; Playwright's own is never downloaded.
+install_chromium() {
+    command -v chromium >/dev/null && return 0
+    apt_install chromium fonts-dejavu-core
+}

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's routes on one engine that many tenants share."""
