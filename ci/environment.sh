@@ -64,3 +64,9 @@ install_compilers() {
         command -v g++ >/dev/null && return 0
     apt_install glslang-tools spirv-tools g++
 }
+
+# The browser that drives the pages; Playwright's own is never downloaded.
+install_chromium() {
+    command -v chromium >/dev/null && return 0
+    apt_install chromium fonts-dejavu-core
+}

@@ -18,7 +18,7 @@ from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
 from harness.serve.openapi import Route, openapi_document
-from harness.serve.page_files import HEADERS, PageFile
+from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began, Service
 from harness.tenants import Account
@@ -90,8 +90,7 @@ def make_app(service: Service, options: AppOptions) -> Flask:
             methods=[route.method],
             provide_automatic_options=False,
         )
-    for path, file in options.page.items():
-        app.add_url_rule(path, f"page:{path}", _file_view(file), provide_automatic_options=False)
+    add_page(app, options.page)
     return app
 
 
@@ -108,15 +107,6 @@ def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseRespons
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
         return Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
-
-    return view
-
-
-def _file_view(file: PageFile) -> Callable[[], Response]:
-    def view() -> Response:
-        return Response(
-            file.content, content_type=file.content_type, headers={"Cache-Control": "no-cache"}
-        )
 
     return view
 

@@ -21,7 +21,7 @@ from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.metrics import Metrics
 from harness.serve.model import ModelOptions, open_model
-from harness.serve.page_files import read_page
+from harness.serve.page import read_page
 from harness.serve.service import Service
 
 MAX_BODY_BYTES = 8 << 20

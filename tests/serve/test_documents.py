@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.serve.fingerprint import kept_digest
-from harness.serve.page_files import HEADERS, read_page
+from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest

@@ -1,0 +1,73 @@
+"""The chat and operator pages: files read once, served with headers that let in nothing else."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flask import Flask, Response, request
+
+FOLDER = Path(__file__).with_name("page")
+DOCUMENTS = {"index.html": "/", "operator.html": "/operator"}
+"""The files that are pages, by the path they are asked for with; the rest is below ``/page/``."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types dompurify"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Nothing from elsewhere, nothing inline, in nobody's frame; HTML only from the sanitiser."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is sent."""
+
+    content: bytes
+    content_type: str
+
+
+def read_page(folder: Path = FOLDER) -> Mapping[str, PageFile]:
+    """The files below ``folder`` by URL path; links are not followed."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            name = path.relative_to(folder).as_posix()
+            files[DOCUMENTS.get(name, f"/page/{name}")] = PageFile(
+                path.read_bytes(), _content_type(path)
+            )
+    return files
+
+
+def add_page(app: Flask, files: Mapping[str, PageFile]) -> None:
+    """Routes for ``files``. Browsers keep them and ask each time whether they changed, so that the
+    modules of a page are always of one version."""
+    for path, file in files.items():
+        app.add_url_rule(path, f"page:{path}", _view(file), provide_automatic_options=False)
+
+
+def _view(file: PageFile) -> Callable[[], Response]:
+    def view() -> Response:
+        response = Response(file.content, content_type=file.content_type, headers=HEADERS)
+        response.cache_control.no_cache = True
+        response.add_etag()
+        response.make_conditional(request)
+        return response
+
+    return view
+
+
+def _content_type(path: Path) -> str:
+    # The machine's own table may call JavaScript plain text, which no browser runs.
+    if path.suffix == ".js":
+        return "text/javascript; charset=utf-8"
+    kind = mimetypes.guess_type(path.name)[0] or "text/plain"
+    return f"{kind}; charset=utf-8" if kind.startswith("text/") else kind

@@ -1,0 +1,58 @@
+import { getJson } from "./api.js";
+import { byId, element } from "./dom.js";
+import { askForKey } from "./key.js";
+import { readText, writeText } from "./storage.js";
+
+const KEY = "zinc.model";
+const RETRY_MS = 3000;
+let models = [];
+
+/** The model that answers, as `/v1/models` describes it. */
+export const chosenModel = () => models.find((model) => model.id === byId("model").value);
+
+/** Fill the picker; a server that is not there is waited for. `loaded` is called at the end. */
+export async function loadModels(banner, loaded) {
+  try {
+    models = (await getJson("/v1/models")).data;
+  } catch (problem) {
+    if (problem.kind === "key" && await askForKey(problem.message)) {
+      return loadModels(banner, loaded);
+    }
+    byId("model").replaceChildren(new Option("No model"));
+    if (problem.kind === "unreachable") {
+      banner("The server cannot be reached. Trying again every few seconds.", "");
+      setTimeout(() => loadModels(banner, loaded), RETRY_MS);
+    } else banner(problem.message);
+    return undefined;
+  }
+  byId("banner").hidden = true;
+  const select = byId("model");
+  select.replaceChildren(...models.map((model) => new Option(model.id, model.id)));
+  const last = readText(KEY);
+  if (models.some((model) => model.id === last)) select.value = last;
+  select.onchange = () => { writeText(KEY, select.value); showBadges(); };
+  showBadges();
+  return loaded();
+}
+
+function showBadges() {
+  const facts = chosenModel()?.x_zinc;
+  const badges = facts?.tier
+    ? [element("span", { className: "badge", title: `${facts.device ?? ""}\n${facts.fingerprint ?? ""}` },
+      facts.tier)]
+    : [];
+  byId("badges").replaceChildren(...badges);
+}
+
+/** How much of the model's context the conversation has used. */
+export function showContext(session) {
+  const usage = session.messages.findLast((message) => message.usage)?.usage;
+  const most = chosenModel()?.x_zinc?.context;
+  byId("context").hidden = !usage;
+  if (!usage) return;
+  const used = usage.total_tokens;
+  byId("context-meter").hidden = !most;
+  byId("context-meter").value = most ? used / most : 0;
+  byId("context-text").textContent = most
+    ? `${used.toLocaleString()} / ${most.toLocaleString()}` : `${used.toLocaleString()} tokens`;
+}

@@ -1,0 +1,107 @@
+"""One headless Chromium for all tests of the page, and a server of its own for each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.needs import missing
+from tests.page.fake_server import Double, Fake, serving
+
+expect.set_options(timeout=20_000)
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium."""
+    path = shutil.which("chromium")
+    if path is None:
+        missing("there is no chromium", "apt-get install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@dataclass
+class Chat:
+    """A page that is open, and the double behind it."""
+
+    page: Page
+    fake: Fake
+    url: str
+    problems: list[str]
+
+    def send(self, text: str) -> None:
+        """Ask with the keyboard."""
+        self.page.get_by_role("textbox", name="Message", exact=True).fill(text)
+        self.page.keyboard.press("Enter")
+
+    def ask(self, text: str) -> None:
+        """Ask, and wait for the whole answer."""
+        answers = self.page.locator("article.answer").count()
+        self.send(text)
+        expect(self.page.locator("article.answer")).to_have_count(answers + 1)
+        self.settled()
+
+    def settled(self) -> None:
+        """Wait until nothing is under way."""
+        expect(self.page.locator("#send")).to_have_text("Send")
+
+    def press(self, name: str) -> None:
+        """Press the last button called so."""
+        self.page.get_by_role("button", name=name).last.click()
+
+
+@pytest.fixture(scope="session")
+def double() -> Iterator[Double]:
+    """The server, whose fake each test replaces."""
+    with serving() as double:
+        yield double
+
+
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One profile for all tests: it keeps the modules of the page, and nothing else."""
+    context = browser.new_context()
+    context.set_default_timeout(20_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def fake() -> Fake:
+    """The double, to be told what to do before or while the page is open."""
+    return Fake()
+
+
+@pytest.fixture
+def chat(context: BrowserContext, double: Double, fake: Fake) -> Iterator[Chat]:
+    """The chat page with nothing stored; fails where it logs an error."""
+    double.fake = fake
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda said: problems.append(said.text) if "Content Security" in said.text else None,
+    )
+    page.goto(f"{double.url}/page/icon.svg")
+    page.evaluate("localStorage.clear()")
+    page.goto(double.url)
+    yield Chat(page, fake, double.url, problems)
+    page.close()
+    assert problems == []

@@ -1,0 +1,164 @@
+"""A test double of the server: the pages, and canned answers in the wire's format.
+
+What it answers is decided by the last user message, see ``Fake.answer_to``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from flask import Flask, Response, request
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from harness.serve.page import add_page, read_page
+
+MARKDOWN = """## Merging
+
+Some *words*, a [link](https://example.org/a) and `code`.
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+def merge(left, right):
+    # both are sorted
+    return sorted(left + right)
+```
+
+- one
+- two
+"""
+THINKING = "<think>Let me see: two and two.</think>\n\nThe answer is **4**."
+CONTEXT = 4096
+
+
+@dataclass
+class Fake:
+    """What the double does, changed by the tests, and what it was asked."""
+
+    key: str | None = None
+    busy: int = 0
+    """So many requests are refused with 503 first."""
+    answers: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+    """Seconds between chunks."""
+    drift: bool = False
+    """Whether the same seed gives another text each time."""
+    cut: bool = False
+    """Whether streams end early without saying so."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    """Answers of ``/metrics``, the last one for ever."""
+
+    def answer_to(self, body: dict[str, Any]) -> str:
+        text = body["messages"][-1]["content"]
+        answer = self.answers.get(text, f"You said {text} with seed {body['seed']}")
+        return f"{answer} again {len(self.asked)}" if self.drift else answer
+
+
+@dataclass
+class Double:
+    """The server of all tests, and what it does for the present one."""
+
+    fake: Fake = field(default_factory=Fake)
+    url: str = ""
+
+
+def fake_app(double: Double) -> Flask:
+    """The double as an application."""
+    app = Flask("fake", static_folder=None)
+    add_page(app, read_page())
+
+    def refused(status: int, message: str, **headers: str) -> Response:
+        response = Response(json.dumps({"error": {"message": message}}), status)
+        response.headers.update(headers)
+        return response
+
+    @app.before_request
+    def check_key() -> Response | None:
+        fake = double.fake
+        guarded = request.path.startswith("/v1/") or request.path == "/metrics"
+        if guarded and fake.key and request.headers.get("Authorization") != f"Bearer {fake.key}":
+            return refused(401, "this server needs a key")
+        return None
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        facts = {"tier": "cpu", "device": "test", "context": CONTEXT, "fingerprint": "f0"}
+        return {
+            "data": [
+                {"id": "tiny", "x_zinc": facts | {"thinking": True}},
+                {"id": "other", "x_zinc": facts | {"tier": "opencl", "context": 512}},
+            ]
+        }
+
+    @app.get("/metrics")
+    def metrics() -> str:
+        fake = double.fake
+        return fake.metrics.pop(0) if len(fake.metrics) > 1 else fake.metrics[0]
+
+    @app.post("/v1/chat/completions")
+    def chat() -> Response:
+        fake = double.fake
+        body = request.get_json()
+        fake.asked.append(body)
+        if fake.busy:
+            fake.busy -= 1
+            return refused(503, "the queue is full", **{"Retry-After": "1"})
+        return Response(_chunks(fake, body), mimetype="text/event-stream")
+
+    return app
+
+
+def _chunks(fake: Fake, body: dict[str, Any]) -> Iterator[str]:
+    text = fake.answer_to(body)
+    pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+    yield ": ping\n\n"
+    for index, piece in enumerate(pieces):
+        if fake.cut and index == 2:
+            return
+        choice: dict[str, Any] = {"index": 0, "delta": {"content": piece}, "finish_reason": None}
+        if body.get("logprobs"):
+            other = {"token": "else", "logprob": -1.5}
+            one = {"token": piece, "logprob": -0.25}
+            choice["logprobs"] = {"content": [{**one, "top_logprobs": [one, other]}]}
+        yield _line({"choices": [choice], "system_fingerprint": "f0"})
+        time.sleep(fake.delay)
+    yield _line({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    usage = {"prompt_tokens": 10, "completion_tokens": len(pieces), "total_tokens": 1024}
+    yield _line({"choices": [], "usage": usage, "x_zinc": {"seed": body["seed"]}})
+    yield "data: [DONE]\n\n"
+
+
+def _line(value: object) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Nothing: what a page asks for is no news."""
+
+
+@contextmanager
+def serving() -> Iterator[Double]:
+    """The double on a free port."""
+    double = Double()
+    app = fake_app(double)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    double.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
