@@ -26,10 +26,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
     "qwen35": dict(HYBRIDS["qwen35"]),
 }
+RUNS = [
+    *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
+    ("qwen35", "cpu"),
+    ("qwen35", "late"),
+]
+"""Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 
-@pytest.fixture(scope="module", params=[(m, t) for m in MODELS for t in TIERS], ids=" on ".join)
+@pytest.fixture(scope="module", params=RUNS, ids=" on ".join)
 def runner(
     request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
 ) -> Iterator[ModelRunner]:

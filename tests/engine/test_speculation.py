@@ -57,7 +57,11 @@ class Told(Drafter):
 
 @pytest.fixture(
     scope="module",
-    params=[(m, t) for m in MODELS for t in TIERS if m == "qwen3" or t != "late"],
+    params=[
+        *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
+        ("qwen35", "cpu"),
+        ("qwen35", "opencl"),
+    ],
     ids=" on ".join,
 )
 def runner(
@@ -98,7 +102,7 @@ def tokens_of(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int
     return tokens
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> None:
     requests = requests_of(data.draw)
