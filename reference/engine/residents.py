@@ -140,10 +140,11 @@ class Residents:
         return sequences
 
     def _note(self, tenant: int, slots: int, pages: int) -> None:
+        # The account first: an interrupt on the way there leaves both as they were.
+        self._tenants.occupy(tenant, slots=slots, pages=pages)
         use = self._uses.setdefault(tenant, [0, 0])
         use[0] += slots
         use[1] += pages
-        self._tenants.occupy(tenant, slots=slots, pages=pages)
 
     def _occupy(self, placement: Placement, computed: int) -> None:
         sequence = placement.sequence
