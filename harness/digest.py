@@ -30,6 +30,24 @@ def logits_digest(logits: NDArray[np.float32]) -> str:
     return digest.hexdigest()
 
 
+class RunningDigest:
+    """``logits_digest`` of the rows so far, after each of them. Call it with more of them."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._after: list[str] = []
+
+    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Add rows, float32[rows, vocab]."""
+        for row in rows:
+            self._hash.update(np.ascontiguousarray(row + np.float32(0.0), "<f4").data)
+            self._after.append(self._hash.hexdigest())
+
+    def after(self, rows: int) -> str | None:
+        """The digest of the first ``rows`` rows, hex; None before there are any."""
+        return self._after[rows - 1] if 0 < rows <= len(self._after) else None
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a whole file, hex."""
     with path.open("rb") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,9 @@ class SessionOptions:
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
     longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
-    again for one that begins alike. At most ``draft`` tokens are guessed ahead.
+    again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
+    of the whole context run at once, each with up to ``biases`` logit biases and
+    ``top_log_probabilities`` tokens listed with theirs.
     """
 
     tier: str = "auto"
@@ -69,18 +71,28 @@ class SessionOptions:
     chat: bool = False
     prefix_cache: bool = True
     draft: int = 0
+    slots: int = 1
+    biases: int = 0
+    top_log_probabilities: int = 0
     recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
         chunk = min(self.chunk, context)
-        return whole_contexts(
-            slots=1,
+        guessed = 1 + min(self.draft, chunk - 1)
+        limits = whole_contexts(
+            slots=self.slots,
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
-            step_tokens=chunk + 1,
-            step_rows=chunk if self.all_logits else 1 + min(self.draft, chunk - 1),
+            step_tokens=chunk + self.slots,
+            step_rows=max(self.slots, chunk) if self.all_logits else self.slots * guessed,
             recent_tokens=max(1, min(self.repeat_last_n, context)) + self.draft,
+        )
+        return replace(
+            limits,
+            saved_states=self.slots if self.slots > 1 else 0,
+            biases=self.biases,
+            top_log_probabilities=self.top_log_probabilities,
         )
 
 
@@ -286,8 +298,8 @@ class Session:
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
             model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
             observer = _observed(options.recording, owned)
-            runner = owned.enter_context(_load(model, tier, prepared.limits, progress))
             engine = Engine(
                 runner,
                 end_of_generation=model.tokenizer.eog_ids,
@@ -408,7 +420,10 @@ def _observed(recording: Recording, owned: ExitStack) -> Observer:
     return owned.enter_context(Timeline(recording.timeline))
 
 
-def _load(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
+def load_runner(
+    model: Model, tier: Tier, limits: Limits, progress: Progress = SILENT
+) -> ModelRunner:
+    """Upload a model, with progress. Raises OutOfMemory and UnsupportedOp."""
     weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
     progress.start("loading", weights, "B")
     try:

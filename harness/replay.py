@@ -14,7 +14,7 @@ from harness.console import note, printable, table
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.trace.framing import Kind, TraceReader
-from harness.trace.play import play
+from harness.trace.play import play, sensible
 from harness.trace.records import TracedModel
 from reference.model.open import Model, open_model
 
@@ -75,7 +75,8 @@ def _list(reader: TraceReader) -> int:
     models = []
     for record in reader.records():
         if record.kind is Kind.MODEL:
-            models.append(TracedModel.unpack(record.payload))
+            with sensible(record):
+                models.append(TracedModel.unpack(record.payload))
         counts[record.kind] += 1
         nbytes[record.kind] += len(record.payload)
     for name, value in reader.header.items():

@@ -184,7 +184,11 @@ SETTINGS: Mapping[str, Setting] = {
             "the model's own, or what fits the memory",
         ),
         Setting(
-            "slots", integer(1, 1 << 12), 1, "sequences that run at once, of the whole context each"
+            "slots",
+            integer(1, 1 << 12),
+            None,
+            "sequences that run at once, of the whole context each",
+            "4 for a server, else 1",
         ),
         Setting(
             "memory_budget",
@@ -224,6 +228,41 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("device", TEXT, "", "part of a device's name, of the tier that runs", "the first"),
         Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
+        Setting("host", TEXT, "127.0.0.1", "address to listen on; others than loopback need keys"),
+        Setting("port", integer(0, 65535), 8080, "port to listen on; 0 takes a free one"),
+        Setting(
+            "tenants",
+            PATH,
+            None,
+            "file of tenants and the digests of their API keys (see `zinc-rt tenants`)",
+            "one local tenant, without a key",
+        ),
+        Setting(
+            "ledger",
+            PATH,
+            lambda: platformdirs.user_state_path("zinc-rt") / "ledger.sqlite",
+            "SQLite file that counts what every tenant was given",
+        ),
+        Setting(
+            "queue_depth",
+            integer(1, 4096),
+            256,
+            "requests that may wait for a slot; more are refused with 503",
+        ),
+        Setting(
+            "allowed_hosts",
+            TEXT,
+            "",
+            "names, separated by commas, that the server answers to beside addresses, localhost "
+            "and this machine's name",
+            "none",
+        ),
+        Setting(
+            "drain_seconds",
+            number(0, 3600),
+            30.0,
+            "how long running answers may take to end when the server is asked to",
+        ),
         Setting("system", TEXT, None, "system prompt", "what the model's chat template says"),
         Setting("thinking", choice("auto", "on", "off"), "auto", "let the model think aloud first"),
     )

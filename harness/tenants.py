@@ -4,13 +4,17 @@
     id = 1
     qos = "interactive"
     max_slots = 8
+    keys = ["sha256:..."]
 
-Keys are the fields of ``contract.types.Tenant``; all but ``id`` have its defaults.
+Keys are the fields of ``contract.types.Tenant``, all but ``id`` with its defaults, and what a
+server wants to know: the digests of the tenant's API ``keys``, and whether it is an ``operator``,
+who may see what every tenant uses.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,29 @@ from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness.toml_file import read_toml, unknown_key
 
-KEYS = tuple(field.name for field in fields(Tenant) if field.name != "name")
 SECTION = "tenant"
+KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A tenant, the digests of its API keys, and whether it may see all tenants."""
+
+    tenant: Tenant
+    keys: tuple[str, ...] = ()
+    operator: bool = False
+
+
+KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys", "operator")
 
 
 def read_tenants(path: Path) -> tuple[Tenant, ...]:
-    """The tenants the file declares, by id. Raises ConfigError, naming the file, the tenant and
+    """The tenants the file declares; see ``read_accounts``."""
+    return tuple(account.tenant for account in read_accounts(path))
+
+
+def read_accounts(path: Path) -> tuple[Account, ...]:
+    """The accounts the file declares, by id. Raises ConfigError, naming the file, the tenant and
     the field, for the first thing in it that is wrong."""
     sections = read_toml(path, "file of tenants")
     for key in sections:
@@ -35,18 +56,26 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
     if not isinstance(declared, dict) or not declared:
         raise ConfigError(f"{path}: declares no tenant; write a section [{SECTION}.NAME]")
     names: dict[int, str] = {}
-    tenants = [_tenant(path, name, values) for name, values in declared.items()]
-    for tenant in tenants:
+    accounts = [_account(path, name, values) for name, values in declared.items()]
+    owners: dict[str, str] = {}
+    for account in accounts:
+        tenant = account.tenant
+        for key in account.keys:
+            if owners.setdefault(key, tenant.name) != tenant.name:
+                raise ConfigError(
+                    f"{path}: tenants {owners[key]!r} and {tenant.name!r} share a key; "
+                    "give each its own"
+                )
         if tenant.id in names:
             raise ConfigError(
                 f"{path}: tenant {tenant.name!r}: id {tenant.id} is that of "
                 f"{names[tenant.id]!r}; give each its own"
             )
         names[tenant.id] = tenant.name
-    return tuple(sorted(tenants, key=lambda tenant: tenant.id))
+    return tuple(sorted(accounts, key=lambda account: account.tenant.id))
 
 
-def _tenant(path: Path, name: str, values: Any) -> Tenant:
+def _account(path: Path, name: str, values: Any) -> Account:
     place = f"{path}: tenant {name!r}"
     if not isinstance(values, dict):
         raise ConfigError(f"{place}: is {values!r}; write a section [{SECTION}.{name}]")
@@ -61,9 +90,20 @@ def _tenant(path: Path, name: str, values: Any) -> Tenant:
         except ValueError:
             accepted = ", ".join(repr(qos.value) for qos in QosClass)
             raise ConfigError(f"{place}: qos is {values['qos']!r}, not one of {accepted}") from None
+    values = dict(values)
+    keys, operator = values.pop("keys", []), values.pop("operator", False)
+    if not isinstance(keys, list) or not all(
+        isinstance(key, str) and KEY_DIGEST.fullmatch(key) for key in keys
+    ):
+        raise ConfigError(
+            f"{place}: keys is not a list of digests; `zinc-rt tenants key` makes a key "
+            'and prints the line keys = ["sha256:..."]'
+        )
+    if type(operator) is not bool:
+        raise ConfigError(f"{place}: operator is {operator!r}, not true or false")
     tenant = Tenant(name=name, **values)
     try:
         tenant.validate()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return tenant
+    return Account(tenant, tuple(keys), operator)

@@ -90,7 +90,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             settings["kv_dtype"],
             settings["chunk"],
             budget,
-            settings["slots"],
+            settings["slots"] or 1,
             tier,
         )
         return run_facts(file, wanted)

@@ -19,6 +19,7 @@ from harness.cli import (
     logits_command,
     model_command,
     run_command,
+    serve_command,
     tools_command,
 )
 from harness.cli.answer import INTERRUPTED
@@ -28,6 +29,7 @@ from harness.settings import ENV_PREFIX
 
 COMMANDS = (
     run_command,
+    serve_command,
     model_command,
     inspect_command,
     graph_command,
@@ -45,6 +47,7 @@ examples:
   zinc-rt run "Why is the sky blue?"       pull the default model if need be, and answer
   git diff | zinc-rt run --system "Write a commit message."
   zinc-rt chat --model ./model.gguf        talk to a model file of your own
+  zinc-rt serve                            OpenAI's HTTP routes on http://127.0.0.1:8080
   zinc-rt check                            is this machine ready, and if not, why
   zinc-rt inspect ./model.gguf             what is in a file, and the memory it takes
   zinc-rt help memory                      search the help of all commands

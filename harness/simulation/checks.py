@@ -162,16 +162,19 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
     return qos, candidate.share, candidate.rate, candidate.order
 
 
-def check_preemption(leaver: Resident, state: State, tenants: Mapping[int, Tenant]) -> None:
+def check_preemption(
+    leaver: Resident, state: State, tenants: Mapping[int, Tenant], growth: int
+) -> None:
     """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
-    where all that run are, or for its own tenant's page quota."""
+    where all that run are, or for its own tenant's page quota: a request grows by at most
+    ``growth`` pages at once, and a page that two share counts for both."""
     tenant = tenants[leaver.tenant]
     if tenant.qos is not QosClass.INTERACTIVE:
         return
     others = [r for r in state.residents if tenants[r.tenant].qos is not QosClass.INTERACTIVE]
-    own = {page for r in state.residents if r.tenant == tenant.id for page in r.pages}
+    own = sum(len(r.pages) for r in state.residents if r.tenant == tenant.id)
     require(
-        not others or len(own) >= tenant.max_kv_pages,
+        not others or own + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
         f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

@@ -85,7 +85,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
     most = slots * pages_for(context)
     fewest = pages_for(context)
     if features.scarce_pages:
-        pages = random.randint(fewest, max(fewest, most // 2))
+        pages = random.randint(fewest, max(fewest, 2 * most // 3))
     else:
         pages = random.randint(most, most + fewest)
     chunk = random.choice([1, 3, 16, 17, 24, 48])
@@ -108,7 +108,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
         stall_steps=random.choice([1, 4, 12]),
         queue_depth=random.choice([2, 6, 1024]),
         step_seconds=random.choice([0.005, 0.005, 0.1, 1.0]),
-        host_pages=random.choice([0, 0, 2, pages]),
+        host_pages=random.choice([0, 3, pages, 2 * pages]),
         copy_pages=random.random() < 0.5,
         guesses=random.random() < 0.25,
         recurrent=recurrent,
@@ -135,7 +135,7 @@ def _tenants(random: Random, features: Features, shape: Shape) -> tuple[Tenant, 
                 weight=random.choice([1.0, 1.0, 2.0, 0.5]),
                 max_slots=most_slots,
                 max_kv_pages=most_pages,
-                isolation_group=random.choice([None, None, 7, 7, 8]),
+                isolation_group=random.choice([None, 7, 7, 7, 8]),
                 qos=random.choice(list(QosClass)),
                 decode_tokens_per_s=random.choice([4, 50]) if random.random() < 0.2 else 1_000_000,
                 prefill_tokens_per_s=30 if random.random() < 0.1 else 1_000_000,
@@ -221,7 +221,8 @@ class _Actions:
         if not self._features.shared_prefixes or random.random() < 0.2:
             return self._tokens(length)
         if self._prompts and random.random() < 0.3:
-            return random.choice(self._prompts[-4:])
+            return random.choice(self._prompts)
+        length = max(length, min(context, random.choice([1, PAGE_TOKENS + 3, 2 * PAGE_TOKENS + 9])))
         shared = random.choice([*self._documents, *self._earlier[-3:]])[: length - 1]
         return (
             shared

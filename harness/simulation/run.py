@@ -20,7 +20,7 @@ from harness.simulation.schedule import Kept, Schedule, format_kept
 from harness.simulation.shrink import shrink
 from harness.simulation.world import SimulatedWorld, World
 
-BATCH = 20
+BATCH = 50
 """Seeds a process is given at once, the first of which is played twice."""
 MIX_EVERY = 500
 """One seed in so many is also that of a competition of tenants alike."""

@@ -28,6 +28,7 @@ from harness.simulation.checks import (
 from harness.simulation.invariants import Invariant, Violation, require
 from reference.engine import Engine
 from reference.engine.sequence import Placement
+from reference.limits import pages_for
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import Waiting
@@ -35,7 +36,7 @@ from reference.sched.tenants import WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine: more is a loop without end."""
-DEEP_CHECK_STEPS = 8
+DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of everything the memory keeps."""
 
 
@@ -229,7 +230,8 @@ class Watch(NullObserver):
         leaver = next(r for r in state.residents if r.slot == placement.slot)
         self.accounts.add(leaver.tenant, "slots_preempted")
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
-        self._guarded(lambda: check_preemption(leaver, state, tenants))
+        growth = pages_for(self._engine.runner.limits.step_tokens)
+        self._guarded(lambda: check_preemption(leaver, state, tenants, growth))
         self._preempt(placement)
 
     def _candidates(self) -> Iterable[Candidate]:

@@ -35,6 +35,16 @@ from reference.model.weights import constant_bytes, weight_bytes
 
 ModelOpener = Callable[[int, TracedModel], Model]
 """Opens a trace's n-th model."""
+NONSENSE = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    MemoryError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What comes of numbers of things that are not there and sizes that cannot be."""
 PLACES_SHOWN = 6
 """Rows of a step that a message lists."""
 
@@ -140,7 +150,7 @@ class _Player:
         """
         if record.kind is not Kind.FAILED:
             self.settle()
-        with _sense(record):
+        with sensible(record):
             self._do[record.kind](record.payload)
         self._latest = record
 
@@ -148,7 +158,7 @@ class _Player:
         """Do what is still to be done."""
         held, self._held = self._held, None
         if held is not None and self._latest is not None:
-            with _sense(self._latest):
+            with sensible(self._latest):
                 self._submit(*held)
 
     def close(self) -> None:
@@ -260,11 +270,11 @@ class _Player:
 
 
 @contextmanager
-def _sense(record: Record) -> Iterator[None]:
+def sensible(record: Record) -> Iterator[None]:
     """Turn what a senseless payload raises into a TraceError that names the record."""
     try:
         yield
-    except (IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except NONSENSE as error:
         what = f"the record {record.kind.name} at byte {record.offset} makes no sense"
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 

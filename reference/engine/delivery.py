@@ -44,6 +44,10 @@ class Delivery:
         events, self._events = self._events, []
         return events
 
+    def forget(self, request_id: int) -> None:
+        """Drop the events of a request that were not given away: a sink raised before they were."""
+        self._events = [event for event in self._events if event.request_id != request_id]
+
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
         tokens = output.token.tolist()

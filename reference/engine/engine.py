@@ -253,6 +253,7 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
         already finished."""
+        self._delivery.forget(request_id)
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
@@ -291,6 +292,9 @@ class Engine:
         """
         try:
             self._end_overdue()
+            # Told before anything can fail: whoever ended must not be able to cancel first.
+            if ended := self._delivery.events():
+                return ended
             self._pipeline.fill()
             read = self._pipeline.read()
             if read is not None:

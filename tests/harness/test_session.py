@@ -39,7 +39,7 @@ def test_the_template_starts_before_the_model_is_loaded(
     """Only where a template is going to be rendered; the session then has that one."""
     happened: list[str] = []
     started: list[ChatTemplate] = []
-    start, load = ChatTemplate.start, harness.generate._load
+    start, load = ChatTemplate.start, harness.generate.load_runner
 
     def noted_start(template: ChatTemplate) -> None:
         happened.append("template")
@@ -51,7 +51,7 @@ def test_the_template_starts_before_the_model_is_loaded(
         return load(*arguments)
 
     monkeypatch.setattr(ChatTemplate, "start", noted_start)
-    monkeypatch.setattr(harness.generate, "_load", noted_load)
+    monkeypatch.setattr(harness.generate, "load_runner", noted_load)
     options = SessionOptions(tier="cpu", context=64, chat=chat)
     with Session.open(model_path, options) as session:
         assert happened == (["template", "load"] if chat else ["load"])

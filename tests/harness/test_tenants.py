@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
-from harness.tenants import KEYS, read_tenants
+from harness.tenants import KEYS, read_accounts, read_tenants
 from reference.sched.tenants import Tenants
 
 WHOLE = """
@@ -24,6 +24,8 @@ decode_tokens_per_s = 200
 prefill_tokens_per_s = 5000
 max_context = 8192
 reserved_pages = 64
+keys = ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
+operator = true
 isolation_group = 3
 
 [tenant."alice w."]
@@ -55,6 +57,11 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
         reserved_pages=64,
     )
     assert all(f"{key} = " in WHOLE for key in KEYS)
+    accounts = read_accounts(written(tmp_path, WHOLE))
+    assert [(account.keys, account.operator) for account in accounts] == [
+        ((), False),
+        ((f"sha256:{'0' * 64}",), True),
+    ]
 
 
 def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
@@ -121,3 +128,26 @@ def test_any_values_are_tenants_or_a_config_error(
         assert values.keys() <= set(KEYS)
         return
     assert problem.startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ('keys = "zrt-secret"', "keys is not a list of digests"),
+        ('keys = ["zrt-secret"]', "zinc-rt tenants key"),
+        ('keys = ["sha256:12"]', "keys is not a list of digests"),
+        ("operator = 1", "operator is 1, not true or false"),
+    ],
+)
+def test_keys_and_operators_are_checked(tmp_path: Path, lines: str, problem: str) -> None:
+    """And no key is repeated in an error, in case somebody wrote one down as it is."""
+    with pytest.raises(ConfigError, match=problem) as refused:
+        read_accounts(written(tmp_path, f"[tenant.a]\nid = 1\n{lines}\n"))
+    assert "secret" not in str(refused.value)
+
+
+def test_two_tenants_cannot_share_a_key(tmp_path: Path) -> None:
+    key = f'keys = ["sha256:{"a" * 64}"]'
+    text = f"[tenant.a]\nid = 1\n{key}\n[tenant.b]\nid = 2\n{key}\n"
+    with pytest.raises(ConfigError, match="'a' and 'b' share a key"):
+        read_accounts(written(tmp_path, text))

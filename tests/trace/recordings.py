@@ -20,6 +20,7 @@ from harness.trace.record import record_on
 from harness.trace.records import TracedModel
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
+from reference.engine.draft_model import DraftModel, draft_limits
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
@@ -122,6 +123,23 @@ def record_both(paths: Sequence[Path], trace: Path) -> None:
         while not all(engine.idle for engine in engines):
             for engine in engines:
                 engine.step()
+
+
+def record_draft(paths: Sequence[Path], trace: Path) -> int:
+    """The second model guesses for the first, in the same queue; how many guesses there were."""
+    with ExitStack() as owned:
+        model, small = (open_model(path) for path in paths)
+        for opened in (model, small):
+            owned.callback(opened.file.close)
+        tier = owned.enter_context(record_on(CpuTier(), trace, model, LIMITS))
+        runner = owned.enter_context(ModelRunner(model, tier, LIMITS))
+        limits = draft_limits(LIMITS)
+        beside = owned.enter_context(ModelRunner(small, tier.beside(small, limits), limits))
+        engine = Engine(runner, drafter=DraftModel(beside, model))
+        for request in REQUESTS:
+            engine.submit(request)
+        list(engine.run())
+        return engine.statistics.speculation.drafted
 
 
 def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import ZincError
 from harness.digest import file_digest
 from harness.trace.framing import FRAME, PREFIX, Kind, TraceError, TraceReader, TraceWriter
 from harness.trace.records import Submit, TracedModel
@@ -21,6 +23,7 @@ from tests.trace.recordings import (
     Wrong,
     record_both,
     record_constrained,
+    record_draft,
     record_engine,
     record_recurrent,
     replay,
@@ -62,6 +65,16 @@ def test_models_side_by_side(
     assert replay_both(paths, trace, tier).difference is None
     with pytest.raises(TraceError, match="recorded with another model"):
         replay_both(paths[::-1], trace, tier)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_draft_model_is_in_it(
+    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
+) -> None:
+    paths = (tiny_model_path, synthetic_model(architecture="qwen3", quant="q8_0"))
+    trace = tmp_path / "draft.trace"
+    assert record_draft(paths, trace) > 0
+    assert replay_both(paths, trace, tier).difference is None
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -253,3 +266,25 @@ def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_pa
                 writer.write(kind, payload)
         with pytest.raises(TraceError, match=f"record {bad[0].name} at byte .* makes no sense"):
             replay(tiny_model_path, path, "cpu")
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_other_numbers_never_break_it(
+    tiny_model_path: Path, trace: Path, tmp_path: Path, seed: int
+) -> None:
+    """One bit of one payload is another and every checksum right: an error with a name, another
+    result, or nothing that mattered."""
+    rng = np.random.default_rng(seed)
+    with TraceReader(trace) as reader:
+        header = reader.header
+        records = [(record.kind, bytearray(record.payload)) for record in reader.records()]
+    kinds = sorted({kind for kind, payload in records if payload})
+    kind = kinds[seed % len(kinds)]
+    payload = rng.choice([n for n, record in enumerate(records) if record[0] is kind])
+    records[payload][1][rng.integers(len(records[payload][1]))] ^= 1 << int(rng.integers(8))
+    path = tmp_path / "other.trace"
+    with TraceWriter(path, header) as writer:
+        for kind, data in records[:-1]:
+            writer.write(kind, bytes(data))
+    with suppress(ZincError):
+        assert replay(tiny_model_path, path, "cpu").compared > 0

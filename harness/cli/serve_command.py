@@ -1,0 +1,212 @@
+"""``zinc-rt serve`` and ``zinc-rt tenants``: a model for many, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError
+from contract.types import LOCAL_TENANT
+from harness.cli.answer import INTERRUPTED
+from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
+from harness.console import note
+from harness.settings import Settings, add_flags, resolve
+
+if TYPE_CHECKING:
+    from harness.serve.model import ModelOptions
+    from harness.serve.run import ServeOptions
+
+NAMES = (
+    *MODEL_SETTINGS,
+    "host",
+    "port",
+    "slots",
+    "queue_depth",
+    "tenants",
+    "ledger",
+    "allowed_hosts",
+    "drain_seconds",
+    "repeat_last_n",
+    *ENGINE_SETTINGS,
+)
+VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
+SLOTS = 4
+QUEUE_DEPTH = 256
+DIFFERENT = 1
+MOST_BIASES = 1024
+LISTED = 20
+"""Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
+
+EXAMPLES = """\
+examples:
+  zinc-rt serve                                  the default model on http://127.0.0.1:8080
+  zinc-rt serve --model qwen3-0.6b --slots 8 --context 8K
+  zinc-rt serve --host 0.0.0.0 --tenants tenants.toml --allowed-hosts llm.example.org
+
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "seed": 7}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="unused")
+
+SIGTERM lets running answers end, Ctrl-C does not. See docs/serving.md.
+"""
+VERIFY_EXAMPLES = """\
+examples:
+  zinc-rt verify request.json response.json
+  zinc-rt verify request.json response.json --tier cpu     on another device: the same bits
+
+Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
+be those of the server, and so must --context where the request names no max_tokens.
+"""
+TENANTS_EXAMPLES = """\
+examples:
+  zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
+  zinc-rt tenants check tenants.toml             what a server would make of the file
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``serve`` and ``tenants`` commands; their parsers set ``func(args) -> exit code``."""
+    text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
+    parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
+    parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
+    add_flags(parser, NAMES)
+    parser.set_defaults(func=serve)
+    text = "replay an answer of a server: identical, or where it first differs"
+    parser = subparsers.add_parser("verify", help=text, description=text, epilog=VERIFY_EXAMPLES)
+    parser.add_argument("request", metavar="REQUEST", type=Path, help="JSON that was sent")
+    parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
+    add_flags(parser, VERIFY_NAMES)
+    parser.set_defaults(func=verify)
+    text = "make API keys, and check the file of tenants"
+    parser = subparsers.add_parser("tenants", help=text, description=text, epilog=TENANTS_EXAMPLES)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    text = "print a new API key, once, and the lines of the file that know it by its digest"
+    key = verbs.add_parser("key", help=text, description=text)
+    key.add_argument("--name", default="NAME", help="the tenant's name")
+    key.add_argument("--id", type=int, default=1, help="the tenant's number")
+    key.set_defaults(func=make_key)
+    text = "read a file of tenants as a server would"
+    check = verbs.add_parser("check", help=text, description=text)
+    check.add_argument("file", metavar="FILE", type=Path)
+    check.set_defaults(func=check_file)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    settings = resolve(args, NAMES)
+    _need_server_extra()
+    from harness.progress import progress_on
+    from harness.serve.run import run_until_told, running
+
+    level = logging.WARNING if args.quiet else logging.INFO
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("zinc_rt.serve").setLevel(level)
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    with running(_options(settings), progress_on(transient=True)) as server:
+        model = server.service.model
+        note(
+            f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
+            f" fingerprint {model.fingerprint}"
+        )
+        note(f"listening on {server.url}")
+        interrupted = run_until_told(server, settings["drain_seconds"])
+    return INTERRUPTED if interrupted else 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Replay an answer."""
+    settings = resolve(args, VERIFY_NAMES)
+    _need_server_extra()
+    from harness.progress import progress_on
+    from harness.serve.errors import ApiError
+    from harness.serve.model import open_model
+    from harness.serve.verify import first_difference, read_object
+
+    request, response = read_object(args.request), read_object(args.response)
+    path = model_file(settings)
+    options = _model_options(settings, path)
+    with ExitStack() as owned:
+        model = open_model(path, options, [LOCAL_TENANT], owned, progress_on(transient=True))
+        try:
+            place = first_difference(model, request, response)
+        except ApiError as error:
+            raise ConfigError(f"{args.request}: {error}") from None
+    print("identical" if place is None else f"different: {place}")
+    return 0 if place is None else DIFFERENT
+
+
+def make_key(args: argparse.Namespace) -> int:
+    """Print a key and what to write into the file."""
+    from harness.serve.keys import key_digest, new_key
+
+    key = new_key()
+    print(f"key, shown only now: {key}\n")
+    print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
+    return 0
+
+
+def check_file(args: argparse.Namespace) -> int:
+    """Print a line for each tenant of a file."""
+    from harness.tenants import read_accounts
+
+    for account in read_accounts(args.file):
+        tenant = account.tenant
+        right = ", operator" if account.operator else ""
+        print(f"{tenant.id} {tenant.name}: {tenant.qos.value}, {len(account.keys)} keys{right}")
+    return 0
+
+
+def _need_server_extra() -> None:
+    try:
+        import harness.serve.run  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
+
+
+def _options(settings: Settings) -> ServeOptions:
+    from harness.serve.run import ServeOptions
+
+    path = model_file(settings)
+    names = settings["allowed_hosts"].split(",")
+    return ServeOptions(
+        path=path,
+        model=_model_options(settings, path),
+        ledger=settings["ledger"],
+        host=settings["host"],
+        port=settings["port"],
+        tenants=settings["tenants"],
+        allowed_hosts=tuple(filter(None, map(str.strip, names))),
+        drain_seconds=settings["drain_seconds"],
+    )
+
+
+def _model_options(settings: Settings, path: Path) -> ModelOptions:
+    from harness.serve.model import ModelOptions
+
+    session = replace(
+        session_options(settings, chat=True),
+        slots=settings["slots"] or SLOTS,
+        biases=MOST_BIASES,
+        top_log_probabilities=LISTED,
+    )
+    return ModelOptions(
+        session,
+        name=_name(settings, path),
+        digests=settings["cache_dir"] / "digests.json",
+        queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
+    )
+
+
+def _name(settings: Settings, path: Path) -> str:
+    """What requests call the model: as it was asked for, but a file by its name alone."""
+    asked = settings["model"]
+    if asked is not None:
+        with suppress(OSError):
+            return path.stem if Path(asked).exists() else str(asked)
+    return path.stem

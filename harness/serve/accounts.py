@@ -1,0 +1,144 @@
+"""Whose request it is: the tenants of a file, read again when it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.errors import ConfigError, RequestError
+from contract.types import LOCAL_TENANT, Tenant
+from harness.serve.errors import ApiError
+from harness.serve.keys import Keyring, presented_key
+from harness.tenants import Account, read_accounts
+from reference.engine import Engine
+
+LOOK_SECONDS = 1.0
+"""How often the file is looked at, at most."""
+LOCAL = Account(LOCAL_TENANT, operator=True)
+log = logging.getLogger("zinc_rt.serve")
+
+Put = Callable[[Callable[[Engine], None]], None]
+"""Has something done to the engine between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    accounts: dict[int, Account]
+    keyring: Keyring
+    digest: bytes
+
+
+class Accounts:
+    """The accounts of a server: those of ``path``, or one local tenant without a key.
+
+    Raises ConfigError for a file that cannot be used, or in which nobody has a key.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+        self._read = (
+            _Read({LOCAL_TENANT.id: LOCAL}, Keyring(), b"") if path is None else _read(path)
+        )
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a request needs a key."""
+        return self._path is not None
+
+    @property
+    def tenants(self) -> Sequence[Tenant]:
+        """All tenants."""
+        return [account.tenant for account in self._read.accounts.values()]
+
+    def of(self, authorization: str | None) -> Account:
+        """The account an ``Authorization`` header stands for. Raises ApiError 401."""
+        read = self._read
+        if not self.keyed:
+            return LOCAL
+        key = presented_key(authorization)
+        tenant = None if key is None else read.keyring.tenant_of(key)
+        if tenant is None:
+            problem = "an API key is needed" if key is None else "this API key is not known"
+            raise ApiError(
+                401,
+                f"{problem}; send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+            )
+        return read.accounts[tenant]
+
+    def named(self, name: str) -> Account | None:
+        """The account with an id or a name."""
+        for account in self._read.accounts.values():
+            if name in (str(account.tenant.id), account.tenant.name):
+                return account
+        return None
+
+    def refresh(self, put: Put) -> None:
+        """Read the file again if it changed, at most once in LOOK_SECONDS, and tell the engine.
+
+        A file that cannot be used changes nothing and is reported in the log.
+        """
+        if self._path is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() - self._looked < LOOK_SECONDS:
+                return
+            self._looked = time.monotonic()
+            self._reload(self._path, put)
+        finally:
+            self._lock.release()
+
+    def _reload(self, path: Path, put: Put) -> None:
+        try:
+            if _digest(path) == self._read.digest:
+                return
+            fresh = _read(path)
+            put(_changing(self._read.accounts, fresh.accounts))
+        except (ConfigError, ValueError) as error:
+            log.error("the tenants stay as they were: %s", error)
+            return
+        self._read = fresh
+        log.info("%d tenants, %d keys read from %s", len(fresh.accounts), len(fresh.keyring), path)
+
+
+def _read(path: Path) -> _Read:
+    digest = _digest(path)
+    accounts = read_accounts(path)
+    keyring = Keyring((key, account.tenant.id) for account in accounts for key in account.keys)
+    if not len(keyring):
+        raise ConfigError(
+            f"{path}: no tenant has a key, so nobody could be served; `zinc-rt tenants key` makes "
+            "one"
+        )
+    return _Read({account.tenant.id: account for account in accounts}, keyring, digest)
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+
+
+def _changing(before: dict[int, Account], after: dict[int, Account]) -> Callable[[Engine], None]:
+    """What the engine is to be told. One who is gone and has requests under way stays until they
+    ended: without a key there are no new ones."""
+
+    def change(engine: Engine) -> None:
+        for gone in before.keys() - after.keys():
+            engine.memory.reserve(gone, 0)
+            try:
+                engine.tenants.remove(gone)
+            except RequestError:
+                continue
+        for account in after.values():
+            engine.put_tenant(account.tenant)
+
+    return change

@@ -1,0 +1,214 @@
+"""The objects the server answers with: OpenAI's, and ``x_zinc`` for what is ours alone."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from contract.types import QosClass, Tenant, TokenEvent
+from harness.serve.generation import Generation, Piece
+from reference.model.tokenizer import Tokenizer
+
+SERVICE_TIERS = {
+    QosClass.INTERACTIVE: "priority",
+    QosClass.STANDARD: "default",
+    QosClass.BATCH: "flex",
+}
+"""What OpenAI's clients call the classes."""
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """How a generation is told on one route."""
+
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        """The objects of a stream that say what became certain."""
+
+    def last_chunk(self) -> Json:
+        """The object with the usage that ends a stream."""
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The answer of a request that is not streamed, from every choice's pieces."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the objects of one answer have in common."""
+
+    generation: Generation
+    tenant: Tenant
+    id: str
+    created: int
+    usage_in_chunks: bool
+
+    @classmethod
+    def of(cls, generation: Generation, tenant: Tenant, prefix: str, usage: bool) -> Answer:
+        """A new answer; ``usage`` says that its stream ends with a count."""
+        return cls(generation, tenant, prefix + secrets.token_hex(12), int(time.time()), usage)
+
+    def head(self, kind: str, choices: Sequence[Json]) -> Json:
+        """An object with these choices."""
+        model = self.generation.model
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": model.name,
+            "system_fingerprint": model.fingerprint,
+            "service_tier": SERVICE_TIERS[self.tenant.qos],
+            "choices": choices,
+        }
+
+    def with_usage(self, body: Json) -> Json:
+        """``body`` with the counts and what reproduces it."""
+        generation = self.generation
+        prompt, completion = generation.prompt_tokens, generation.completion_tokens
+        body["usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+        first = generation.choices[0].request
+        body["x_zinc"] = {
+            "seed": first.sampling.seed,
+            "tenant": self.tenant.name,
+            "tier": generation.model.tier,
+            "preemptions": generation.preemptions,
+        }
+        if generation.logits_digests is not None:
+            body["x_zinc"]["logits_sha256"] = generation.logits_digests
+        return body
+
+
+@dataclass(frozen=True)
+class ChatShape:
+    """``chat.completion`` and its chunks, the first of every choice with the role."""
+
+    answer: Answer
+    listed: bool
+    _opened: set[int] = field(default_factory=set)
+
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        if _silent(piece, self.listed):
+            return
+        delta: Json = {"content": piece.text} if piece.text else {}
+        if piece.choice not in self._opened:
+            self._opened.add(piece.choice)
+            delta = {"role": "assistant", "content": piece.text}
+        logprobs = self._logprobs(piece.events) if piece.events else None
+        yield self._chunk(piece.choice, delta, logprobs, piece.finish)
+
+    def last_chunk(self) -> Json:
+        return self.answer.with_usage(self.answer.head("chat.completion.chunk", []))
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        choices = []
+        for index, parts in enumerate(pieces):
+            events = [event for part in parts for event in part.events]
+            message = {
+                "role": "assistant",
+                "content": "".join(part.text for part in parts),
+                "refusal": None,
+            }
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": self._logprobs(events),
+                    "finish_reason": parts[-1].finish,
+                }
+            )
+        return self.answer.with_usage(self.answer.head("chat.completion", choices))
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        chunk = self.answer.head("chat.completion.chunk", [choice])
+        if self.answer.usage_in_chunks:
+            chunk["usage"] = None
+        return chunk
+
+    def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
+        if not self.listed:
+            return None
+        tokenizer = self.answer.generation.model.tokenizer
+        content = [
+            {
+                **_token(tokenizer, event.token, event.log_probability),
+                "top_logprobs": [_token(tokenizer, token, value) for token, value in event.top],
+            }
+            for event in events
+        ]
+        return {"content": content, "refusal": None}
+
+
+@dataclass(frozen=True)
+class CompletionShape:
+    """``text_completion``, whole and in pieces."""
+
+    answer: Answer
+    listed: bool
+
+    def chunks(self, piece: Piece) -> Iterable[Json]:
+        if _silent(piece, self.listed):
+            return
+        chunk = self.answer.head("text_completion", [self._choice(piece.choice, [piece])])
+        if self.answer.usage_in_chunks:
+            chunk["usage"] = None
+        yield chunk
+
+    def last_chunk(self) -> Json:
+        return self.answer.with_usage(self.answer.head("text_completion", []))
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        choices = [self._choice(index, parts) for index, parts in enumerate(pieces)]
+        return self.answer.with_usage(self.answer.head("text_completion", choices))
+
+    def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
+        events = [event for part in parts for event in part.events]
+        return {
+            "index": index,
+            "text": "".join(part.text for part in parts),
+            "logprobs": self._logprobs(events),
+            "finish_reason": parts[-1].finish,
+        }
+
+    def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
+        if not self.listed:
+            return None
+        tokenizer = self.answer.generation.model.tokenizer
+        texts = [_text(tokenizer, event.token) for event in events]
+        tops = [{_text(tokenizer, token): value for token, value in e.top} for e in events]
+        return {
+            "tokens": texts,
+            "token_logprobs": [event.log_probability for event in events],
+            "top_logprobs": tops,
+            "text_offset": None,
+        }
+
+
+def _silent(piece: Piece, listed: bool) -> bool:
+    """Whether there is nothing to say yet: a token whose text is not certain."""
+    return not piece.text and piece.finish is None and not (listed and piece.events)
+
+
+def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
+    raw = tokenizer.token_bytes(token, special=True)
+    return {
+        "token": raw.decode(errors="replace"),
+        "logprob": log_probability,
+        "bytes": list(raw),
+    }
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token, special=True).decode(errors="replace")

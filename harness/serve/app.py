@@ -1,0 +1,128 @@
+"""The WSGI application: what every request must be, the routes, and one shape for every refusal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response as BaseResponse
+
+from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.faults import log_fault
+from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.openapi import Route, openapi_document
+from harness.serve.page import HEADERS, PageFile, add_page
+from harness.serve.routes import ROUTES, Handlers
+from harness.serve.service import Began, Service
+from harness.tenants import Account
+
+log = logging.getLogger("zinc_rt.serve")
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """``page`` are the files of the chat page by path, ``max_body`` the longest body in bytes."""
+
+    host_check: HostCheck
+    page: Mapping[str, PageFile]
+    max_body: int
+    version: str
+
+
+def make_app(service: Service, options: AppOptions) -> Flask:
+    """The application of a service."""
+    app = Flask("zinc_rt", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = options.max_body
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = False
+    handlers = Handlers(service)
+    document = openapi_document(ROUTES, options.version)
+    handlers.fixed = {
+        "openapi": document,
+        "version": {"version": options.version, "fingerprint": service.model.fingerprint},
+    }
+
+    @app.before_request
+    def admit() -> None:
+        g.began = time.monotonic()
+        options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
+        if request.path == OPEN_PATH:
+            return
+        service.refresh()
+        g.account = service.accounts.of(request.headers.get("Authorization"))
+
+    @app.after_request
+    def note(response: Response) -> Response:
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        if not response.is_streamed:
+            _log_access(response.status_code)
+        return response
+
+    @app.errorhandler(Exception)
+    def refuse(error: Exception) -> Response:
+        began = isinstance(error, Began)
+        if isinstance(error, Began):
+            error = error.error
+        told = _told(error)
+        if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log_fault(f"{request.method} failed", error)
+        account: Account | None = g.get("account")
+        if account is not None and g.get("generates") and not began:
+            service.reject(account.tenant, told)
+        return Response(
+            told.encoded(), told.status, headers=told.headers, mimetype="application/json"
+        )
+
+    for route in ROUTES:
+        app.add_url_rule(
+            route.path,
+            route.name,
+            _view(route, getattr(handlers, route.name)),
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    add_page(app, options.page)
+    return app
+
+
+def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseResponse]:
+    def view(**arguments: str) -> BaseResponse:
+        if route.body is not None:
+            check_body(request.content_type, request.headers.get("Content-Encoding"))
+            arguments["raw"] = request.get_data(cache=False)  # type: ignore[assignment]
+        answered = handle(**arguments)
+        if isinstance(answered, Response):
+            return answered
+        if isinstance(answered, dict):
+            return Response(msgspec.json.encode(answered), mimetype="application/json")
+        if isinstance(answered, bytes):
+            return Response(answered, mimetype=route.produces)
+        return Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
+
+    return view
+
+
+def _told(error: Exception) -> ApiError:
+    if isinstance(error, HTTPException):
+        status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
+        code = HTTPStatus(status).name.lower()
+        return ApiError(status, f"{request.method} {request.path[:256]}: {error.name}", code=code)
+    return as_api_error(error) or internal_error()
+
+
+def _log_access(status: int) -> None:
+    """One line for each answer, without anything a user wrote."""
+    rule = request.url_rule.rule if request.url_rule is not None else "(no such route)"
+    account: Account | None = g.get("account")
+    tenant = "-" if account is None else account.tenant.name
+    took = (time.monotonic() - g.get("began", time.monotonic())) * 1000
+    log.info("%s %s %d %s %.0f ms", request.method, rule, status, tenant, took)

@@ -1,0 +1,296 @@
+"""The thread that owns an engine. Every other thread asks it, and takes events from a stream.
+
+An engine is single-threaded, so whatever touches it runs here, between two steps. A stream holds a
+bounded number of events: when nobody takes them, the engine is told that its requests stall.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from contract.errors import DeviceLost, ZincError
+from contract.types import Request, TokenEvent
+from harness.serve.faults import log_fault
+from reference.engine import Engine
+from reference.engine.sequence import LogitsSink
+from reference.observer import NullObserver, Observer
+
+T = TypeVar("T")
+BUFFERED_EVENTS = 256
+"""Events a stream holds before its requests stall."""
+NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+STALLED_STEP_SECONDS = 0.01
+"""How long the thread rests between steps while every request there is stalls."""
+log = logging.getLogger("zinc_rt.serve")
+
+
+class EngineStopped(ZincError):
+    """The engine takes no more work: the server ends, or its device was lost."""
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
+
+    ``cached`` prompt tokens came from the prefix cache when it was first admitted.
+    """
+
+    submitted: float
+    admitted: float | None = None
+    cached: int = 0
+    preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An event and when it was read, in seconds of ``time.monotonic``."""
+
+    at: float
+    event: TokenEvent
+
+
+class EventStream:
+    """The events of the requests that were submitted together. One thread takes from it."""
+
+    def __init__(self, driver: EngineDriver, requests: Sequence[Request], capacity: int) -> None:
+        now = time.monotonic()
+        self.facts = {request.id: RequestFacts(now) for request in requests}
+        self._driver = driver
+        self._capacity = capacity
+        self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
+        self._live = set(self.facts)
+        self._stalled = False
+
+    def take(self, timeout: float) -> list[Delivered]:
+        """What there is, after waiting up to ``timeout`` seconds for the first event; empty if
+        none came. Raises EngineStopped when none will."""
+        if self._stalled:
+            self._driver.unstall(self)
+        taken: list[Delivered | ZincError] = []
+        try:
+            taken.append(self._events.get(timeout=timeout))
+            while True:
+                taken.append(self._events.get_nowait())
+        except Empty:
+            pass
+        ends = [item for item in taken if isinstance(item, ZincError)]
+        if ends:
+            raise ends[0]
+        return [item for item in taken if isinstance(item, Delivered)]
+
+    def cancel(self, request_id: int | None = None) -> None:
+        """End one request, or all of them: before the next step, without waiting for it."""
+        self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
+
+
+@dataclass(slots=True)
+class _Watch(NullObserver):
+    """Notes when requests of streams are admitted and preempted."""
+
+    streams: dict[int, EventStream] = field(default_factory=dict)
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].admitted = time.monotonic()
+            stream.facts[request_id].cached = reused
+
+    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None:
+            stream.facts[request_id].preempted += 1
+
+
+class EngineDriver:
+    """Runs the engine that ``make_engine`` builds around the observer it is given.
+
+    ``start`` it, and ``close`` it when done. All other methods may be called from any thread.
+    """
+
+    def __init__(
+        self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
+    ) -> None:
+        self._watch = _Watch()
+        self._engine = make_engine(self._watch)
+        self._buffered = buffered_events
+        self._ids = itertools.count(1)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._ended: EngineStopped | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.statistics = self._engine.statistics
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine ended; None while it works."""
+        return None if self._ended is None else str(self._ended)
+
+    def new_id(self) -> int:
+        """An id for a request."""
+        return next(self._ids)
+
+    def call(self, work: Callable[[Engine], T]) -> T:
+        """What ``work`` gives for the engine, between two steps; its exceptions come back too.
+
+        Raises EngineStopped when the engine has ended.
+        """
+        future: Future[T] = Future()
+
+        def carry_out() -> None:
+            try:
+                future.set_result(work(self._engine))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(carry_out, future)
+        return future.result()
+
+    def submit(
+        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+    ) -> EventStream:
+        """Queue requests that belong together: all of them, or none.
+
+        ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
+        from, before the event with the last such token. Raises RequestError, QueueFull and
+        EngineStopped.
+        """
+        stream = EventStream(self, requests, self._buffered)
+
+        def begin(engine: Engine) -> EventStream:
+            accepted: list[int] = []
+            try:
+                for request in requests:
+                    self._watch.streams[request.id] = stream
+                    sink = logits.get(request.id)
+                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0)
+                    accepted.append(request.id)
+            except BaseException:
+                for request in requests:
+                    self._watch.streams.pop(request.id, None)
+                for request_id in accepted:
+                    engine.cancel(request_id)
+                raise
+            return stream
+
+        return self.call(begin)
+
+    def cancel(self, stream: EventStream, request_ids: Sequence[int]) -> None:
+        """End requests of a stream; unknown and finished ones are."""
+
+        def end() -> None:
+            for request_id in request_ids:
+                self._forget(stream, request_id)
+                self._engine.cancel(request_id)
+
+        self._post(end)
+
+    def unstall(self, stream: EventStream) -> None:
+        """Somebody takes from the stream again."""
+
+        def go_on() -> None:
+            stream._stalled = False
+            for request_id in stream._live:
+                self._engine.unstall(request_id)
+
+        self._post(go_on)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Let the requests under way end for up to ``drain_seconds``, end the rest, and stop."""
+        deadline = time.monotonic() + drain_seconds
+        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._commands.append(work)
+                self._changed.notify()
+                return
+        if waiting is not None:
+            waiting.set_exception(self._ended)
+
+    def _run(self) -> None:
+        reason = EngineStopped("the server is shutting down")
+        try:
+            while self._wait():
+                while self._commands:
+                    self._commands.popleft()()
+                if not self._engine.idle:
+                    self._step()
+                self.statistics = self._engine.statistics
+        except DeviceLost as error:
+            log.error("the device was lost: %s", error)
+            reason = EngineStopped("the device was lost; restart the server")
+        except BaseException as error:
+            log_fault("the engine ended", error)
+            reason = EngineStopped("the engine failed; restart the server")
+        self._end(reason)
+
+    def _wait(self) -> bool:
+        """Rest while there is nothing to do; False when it is time to end."""
+        with self._changed:
+            while not self._commands and not self._closing and self._engine.idle:
+                self._changed.wait()
+            streams = self._watch.streams.values()
+            if not self._commands and streams and all(stream._stalled for stream in streams):
+                self._changed.wait(STALLED_STEP_SECONDS)
+            return not self._closing
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            # What ran waits again; the engine itself ends a request under which steps keep failing.
+            log_fault("a step failed", error)
+            return
+        now = time.monotonic()
+        for event in events:
+            stream = self._watch.streams.get(event.request_id)
+            if stream is None:
+                continue
+            stream._events.put(Delivered(now, event))
+            if event.finish_reason is not None:
+                self._forget(stream, event.request_id)
+            elif not stream._stalled and stream._events.qsize() >= stream._capacity:
+                stream._stalled = True
+                for request_id in stream._live:
+                    self._engine.stall(request_id)
+
+    def _forget(self, stream: EventStream, request_id: int) -> None:
+        stream._live.discard(request_id)
+        self._watch.streams.pop(request_id, None)
+
+    def _end(self, reason: EngineStopped) -> None:
+        """Tell everybody who waits that there is no more."""
+        with self._changed:
+            self._ended = reason
+            left = list(self._commands)
+            self._commands.clear()
+        for request_id, stream in list(self._watch.streams.items()):
+            self._engine.cancel(request_id)
+            stream._events.put(reason)
+        self._watch.streams.clear()
+        for command in left:
+            command()

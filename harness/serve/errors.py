@@ -1,0 +1,115 @@
+"""Every refusal of the server, in the one shape OpenAI's client reads.
+
+``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
+itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract.errors import QueueFull, RequestError, TemplateError
+from harness.serve.driver import EngineStopped
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+}
+WIRE_NAMES = {
+    "repeat_penalty": "repetition_penalty",
+    "log_probabilities": "top_logprobs",
+}
+"""What the wire calls a field of the engine's requests."""
+RESTART_SECONDS = 5
+"""When to try again with a server that is about to end."""
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A request that is not answered. ``retry_after`` in seconds; ``retry`` None leaves it to the
+    client."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    retry: bool | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object that says so."""
+        kind = TYPES.get(self.status, "server_error")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code or kind,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the client goes by when it decides whether to try again."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        if self.retry is not None:
+            headers["x-should-retry"] = "true" if self.retry else "false"
+        if self.status == 401:
+            headers["WWW-Authenticate"] = 'Basic realm="zinc-rt, password: your API key"'
+        return headers
+
+    def encoded(self) -> bytes:
+        """The body as JSON."""
+        return msgspec.json.encode(self.body)
+
+
+def as_api_error(error: Exception) -> ApiError | None:
+    """What a client is told about an error of the engine; None for one that is a fault of ours."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError(field=name, problem=problem):
+            name = WIRE_NAMES.get(name, name)
+            code = "context_length_exceeded" if _too_long(name, problem) else "invalid_value"
+            return ApiError(400, f"{name} {problem}", param=name, code=code)
+        case TemplateError():
+            message = "the model's chat template refuses these messages"
+            return ApiError(400, message, param="messages", code="template_refused")
+        case QueueFull(retry_after=seconds):
+            return ApiError(
+                503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True
+            )
+        case EngineStopped():
+            return ApiError(
+                503, str(error), code="engine_stopped", retry_after=RESTART_SECONDS, retry=True
+            )
+    return None
+
+
+def internal_error() -> ApiError:
+    """A fault of the server, of which the client is told nothing more."""
+    return ApiError(500, "the server failed; its log says where", code="internal_error")
+
+
+def _too_long(name: str, problem: str) -> bool:
+    return name == "prompt" and "the context is" in problem

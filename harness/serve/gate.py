@@ -1,0 +1,88 @@
+"""What a request must be before any route sees it: for this host, from this origin, with a key."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from harness.serve.errors import ApiError
+
+OPEN_PATH = "/health"
+"""The only path that needs no key."""
+JSON_TYPE = "application/json"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class HostCheck:
+    """Accepts the names a server answers to.
+
+    A page of another site may make its name resolve to this machine, and then read what it gets
+    (DNS rebinding): but the browser still sends that name. Addresses are no names.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Raises ApiError 403 for a foreign name, and for a page of another origin."""
+        name = hostname_of(f"//{host}") if host else None
+        if name is None or not self._accepts(name):
+            raise ApiError(
+                403,
+                "this server does not answer to the name in the Host header; "
+                "start it with --allowed-hosts NAME if it should",
+                code="host_not_allowed",
+            )
+        if origin is not None and urlsplit(f"//{host}").netloc != _netloc(origin):
+            raise ApiError(403, "pages of other origins are not served", code="origin_not_allowed")
+
+    def _accepts(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def check_body(content_type: str | None, encoding: str | None) -> None:
+    """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
+    without asking first."""
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind != JSON_TYPE:
+        raise ApiError(
+            415, f"send the header Content-Type: {JSON_TYPE}", code="unsupported_media_type"
+        )
+    if encoding and encoding.lower() != "identity":
+        raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def hostname_of(url: str) -> str | None:
+    """The host of a URL in lower case; None when it has none that is well-formed."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        if parts.username is not None or parts.path not in ("", "/"):
+            return None
+        return parts.hostname
+    except ValueError:
+        return None
+
+
+def _netloc(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return None

@@ -1,0 +1,259 @@
+"""From a request on the wire to choices in the making."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from contract.errors import RequestError
+from contract.types import (
+    MAX_UINT64,
+    MIN_TOP_P,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Tenant,
+    TokenEvent,
+)
+from harness.digest import RunningDigest
+from harness.serve.driver import EventStream, RequestFacts
+from harness.serve.errors import ApiError
+from harness.serve.model import ServedModel
+from harness.serve.wire import MOST_CHOICES, Sampled
+from reference.model.text_stream import TextStream
+
+T = TypeVar("T")
+DRAWN_SEED_BITS = 53
+"""A seed that is drawn survives a client whose numbers are binary64."""
+COMPLETION_TOKENS = 16
+"""What ``/v1/completions`` generates when nobody says how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What became certain of a choice: text, the tokens it came with, how it ended if it did."""
+
+    choice: int
+    text: str
+    events: tuple[TokenEvent, ...] = ()
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One continuation: its engine request, and what is known of it. Times are monotonic seconds;
+    ``intervals`` are those between its tokens."""
+
+    index: int
+    request: Request
+    stream: TextStream
+    tokens: int = 0
+    finish: str | None = None
+    first: float | None = None
+    latest: float | None = None
+    intervals: list[float] = field(default_factory=list)
+
+
+class Generation:
+    """The choices of one HTTP request, under way in the engine from its construction on.
+
+    Raises RequestError, QueueFull and EngineStopped when it cannot begin. Iterate ``pieces``, and
+    ``cancel`` whatever happens.
+    """
+
+    def __init__(
+        self, model: ServedModel, requests: Sequence[Request], digests: bool = False
+    ) -> None:
+        self.began = time.monotonic()
+        self.model = model
+        self.choices = [
+            Choice(index, request, TextStream(request.stop))
+            for index, request in enumerate(requests)
+        ]
+        self._by_id = {choice.request.id: choice for choice in self.choices}
+        self._digests = {request.id: RunningDigest() for request in requests if digests}
+        self._events: EventStream = model.driver.submit(requests, self._digests)
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts; one that several choices share counts once."""
+        prompts = {choice.request.prompt for choice in self.choices}
+        return sum(map(len, prompts))
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for this request."""
+        first: dict[tuple[int, ...], int] = {}
+        for choice in self.choices:
+            first.setdefault(choice.request.prompt, self.facts_of(choice).cached)
+        return sum(first.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated, those that ended a choice included."""
+        return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def logits_digests(self) -> list[str | None] | None:
+        """For each choice the digest of the logits its tokens were sampled from; None unasked."""
+        if not self._digests:
+            return None
+        return [self._digests[one.request.id].after(one.tokens) for one in self.choices]
+
+    @property
+    def preemptions(self) -> int:
+        """How often a choice lost its slot."""
+        return sum(self.facts_of(choice).preempted for choice in self.choices)
+
+    def facts_of(self, choice: Choice) -> RequestFacts:
+        """What the driver noted of a choice."""
+        return self._events.facts[choice.request.id]
+
+    def pieces(self, wait: float) -> Iterator[list[Piece]]:
+        """What became certain, until every choice has ended; an empty list after each ``wait``
+        seconds in which nothing did. Raises ApiError when a choice fails."""
+        while not self.done:
+            pieces = []
+            for delivered in self._events.take(wait):
+                piece = self._receive(delivered.event, delivered.at)
+                if piece is not None:
+                    pieces.append(piece)
+            yield _joined(pieces)
+
+    def cancel(self) -> None:
+        """Let go of what is still under way; harmless when nothing is."""
+        for choice in self.choices:
+            if choice.finish is None:
+                choice.finish = FinishReason.CANCELLED.value
+                self._events.cancel(choice.request.id)
+
+    def _receive(self, event: TokenEvent, at: float) -> Piece | None:
+        choice = self._by_id[event.request_id]
+        if choice.finish is not None:
+            return None
+        reason = event.finish_reason
+        if reason in FAILURES:
+            choice.finish = reason.value
+            raise FAILURES[reason]
+        if event.token >= 0:
+            _count(choice, at)
+        text = ""
+        events: tuple[TokenEvent, ...] = ()
+        if event.token >= 0 and reason is not FinishReason.STOP:
+            text = choice.stream.feed(self.model.tokenizer.token_bytes(event.token))
+            events = (event,)
+        if choice.stream.stopped and reason is None:
+            self._events.cancel(event.request_id)
+        if reason is not None:
+            text += choice.stream.finish()
+        if choice.stream.stopped:
+            choice.finish = FinishReason.STOP.value
+        elif reason is not None:
+            choice.finish = reason.value
+        return Piece(choice.index, text, events, choice.finish)
+
+
+FAILURES = {
+    FinishReason.ERROR: ApiError(
+        500, "the model failed on this request", code="model_failed", retry=False
+    ),
+    FinishReason.CLIENT_TOO_SLOW: ApiError(
+        408, "the client took no tokens for too long", code="client_too_slow", retry=False
+    ),
+}
+
+
+def requests_of(
+    body: Sampled,
+    prompts: Sequence[Sequence[int]],
+    model: ServedModel,
+    tenant: Tenant,
+    *,
+    max_tokens: int | None,
+    log_probabilities: int | None,
+) -> list[Request]:
+    """The engine requests of a body: ``n`` choices of each prompt. Raises ApiError."""
+    n = body.n or 1
+    if n * len(prompts) > MOST_CHOICES:
+        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param="n")
+    seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return [
+        Request(
+            id=model.driver.new_id(),
+            prompt=tuple(prompt),
+            max_tokens=max_tokens or model.room(len(prompt), tenant),
+            sampling=sampling_of(body, model, seed + choice),
+            stop=stop,
+            tenant=tenant.id,
+            ignore_end=body.ignore_eos,
+            logit_bias=_biases(body.logit_bias or {}),
+            log_probabilities=log_probabilities,
+        )
+        for prompt in prompts
+        for choice in range(n)
+    ]
+
+
+def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
+    """How a body wants tokens chosen: OpenAI's defaults, where nothing is said."""
+    if not -(MAX_UINT64 // 2) - 1 <= seed <= MAX_UINT64 + MOST_CHOICES:
+        raise ApiError(400, "seed is not a 64-bit number", param="seed", code="invalid_value")
+    window = model.limits.recent_tokens
+    return SamplingParams(
+        temperature=float(_given(body.temperature, 1.0)),
+        top_k=max(0, _given(body.top_k, 0)),
+        top_p=max(MIN_TOP_P, float(_given(body.top_p, 1.0))),
+        min_p=float(_given(body.min_p, 0.0)),
+        repeat_penalty=float(_given(body.repetition_penalty, 1.0)),
+        repeat_last_n=_given(body.repeat_last_n, window),
+        presence_penalty=float(_given(body.presence_penalty, 0.0)),
+        frequency_penalty=float(_given(body.frequency_penalty, 0.0)),
+        seed=seed % (MAX_UINT64 + 1),
+    )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for token, bias in biases.items():
+        if not token.isdecimal() or not token.isascii() or len(token) > 10:
+            raise RequestError("logit_bias", f"names {token[:32]!r}, which is no token id")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def _count(choice: Choice, at: float) -> None:
+    choice.tokens += 1
+    if choice.latest is None:
+        choice.first = at
+    else:
+        choice.intervals.append(at - choice.latest)
+    choice.latest = at
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """One piece for each choice, in the order of their first."""
+    joined: dict[int, Piece] = {}
+    for piece in pieces:
+        before = joined.get(piece.choice)
+        if before is not None:
+            piece = Piece(
+                piece.choice,
+                before.text + piece.text,
+                before.events + piece.events,
+                piece.finish,
+            )
+        joined[piece.choice] = piece
+    return list(joined.values())

@@ -1,0 +1,64 @@
+"""API keys: random, shown once, kept as digests, compared in constant time.
+
+A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+
+PREFIX = "zrt-"
+MOST_KEY_CHARACTERS = 512
+
+
+def new_key() -> str:
+    """A key nobody has."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def key_digest(key: str) -> str:
+    """How a key is kept: ``sha256:`` and 64 hex digits."""
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+
+
+class Keyring:
+    """Which tenant a key belongs to, by digests."""
+
+    def __init__(self, digests: Iterable[tuple[str, int]] = ()) -> None:
+        self._digests = [(digest.encode(), tenant) for digest, tenant in digests]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def tenant_of(self, key: str) -> int | None:
+        """The tenant's id, None for a key nobody has. Looks at every digest whichever fits."""
+        asked = key_digest(key).encode()
+        found = None
+        for digest, tenant in self._digests:
+            if hmac.compare_digest(asked, digest):
+                found = tenant
+        return found
+
+
+def presented_key(header: str | None) -> str | None:
+    """The key of an ``Authorization`` header: a bearer token, or the password a browser asked for.
+    None when there is none."""
+    scheme, _, value = (header or "").strip().partition(" ")
+    value = value.strip()
+    if not value or len(value) > MOST_KEY_CHARACTERS:
+        return None
+    match scheme.lower():
+        case "bearer":
+            return value
+        case "basic":
+            try:
+                pair = base64.b64decode(value, validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                return None
+            return pair.partition(":")[2] or None
+    return None

@@ -1,0 +1,103 @@
+"""What every tenant was given, on disk: counters by tenant and day, in SQLite.
+
+A request is counted before its answer ends, in a transaction of its own, so no end that a client
+saw is lost when the process is killed. The journal is a write-ahead log that is not forced to the
+disk with every request: a machine that loses power may lose the last seconds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from contract.errors import ConfigError
+
+BUSY_SECONDS = 10.0
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is counted of requests; ``cached_tokens`` are among the ``prompt_tokens``."""
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    rejected: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    preemptions: int = 0
+
+
+NAMES = tuple(field.name for field in fields(Counts))
+
+
+class LedgerStore:
+    """The file of counters. Safe to share between threads, and between processes."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            version = self._file.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise ConfigError(f"{path}: is a ledger of version {version}, not {SCHEMA_VERSION}")
+            columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS usage"
+                f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID"
+            )
+            self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"{path}: cannot be the ledger: {error}") from None
+        sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
+        places = ", ".join("?" for _ in range(len(NAMES) + 2))
+        self._add = (
+            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({places})"
+            f" ON CONFLICT (tenant, day) DO UPDATE SET {sums}"
+        )
+
+    def add(self, tenant: int, counts: Counts) -> None:
+        """Count for today (UTC); when this returns a killed process has not lost it."""
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        values = [getattr(counts, name) for name in NAMES]
+        with self._lock:
+            self._file.execute(self._add, (tenant, day, *values))
+
+    def total(self, tenant: int) -> Counts:
+        """All that was ever counted of a tenant."""
+        sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
+        with self._lock:
+            row = self._file.execute(f"SELECT {sums} FROM usage WHERE tenant = ?", (tenant,))
+            return Counts(*row.fetchone())
+
+    def days(self, tenant: int, most: int = 31) -> Mapping[str, Counts]:
+        """A tenant's latest days, newest first."""
+        asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
+        with self._lock:
+            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, most))
+            return {day: Counts(*values) for day, *values in rows.fetchall()}
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

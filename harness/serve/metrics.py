@@ -1,0 +1,111 @@
+"""Prometheus metrics: vLLM's names after ``zinc_rt:``, so that its dashboards need one replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from contract.types import Tenant
+from harness.serve.driver import EngineDriver
+from harness.serve.generation import Generation
+
+NAMESPACE = "zinc_rt:"
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+WHO = ("tenant", "qos")
+
+
+class Metrics:
+    """The registry of one server."""
+
+    def __init__(self, model: str, driver: EngineDriver) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_EngineGauges(model, driver))
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
+        self._generated = self._counter("generation_tokens", "Tokens generated.", WHO)
+        self._success = self._counter(
+            "request_success", "Choices that ended.", (*WHO, "finished_reason")
+        )
+        self._rejected = self._counter("rejections", "Requests refused.", ("reason",))
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to admission.")
+        self._prefill = self._histogram("request_prefill_time_seconds", "Admission to first token.")
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last.")
+        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token.")
+        self._between = self._histogram("inter_token_latency_seconds", "Between two tokens.")
+        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token.")
+
+    def ended(self, generation: Generation, tenant: Tenant) -> None:
+        """A generation ended, however it did. Counts the choices that began."""
+        who = (tenant.name, tenant.qos.value)
+        self._prompt.labels(*who).inc(generation.prompt_tokens)
+        self._generated.labels(*who).inc(generation.completion_tokens)
+        for choice in generation.choices:
+            self._success.labels(*who, choice.finish or "cancelled").inc()
+            facts, first, latest = generation.facts_of(choice), choice.first, choice.latest
+            if facts.admitted is None or first is None or latest is None:
+                continue
+            self._queue.observe(facts.admitted - facts.submitted)
+            self._prefill.observe(first - facts.admitted)
+            self._decode.observe(latest - first)
+            self._first.observe(first - generation.began)
+            self._whole.observe(latest - generation.began)
+            for interval in choice.intervals:
+                self._between.observe(interval)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused; ``reason`` is the code of its error."""
+        self._rejected.labels(reason).inc()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
+        return Counter(NAMESPACE + name, text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(NAMESPACE + name, text, registry=self._registry, buckets=SECONDS)
+
+
+class _EngineGauges(Collector):
+    """Where the engine stands when it is asked, from the driver's latest snapshot."""
+
+    def __init__(self, model: str, driver: EngineDriver) -> None:
+        self._model = model
+        self._driver = driver
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._driver.statistics
+        used = now.pages - now.free_pages - now.cached_pages
+        yield self._gauge("num_requests_running", "Requests that have a slot.", now.running)
+        yield self._gauge("num_requests_waiting", "Requests that wait.", now.waiting)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Part of the KV pages in use, 1 is all.", used / now.pages
+        )
+        pages = GaugeMetricFamily(
+            NAMESPACE + "kv_pages", "KV pages by state.", labels=("model_name", "state")
+        )
+        for state, count in (
+            ("used", used), ("cached", now.cached_pages), ("free", now.free_pages),
+        ):  # fmt: skip
+            pages.add_metric((self._model, state), count)
+        yield pages
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", now.prefix.tokens_asked),
+            ("prefix_cache_hits", "Prompt tokens found.", now.prefix.tokens_hit),
+            ("preemptions", "Requests that lost their slot.", now.preempted),
+            ("engine_steps", "Steps of the engine.", now.steps),
+        ):
+            yield self._count(name, text, value)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(NAMESPACE + name, text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _count(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(NAMESPACE + name, text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family

@@ -1,0 +1,164 @@
+"""The model a server answers with: opened, loaded, and driven by a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.errors import RequestError
+from contract.types import MAX_INT32, Tenant
+from harness.generate import SessionOptions, load_runner, prepare_session
+from harness.progress import NullProgress, Progress
+from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
+from harness.serve.errors import ApiError
+from harness.serve.fingerprint import system_fingerprint
+from harness.serve.wire import Message, TemplateOptions
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.memory.planner import MemoryPlan
+from reference.model.chat_template import ChatTemplate, RenderedChat, encode_rendered
+from reference.model.open import Model
+from reference.model.tokenizer import Tokenizer
+from reference.observer import Observer
+from reference.sched.tenants import Tenants
+
+STALL_STEPS = 256
+"""Steps without anybody taking a request's tokens after which it ends."""
+SILENT = NullProgress()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
+    keeps digests of model files, ``queue_depth`` how many requests may wait, ``buffered_events``
+    how many events of a request before it stalls."""
+
+    session: SessionOptions
+    name: str
+    digests: Path
+    queue_depth: int = 256
+    buffered_events: int = BUFFERED_EVENTS
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
+    time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs."""
+
+    name: str
+    model: Model
+    template: ChatTemplate | None
+    driver: EngineDriver
+    limits: Limits
+    plan: MemoryPlan
+    tier: str
+    device: str
+    fingerprint: str
+    created: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its vocabulary."""
+        return self.model.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self.limits.context
+
+    def check_name(self, name: str | None) -> None:
+        """ApiError 404 for a model that is not this one; None asks for whatever is served."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404,
+                f"there is no model {name!r} here; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def render(
+        self, messages: Iterable[Message], options: TemplateOptions | None = None
+    ) -> RenderedChat:
+        """The prompt of a conversation. Raises ApiError and TemplateError."""
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"{self.name} has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
+            )
+        turns = []
+        for message in messages:
+            role = "system" if message.role == "developer" else message.role
+            turn: dict[str, object] = {"role": role, "content": message.text}
+            if message.name is not None:
+                turn["name"] = message.name
+            turns.append(turn)
+        thinking = None if options is None else options.enable_thinking
+        if thinking and not self.template.has_thinking_toggle:
+            raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
+        return self.template.render(turns, enable_thinking=thinking)
+
+    def encode_chat(
+        self, messages: Iterable[Message], options: TemplateOptions | None = None
+    ) -> list[int]:
+        """Token ids of a conversation and the start of its answer."""
+        return encode_rendered(self.tokenizer, self.render(messages, options))
+
+    def room(self, prompt: int, tenant: Tenant) -> int:
+        """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt
+        that leaves none."""
+        pages = min(tenant.max_kv_pages, self.limits.pages)
+        reach = min(self.context, tenant.max_context, pages * PAGE_TOKENS)
+        return min(MAX_INT32, max(1, reach - prompt))
+
+
+def open_model(
+    path: Path,
+    options: ModelOptions,
+    tenants: Iterable[Tenant],
+    owned: ExitStack,
+    progress: Progress = SILENT,
+) -> ServedModel:
+    """Load a model and start the thread that drives it; both end with ``owned``.
+
+    Raises what ``harness.generate.Session.open`` raises.
+    """
+    session = options.session
+    prepared = prepare_session(path, replace(session, chat=True), owned)
+    model, limits = prepared.model, prepared.limits
+    fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
+    runner = owned.enter_context(load_runner(model, prepared.tier, limits, progress))
+
+    def engine(observer: Observer) -> Engine:
+        return Engine(
+            runner,
+            end_of_generation=model.tokenizer.eog_ids,
+            chunk_tokens=min(session.chunk, prepared.plan.context),
+            tenants=Tenants(tenants, clock=time.monotonic),
+            clock=time.monotonic,
+            queue_depth=options.queue_depth,
+            prefix_cache=session.prefix_cache,
+            stall_steps=STALL_STEPS,
+            observer=observer,
+        )
+
+    driver = EngineDriver(engine, options.buffered_events)
+    driver.start()
+    owned.callback(driver.close)
+    return ServedModel(
+        name=options.name,
+        model=model,
+        template=prepared.template,
+        driver=driver,
+        limits=limits,
+        plan=prepared.plan,
+        tier=prepared.tier.info.name,
+        device=prepared.tier.info.device,
+        fingerprint=fingerprint,
+        created=int(path.stat().st_mtime),
+    )

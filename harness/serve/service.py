@@ -1,0 +1,202 @@
+"""What the routes do, apart from HTTP: requests for text are begun, answered and counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from contract.errors import RequestError
+from contract.types import Tenant
+from harness.serve.accounts import Accounts
+from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
+from harness.serve.driver import EngineStopped
+from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
+from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.metrics import Metrics
+from harness.serve.model import ServedModel
+from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
+from harness.serve.wire import ChatRequest, CompletionRequest, Sampled
+from harness.tenants import Account
+
+log = logging.getLogger("zinc_rt.serve")
+Answered = Json | Iterator[bytes]
+"""A whole answer, or the body of a stream."""
+
+
+class Began(Exception):
+    """A request that failed after it had begun, with ``error``: it has been counted."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__()
+
+
+@dataclass
+class Service:
+    """A model, who may ask it, and what is kept of their requests."""
+
+    model: ServedModel
+    accounts: Accounts
+    ledger: LedgerStore
+    metrics: Metrics
+    draining: threading.Event = field(default_factory=threading.Event)
+
+    def refresh(self) -> None:
+        """Put changes of the tenants' file in force."""
+
+        def put(change: Callable[[Any], None]) -> None:
+            self.model.driver.call(change)
+
+        self.accounts.refresh(put)
+
+    def chat(self, body: ChatRequest, tenant: Tenant, gone: Gone) -> Answered:
+        """``POST /v1/chat/completions``."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
+        listed = (body.top_logprobs or 0) if body.logprobs else None
+
+        def begin() -> tuple[Generation, Shape]:
+            self.model.check_name(body.model)
+            prompt = self.model.encode_chat(body.messages, body.chat_template_kwargs)
+            requests = requests_of(
+                body,
+                [prompt],
+                self.model,
+                tenant,
+                max_tokens=body.max_completion_tokens or body.max_tokens,
+                log_probabilities=listed,
+            )
+            generation = Generation(self.model, requests, body.logits_digest)
+            answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
+            return generation, ChatShape(answer, listed is not None)
+
+        return self._answer(body, tenant, begin, gone)
+
+    def complete(self, body: CompletionRequest, tenant: Tenant, gone: Gone) -> Answered:
+        """``POST /v1/completions``."""
+
+        def begin() -> tuple[Generation, Shape]:
+            self.model.check_name(body.model)
+            requests = requests_of(
+                body,
+                self._prompts(body.prompt),
+                self.model,
+                tenant,
+                max_tokens=body.max_tokens or COMPLETION_TOKENS,
+                log_probabilities=body.logprobs,
+            )
+            generation = Generation(self.model, requests, body.logits_digest)
+            answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
+            return generation, CompletionShape(answer, body.logprobs is not None)
+
+        return self._answer(body, tenant, begin, gone)
+
+    def usage(self, account: Account) -> Json:
+        """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
+        tenant = account.tenant.id
+        since = self.model.driver.call(lambda engine: engine.ledger.of(tenant))
+        now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
+        running = asdict(since) | {
+            "requests_finished": {
+                reason.value: count for reason, count in since.requests_finished.items()
+            }
+        }
+        days = self.ledger.days(tenant)
+        return {
+            "tenant": {"id": tenant, "name": account.tenant.name, "qos": account.tenant.qos.value},
+            "total": asdict(self.ledger.total(tenant)),
+            "days": {day: asdict(counts) for day, counts in days.items()},
+            "since_start": running,
+            "now": asdict(now),
+        }
+
+    def check_accepting(self) -> None:
+        """Raises ApiError 503 when no new work is taken."""
+        if self.draining.is_set():
+            raise ApiError(
+                503,
+                "the server is shutting down",
+                code="draining",
+                retry_after=RESTART_SECONDS,
+                retry=True,
+            )
+        if self.model.driver.failure is not None:
+            raise EngineStopped(self.model.driver.failure)
+
+    def _answer(
+        self,
+        body: Sampled,
+        tenant: Tenant,
+        begin: Callable[[], tuple[Generation, Shape]],
+        gone: Gone,
+    ) -> Answered:
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options needs stream true", param="stream_options")
+        self.check_accepting()
+        generation, shape = begin()
+
+        def finish(error: ApiError | None) -> None:
+            self._count(generation, tenant, error)
+
+        if body.stream:
+            return event_stream(generation, shape, _wants_usage(body), finish)
+        try:
+            whole = whole_answer(generation, shape, gone)
+        except Exception as error:
+            finish(as_api_error(error) or internal_error())
+            raise Began(error) from error
+        finish(None)
+        return whole
+
+    def reject(self, tenant: Tenant, error: ApiError) -> None:
+        """Count a request that never began."""
+        self.metrics.rejected(error.code or "error")
+        self.ledger.add(tenant.id, Counts(requests=1, rejected=1))
+
+    def _count(self, generation: Generation, tenant: Tenant, error: ApiError | None) -> None:
+        left = error is CLIENT_LEFT
+        log.info(
+            "%s: %d prompt tokens, %d generated, %s",
+            tenant.name,
+            generation.prompt_tokens,
+            generation.completion_tokens,
+            "done" if error is None else error.code,
+        )
+        self.metrics.ended(generation, tenant)
+        self.ledger.add(
+            tenant.id,
+            Counts(
+                requests=1,
+                completed=int(error is None),
+                failed=int(error is not None and not left),
+                abandoned=int(left),
+                prompt_tokens=generation.prompt_tokens,
+                cached_tokens=generation.cached_tokens,
+                completion_tokens=generation.completion_tokens,
+                preemptions=generation.preemptions,
+            ),
+        )
+
+    def _prompts(self, prompt: str | Sequence[str | int | list[int]]) -> list[Sequence[int]]:
+        """The token ids of every prompt of a completion request."""
+        encode = self.model.tokenizer.encode
+        if isinstance(prompt, str):
+            return [encode(prompt)]
+        texts = [part for part in prompt if isinstance(part, str)]
+        ids = [part for part in prompt if isinstance(part, int)]
+        lists = [part for part in prompt if isinstance(part, list)]
+        if len(texts) == len(prompt):
+            return [encode(text) for text in texts]
+        if len(ids) == len(prompt):
+            return [ids]
+        if len(lists) == len(prompt):
+            return list(lists)
+        raise RequestError("prompt", "mixes texts, token ids and lists of ids; use one kind")
+
+
+def _wants_usage(body: Sampled) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage

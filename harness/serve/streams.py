@@ -1,0 +1,77 @@
+"""Server-sent events: unnamed data lines and comments only, since OpenAI's client takes any named
+event for a chunk, and an error line before closing, since it takes a cut stream for a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from harness.serve.answers import Json, Shape
+from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.faults import log_fault
+from harness.serve.generation import Generation, Piece
+
+PING_SECONDS = 0.5
+"""After this long without anything to say a comment is sent: it keeps the connection alive, and
+shows whether somebody is still there."""
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Gone = Callable[[], bool]
+"""Whether the client has left."""
+
+
+def event_stream(
+    generation: Generation, shape: Shape, usage: bool, finish: Callable[[ApiError | None], None]
+) -> Iterator[bytes]:
+    """The body of a streamed answer. ``finish`` is called once, before the last line is sent, with
+    the error that ended it if one did, or when the client leaves."""
+    encode = msgspec.json.Encoder().encode
+    ended = False
+
+    def end(error: ApiError | None) -> None:
+        nonlocal ended
+        if not ended:
+            ended = True
+            finish(error)
+
+    try:
+        for pieces in generation.pieces(PING_SECONDS):
+            chunks = [chunk for piece in pieces for chunk in shape.chunks(piece)]
+            yield b"".join(map(_line, map(encode, chunks))) if chunks else PING
+        end(None)
+        if usage:
+            yield _line(encode(shape.last_chunk()))
+        yield DONE
+    except Exception as error:
+        told = as_api_error(error)
+        if told is None:
+            log_fault("a stream failed", error)
+            told = internal_error()
+        end(told)
+        yield _line(told.encoded())
+    finally:
+        generation.cancel()
+        end(CLIENT_LEFT)
+
+
+CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
+
+
+def whole_answer(generation: Generation, shape: Shape, gone: Gone) -> Json:
+    """The answer of a request that is not streamed. Raises ApiError, also when the client left."""
+    parts: list[list[Piece]] = [[] for _ in generation.choices]
+    try:
+        for pieces in generation.pieces(PING_SECONDS):
+            if gone():
+                raise CLIENT_LEFT
+            for piece in pieces:
+                parts[piece.choice].append(piece)
+    finally:
+        generation.cancel()
+    return shape.whole(parts)
+
+
+def _line(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,90 @@
+"""JSON from strangers: no duplicate keys, no NaN, bounded depth, text that is text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+MAX_DEPTH = 64
+"""Most containers within one another."""
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class BadJson(ValueError):
+    """What is wrong with a body; fit to show its sender."""
+
+
+def loads(body: bytes) -> Any:
+    """The value ``body`` holds. Raises BadJson for anything but one strict JSON value in UTF-8."""
+    try:
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_distinct,
+            parse_constant=_refused,
+            parse_float=_finite,
+        )
+    except UnicodeDecodeError as error:
+        raise BadJson(f"byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise BadJson(f"is nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise BadJson(f"is not JSON: {error.msg} at character {error.pos}") from None
+    except BadJson:
+        raise
+    except ValueError:
+        raise BadJson("holds a number of too many digits") from None
+    _check(value, may_hold_surrogates=SURROGATE.search(body) is not None)
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadJson(f"names {twice[:64]!r} twice in one object")
+    return value
+
+
+def _refused(name: str) -> NoReturn:
+    raise BadJson(f"holds {name}, which is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadJson(f"holds the number {text[:32]}, which is too large")
+    return value
+
+
+def _check(value: Any, *, may_hold_surrogates: bool) -> None:
+    """Walk the containers level by level."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if may_hold_surrogates:
+            _check_text(level)
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in _inside(outer, may_hold_surrogates)
+        ]
+        if not level:
+            return
+    raise BadJson(f"is nested deeper than {MAX_DEPTH} levels")
+
+
+def _inside(value: Any, texts: bool) -> list[Any]:
+    parts = value if isinstance(value, list) else [*value.values(), *(value if texts else ())]
+    return parts if texts else [part for part in parts if isinstance(part, list | dict)]
+
+
+def _check_text(values: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise BadJson("holds half of a surrogate pair, which is no character") from None

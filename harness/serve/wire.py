@@ -1,0 +1,199 @@
+"""What clients send: one type a body. They validate, and the OpenAPI document is made from them.
+
+A field that is not here is refused by name. Fields of OpenAI's API that other servers ignore in
+silence are listed in ``NOT_SERVED``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from contract.types import MAX_INT32
+from harness.serve.errors import ApiError
+from harness.serve.strict_json import BadJson, loads
+
+MOST_CHOICES = 128
+MOST_MESSAGES = 4096
+NOT_SERVED = frozenset(
+    (
+        *("audio", "best_of", "echo", "function_call", "functions", "modalities"),
+        *("parallel_tool_calls", "prediction", "reasoning_effort", "suffix", "tool_choice"),
+        *("tools", "verbosity", "web_search_options"),
+    )
+)
+"""Fields the client knows and this server does not; null is accepted, as if they were left out."""
+
+Temperature = Annotated[float, Meta(ge=0, le=100, description="0 always takes the likeliest")]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100, description="1 is off")]
+MaxTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32, description="0 and -1 keep every token")]
+Window = Annotated[int, Meta(ge=0, le=MAX_INT32, description="tokens the penalties look back at")]
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Stop = Annotated[list[str], Meta(max_length=16)]
+Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
+Id = Annotated[str, Meta(max_length=512)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream carries beside its text."""
+
+    include_usage: bool = False
+
+
+class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A piece of a message."""
+
+    text: str
+
+
+class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """The only format of an answer there is."""
+
+
+class Message(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A turn of a conversation. A ``developer`` is what templates call ``system``."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class TemplateOptions(Struct, forbid_unknown_fields=True):
+    """What chat templates may be told."""
+
+    enable_thinking: bool | None = None
+
+
+class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every request for text may say.
+
+    ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
+    are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
+    names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
+    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``.
+    """
+
+    model: Id | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repetition_penalty: Repetition | None = None
+    repeat_last_n: Window | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = None
+    n: Choices | None = None
+    stop: str | Stop | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool = False
+    logits_digest: bool = False
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Tier | None = None
+    user: Id | None = None
+    safety_identifier: Id | None = None
+    prompt_cache_key: Id | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: TextFormat | None = None
+    store: Literal[False] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
+    list of lists of ids."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    logprobs: TopLogprobs | None = None
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True):
+    """``POST /tokenize``: of a text, or of a conversation as the model is given it."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    model: Id | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True):
+    """``POST /detokenize``."""
+
+    tokens: list[int]
+    model: Id | None = None
+
+
+class TemplateRequest(Struct, forbid_unknown_fields=True):
+    """``POST /apply-template``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    model: Id | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+
+Body = TypeVar("Body", bound=Struct)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """``body`` as ``kind``; ApiError 400 naming the field that is wrong."""
+    try:
+        value: Any = loads(body)
+    except BadJson as error:
+        raise ApiError(400, f"the body {error}", code="invalid_json") from None
+    if isinstance(value, dict):
+        value = _without_unserved(value, kind)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from None
+
+
+def _without_unserved(value: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
+    unserved = (NOT_SERVED & value.keys()) - set(kind.__struct_fields__)
+    for name in sorted(unserved):
+        if value[name] is not None:
+            raise ApiError(
+                400, f"{name} is not served here; leave it out", param=name, code="unsupported"
+            )
+    return {name: given for name, given in value.items() if name not in unserved}
+
+
+def _refused(problem: str) -> ApiError:
+    """What msgspec says, with the field in OpenAI's way: ``messages[0].role``."""
+    text, _, path = problem.partition(" - at `$")
+    path = path.rstrip("`").removeprefix(".")
+    unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
+    if unknown:
+        name = unknown[1] or unknown[2]
+        path = f"{path}.{name}" if path else name
+    return ApiError(
+        400,
+        f"{path}: {text}" if path else text,
+        param=path or None,
+        code="unknown_parameter" if unknown and unknown[1] else "invalid_value",
+    )

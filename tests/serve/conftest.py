@@ -1,0 +1,66 @@
+"""Servers in this process on a tiny model, and OpenAI's own client for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from harness.generate import SessionOptions
+from harness.serve.model import ModelOptions
+from harness.serve.run import Running, ServeOptions, running
+from tests.serve.http import Http
+
+SLOTS = 4
+CONTEXT = 256
+Serve = Callable[..., AbstractContextManager[Running]]
+
+
+@pytest.fixture(scope="session")
+def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """``serve(queue_depth=, slots=, buffered_events=, **ServeOptions)``: a server of its own."""
+    folder = tmp_path_factory.mktemp("serve")
+    session = SessionOptions(
+        tier="cpu", context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20
+    )
+
+    @contextmanager
+    def start(
+        queue_depth: int = 64, slots: int = SLOTS, buffered_events: int = 256, **options: object
+    ) -> Iterator[Running]:
+        model = ModelOptions(
+            replace(session, slots=slots),
+            "tiny",
+            folder / "digests.json",
+            queue_depth,
+            buffered_events,
+        )
+        options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
+        with running(ServeOptions(tiny_model_path, model, **options)) as server:  # type: ignore[arg-type]
+            yield server
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve) -> Iterator[Running]:
+    """One server for the tests that leave it as they found it."""
+    with serve() as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def http(server: Running) -> Http:
+    """Plain HTTP to it."""
+    return Http(server.url)
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[OpenAI]:
+    """OpenAI's client for it, which tries nothing twice."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as openai:
+        yield openai

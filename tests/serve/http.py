@@ -1,0 +1,85 @@
+"""Plain HTTP requests, and raw bytes on a socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error, after checking that it has the one shape."""
+        body = self.json
+        assert list(body) == ["error"]
+        assert list(body["error"]) == ["message", "type", "param", "code"]
+        assert self.headers["Content-Type"] == "application/json"
+        error: dict[str, Any] = body["error"]
+        return error
+
+
+class Http:
+    """Requests to one server, each on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.address = (parts.hostname, parts.port)
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.send("GET", path, None, headers)
+
+    def post(self, path: str, body: object, **headers: str) -> Reply:
+        return self.send("POST", path, json.dumps(body).encode(), {**JSON, **headers})
+
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        with closing(http.client.HTTPConnection(*self.address, timeout=60)) as connection:
+            connection.request(method, path, body, named)
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+
+    def raw(self, data: bytes, timeout: float = 30) -> bytes:
+        """What comes back for ``data`` until the server closes, before it has read all perhaps."""
+        answer = b""
+        with self.connected(timeout) as connection, suppress(ConnectionError):
+            with suppress(ConnectionError):
+                connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+    @contextmanager
+    def connected(self, timeout: float = 30) -> Iterator[socket.socket]:
+        """A socket to the server."""
+        with socket.create_connection(self.address, timeout=timeout) as connection:
+            yield connection
+
+
+def posted(path: str, body: object) -> bytes:
+    """The bytes of a request."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content

@@ -1,0 +1,266 @@
+"""Clients that send slowly, read slowly, or leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from harness.serve import listen, streams
+from harness.serve.run import Running
+from reference.engine import Engine
+from tests.serve.conftest import Serve
+from tests.serve.http import Http, posted
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True}
+SECONDS = 30.0
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Fails when something does not come true."""
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "waited for what did not happen"
+        time.sleep(0.005)
+
+
+def running(server: Running) -> int:
+    return server.service.model.driver.call(lambda engine: engine.statistics.running)
+
+
+def heard_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes:
+    """What arrives until ``mark`` has so often."""
+    heard = b""
+    while heard.count(mark) < times:
+        part = connection.recv(65536)
+        assert part
+        heard += part
+    return heard
+
+
+def slow_steps(
+    monkeypatch: pytest.MonkeyPatch, after: Callable[[Engine], None] = lambda engine: None
+) -> None:
+    """Makes every step take a while, so that there is time for something to happen."""
+    step = Engine.step
+
+    def slow(engine: Engine) -> object:
+        after(engine)
+        time.sleep(0.02)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Within two steps after the server saw it leave."""
+    left_at: list[int] = []
+    freed_at: list[int] = []
+    seen = threading.Event()
+
+    def watch(engine: Engine) -> None:
+        if seen.is_set() and not left_at:
+            left_at.append(engine.statistics.steps)
+
+    before = server.service.ledger.total(0)
+    slow_steps(monkeypatch, watch)
+    close = listen._Channel.handle_close
+
+    def noted_close(channel: listen._Channel) -> None:
+        seen.set()
+        close(channel)
+
+    with http.connected() as connection:
+        connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
+        wait_until(lambda: running(server) == 1)
+        if stream:
+            heard_until(connection, b"\n\n")
+        monkeypatch.setattr(listen._Channel, "handle_close", noted_close)
+    wait_until(lambda: running(server) == 0)
+    freed_at.append(server.service.model.driver.call(lambda engine: engine.statistics.steps))
+    assert seen.is_set()
+    assert freed_at[0] - (left_at or freed_at)[0] <= 2
+    wait_until(lambda: server.service.ledger.total(0).abandoned == before.abandoned + 1)
+    after = server.service.ledger.total(0)
+    assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
+
+
+def test_one_who_leaves_while_waiting_is_forgotten(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_steps(monkeypatch)
+    with serve(slots=1) as server:
+        http = Http(server.url)
+        driver = server.service.model.driver
+        with http.connected() as first, http.connected() as second:
+            first.sendall(posted(COMPLETIONS, LONG))
+            wait_until(lambda: running(server) == 1)
+            second.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
+            wait_until(lambda: driver.call(lambda e: e.statistics.waiting) == 1)
+            second.close()
+            wait_until(lambda: driver.call(lambda e: e.statistics.waiting) == 0)
+            assert running(server) == 1
+
+
+def test_who_waits_hears_that_the_server_lives(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comments come while there is nothing to say, at least one a second."""
+    assert streams.PING_SECONDS <= 1
+    slow_steps(monkeypatch)
+    with serve(slots=1) as server:
+        http = Http(server.url)
+        with http.connected() as first, http.connected() as second:
+            first.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
+            wait_until(lambda: running(server) == 1)
+            second.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
+            heard = heard_until(second, streams.PING, 2)
+            assert heard.startswith(b"HTTP/1.1 200 OK")
+            assert b"\ndata:" not in heard
+
+
+def test_events_are_never_named(http: Http) -> None:
+    """Nothing but data lines and comments, and the last one is [DONE]."""
+    answer = http.post(COMPLETIONS, {**LONG, "stream": True, "max_tokens": 8}).body
+    lines = [line for line in answer.split(b"\n") if line]
+    assert all(line.startswith((b"data: ", b":")) for line in lines)
+    assert lines[-1] == b"data: [DONE]"
+
+
+def test_a_stream_that_fails_says_so_before_it_closes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_steps(monkeypatch)
+    with serve() as server:
+        http = Http(server.url)
+        with http.connected() as connection:
+            connection.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
+            wait_until(lambda: running(server) == 1)
+            server.drain(0)
+            heard = b"".join(iter(lambda: connection.recv(65536), b""))
+        data = [line for line in heard.split(b"\n") if line.startswith(b"data: ")]
+        assert json.loads(data[-1].removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
+        assert b"[DONE]" not in heard
+
+
+def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is freed though the socket stays open, and others are answered meanwhile."""
+    monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", 4)
+    with serve(buffered_events=4) as server:
+        http = Http(server.url)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        with connection:
+            connection.settimeout(SECONDS)
+            connection.connect(http.address)
+            body = {**LONG, "stream": True, "n": 4, "logprobs": 20}
+            connection.sendall(posted(COMPLETIONS, body))
+            wait_until(lambda: running(server) == 4)
+            wait_until(lambda: running(server) == 0)
+            assert http.post(COMPLETIONS, {**LONG, "max_tokens": 3}).status == 200
+            wait_until(lambda: server.service.ledger.total(0).requests == 2)
+            assert server.service.ledger.total(0).completed == 1
+            since = server.service.model.driver.call(lambda e: e.ledger.of(0).requests_finished)
+            assert "client_too_slow" in {reason.value for reason in since}
+
+
+def test_too_many_header_bytes(http: Http) -> None:
+    start = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    for head in (
+        b"X: " + b"a" * (40 << 10),
+        b"X: " + b"a" * (1 << 20),
+        b"\r\n".join(b"X%d: a" % number for number in range(10_000)),
+    ):
+        answer = http.raw(start + head + b"\r\n\r\n")
+        assert answer.split(b" ")[1] == b"431"
+        assert b'{"error":{' in answer
+    assert http.get("/health").status == 200
+
+
+@pytest.mark.parametrize("length", [1 << 30, 9 << 20])
+def test_a_body_that_is_too_long(http: Http, length: int) -> None:
+    """Refused from what it says of itself, and also when it says nothing."""
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    answer = http.raw(head.encode())
+    assert answer.split(b" ")[1] == b"413"
+    assert b'{"error":{' in answer
+
+
+def test_a_slow_request_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps no connection, and others are answered all the while."""
+    monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
+    with serve() as server:
+        http = Http(server.url)
+        with http.connected() as connection:
+            connection.sendall(posted(COMPLETIONS, LONG)[:-20])
+            deadline = time.monotonic() + SECONDS
+            while not gone(connection):
+                assert time.monotonic() < deadline
+                assert http.get("/health").status == 200
+                time.sleep(0.1)
+
+
+def gone(connection: socket.socket) -> bool:
+    """Whether the other end does not take one more byte."""
+    try:
+        connection.sendall(b" ")
+    except OSError:
+        return True
+    return False
+
+
+def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
+    slow_steps(monkeypatch)
+    with serve(slots=1, queue_depth=2) as server:
+        http = Http(server.url)
+        body = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
+        with ThreadPoolExecutor(30) as clients:
+            replies = list(clients.map(lambda _: http.post(COMPLETIONS, body), range(30)))
+        statuses = [reply.status for reply in replies]
+        assert set(statuses) == {200, 503}
+        for reply in replies:
+            if reply.status == 503:
+                assert reply.error["code"] == "queue_full"
+                assert int(reply.headers["Retry-After"]) >= 1
+                assert reply.headers["x-should-retry"] == "true"
+        total = server.service.ledger.total(0)
+        assert total.requests == 30
+        assert total.completed == statuses.count(200)
+        assert total.rejected == statuses.count(503)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_under_way_is_told_and_counted_once(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+) -> None:
+    """The client hears of it, the log has no message, and the slot is free."""
+    with serve() as server:
+        http = Http(server.url)
+
+        def fail(*arguments: object) -> bytes:
+            raise RuntimeError("SEC" + "RET")
+
+        monkeypatch.setattr(type(server.service.model.tokenizer), "token_bytes", fail)
+        reply = http.post(COMPLETIONS, {**LONG, "stream": stream})
+        assert b'"code":"internal_error"' in reply.body
+        assert b"[DONE]" not in reply.body
+        wait_until(lambda: running(server) == 0)
+        total = server.service.ledger.total(0)
+        assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
+    assert "RuntimeError" in caplog.text
+    assert "SECRET" not in caplog.text

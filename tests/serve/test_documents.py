@@ -1,0 +1,127 @@
+"""What the server says of itself, and the small routes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.serve.fingerprint import kept_digest
+from harness.serve.page import HEADERS, read_page
+from harness.serve.routes import ROUTES, Handlers
+from harness.serve.run import Running
+from harness.serve.wire import ChatRequest
+from tests.serve.http import Http
+
+MESSAGES = [{"role": "user", "content": "hello <|im_end|>"}]
+
+
+def test_the_document_has_every_route_and_field(http: Http) -> None:
+    """Made from the table and the types that serve: neither can be forgotten."""
+    document = http.get("/openapi.json").json
+    operations = {
+        operation["operationId"]: operation
+        for methods in document["paths"].values()
+        for operation in methods.values()
+    }
+    assert set(operations) == {route.name for route in ROUTES}
+    assert all(hasattr(Handlers, route.name) for route in ROUTES)
+    schemas = document["components"]["schemas"]
+    chat = operations["chat"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = schemas[chat["$ref"].rpartition("/")[2]]["properties"]
+    assert set(fields) == set(ChatRequest.__struct_fields__)
+    assert str(fields["temperature"]).count("100") == 1
+
+
+def test_every_reference_of_the_document_leads_somewhere(http: Http) -> None:
+    document = http.get("/openapi.json").json
+    targets = set()
+
+    def collect(value: object) -> None:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                targets.add(value["$ref"])
+            for inner in value.values():
+                collect(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner)
+
+    collect(document)
+    assert len(targets) > 4
+    for target in targets:
+        assert target.rpartition("/")[2] in document["components"]["schemas"]
+
+
+def test_tokens_and_back(http: Http) -> None:
+    told = http.post("/tokenize", {"prompt": "hello"}).json
+    assert told["count"] == len(told["tokens"]) > 0
+    assert http.post("/detokenize", {"tokens": told["tokens"]}).json == {"prompt": "hello"}
+    assert http.post("/detokenize", {"tokens": [10**6]}).error["param"] == "tokens"
+    assert http.post("/tokenize", {}).error["param"] == "prompt"
+    both = {"prompt": "a", "messages": MESSAGES}
+    assert http.post("/tokenize", both).error["param"] == "prompt"
+
+
+def test_a_user_cannot_write_control_tokens(server: Running, http: Http) -> None:
+    """The template's own ones are single tokens, those of a message are its text."""
+    prompt = http.post("/apply-template", {"messages": MESSAGES}).json["prompt"]
+    assert "hello <|im_end|>" in prompt
+    tokens = http.post("/tokenize", {"messages": MESSAGES}).json["tokens"]
+    trusted = server.service.model.tokenizer.encode(prompt, parse_special=True)
+    assert len(tokens) > len(trusted)
+
+
+def test_a_conversation_costs_what_tokenize_says(http: Http) -> None:
+    counted = http.post("/tokenize", {"messages": MESSAGES}).json["count"]
+    answer = http.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}).json
+    assert answer["usage"]["prompt_tokens"] == counted
+
+
+def test_developer_and_parts_are_what_templates_know(http: Http) -> None:
+    parts = [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]
+    asked = [{"role": "developer", "content": parts}, *MESSAGES]
+    same = [{"role": "system", "content": "be brief"}, *MESSAGES]
+    prompts = [http.post("/apply-template", {"messages": m}).json["prompt"] for m in (asked, same)]
+    assert prompts[0] == prompts[1]
+
+
+def test_state_of_the_server(server: Running, http: Http) -> None:
+    assert http.get("/health").json["status"] == "ok"
+    assert http.get("/ready").json["status"] == "ready"
+    assert http.get("/version").json["fingerprint"] == server.service.model.fingerprint
+
+
+def test_the_page_is_what_was_there(tmp_path: Path) -> None:
+    """Files by name and type; a link out of the folder is none of it."""
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "app.js").write_text("1")
+    (tmp_path / "passwd").symlink_to("/etc/passwd")
+    page = read_page(tmp_path)
+    assert {path: file.content_type for path, file in page.items()} == {
+        "/": "text/html; charset=utf-8",
+        "/page/app.js": "text/javascript; charset=utf-8",
+    }
+    assert read_page(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/models"])
+def test_every_answer_has_the_policy(http: Http, path: str) -> None:
+    headers = http.get(path).headers
+    assert {name: headers[name] for name in HEADERS} == HEADERS
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_a_digest_is_kept_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, kept = tmp_path / "model", tmp_path / "cache" / "digests.json"
+    file.write_bytes(b"one")
+    first = kept_digest(file, kept)
+    with monkeypatch.context() as patch:
+        patch.setattr("harness.serve.fingerprint.file_digest", lambda path: pytest.fail("computed"))
+        assert kept_digest(file, kept) == first
+    file.write_bytes(b"other")
+    assert kept_digest(file, kept) != first
+    kept.write_text("[")
+    assert kept_digest(file, kept) != first

@@ -1,0 +1,198 @@
+"""The thread that owns the engine: commands, streams, stalls, faults, ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import DeviceLost, QueueFull, RequestError
+from contract.types import FinishReason, Request
+from harness.serve.driver import EngineDriver, EngineStopped, EventStream
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.observer import Observer
+from reference.runner import ModelRunner
+
+LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
+Driven = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+    model = open_model(tiny_model_path)
+    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+        yield runner
+
+
+@pytest.fixture
+def driven(runner: ModelRunner) -> Driven:
+    @contextmanager
+    def start(buffered: int = 256, engine: type[Engine] = Engine, **options: Any) -> Iterator[Any]:
+        def make(observer: Observer) -> Engine:
+            return engine(runner, observer=observer, **options)
+
+        driver = EngineDriver(make, buffered)
+        driver.start()
+        try:
+            yield driver
+        finally:
+            driver.close()
+
+    return start
+
+
+def request(driver: EngineDriver, max_tokens: int = 4, length: int = 5) -> Request:
+    return Request(driver.new_id(), tuple(range(40, 40 + length)), max_tokens, ignore_end=True)
+
+
+def tokens_of(stream: EventStream) -> list[int]:
+    """All tokens of a stream of one request."""
+    tokens: list[int] = []
+    while True:
+        for delivered in stream.take(30):
+            tokens.append(delivered.event.token)
+            if delivered.event.finish_reason is not None:
+                return tokens
+
+
+def test_many_threads_get_what_each_asked_for(driven: Driven) -> None:
+    """Each gets its own tokens, all of them, those of the request alone."""
+    with driven() as driver:
+        alone = tokens_of(driver.submit([request(driver, 20)]))
+        answers: list[list[int]] = []
+
+        def ask() -> None:
+            answers.append(tokens_of(driver.submit([request(driver, 20)])))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [alone] * 8
+        assert len(alone) == 20
+
+
+def test_refusals_reach_the_caller_and_leave_nothing(driven: Driven) -> None:
+    """Of requests that belong together all are taken, or none."""
+    with driven(queue_depth=1) as driver:
+        with pytest.raises(RequestError) as refused:
+            driver.submit([request(driver), request(driver, length=200)])
+        assert refused.value.field == "prompt"
+        assert driver.call(lambda engine: engine.idle)
+        streams = [driver.submit([request(driver, 80)]) for _ in range(2)]
+        while driver.call(lambda engine: engine.statistics.running) < 2:
+            time.sleep(0.001)
+        streams.append(driver.submit([request(driver, 80)]))
+        with pytest.raises(QueueFull):
+            driver.submit([request(driver)])
+        for stream in streams:
+            stream.cancel()
+        assert driver.call(lambda engine: engine.idle)
+
+
+def test_what_the_driver_notes_of_a_request(driven: Driven) -> None:
+    with driven() as driver:
+        for cached in (0, 32):
+            one = request(driver, length=40)
+            stream = driver.submit([one])
+            tokens_of(stream)
+            facts = stream.facts[one.id]
+            assert facts.admitted is not None
+            assert facts.admitted >= facts.submitted
+            assert facts.cached == cached
+
+
+def test_a_cancelled_request_is_gone_before_the_next_step(driven: Driven) -> None:
+    with driven() as driver:
+        stream = driver.submit([request(driver, 80)])
+        stream.take(30)
+        stream.cancel()
+        steps = driver.call(lambda engine: (engine.idle, engine.statistics.running))
+        assert steps == (True, 0)
+
+
+def test_nothing_is_computed_for_a_stream_nobody_takes_from(driven: Driven) -> None:
+    """It holds what fits and little more, another goes on, and when taken from it is whole."""
+    with driven(buffered=4, stall_steps=10**6) as driver:
+        alone = tokens_of(driver.submit([request(driver, 60)]))
+        stalled = driver.submit([request(driver, 60)])
+        other = tokens_of(driver.submit([request(driver, 60)]))
+        assert other == alone
+        assert stalled._events.qsize() < 8
+        assert tokens_of(stalled) == alone
+
+
+def test_who_stalls_too_long_is_ended_though_nobody_else_is_there(driven: Driven) -> None:
+    with driven(buffered=4, stall_steps=5) as driver:
+        stream = driver.submit([request(driver, 60)])
+        while not driver.call(lambda engine: engine.idle):
+            time.sleep(0.01)
+        assert tokens_of(stream)[-1] == -1
+        usage = driver.call(lambda engine: engine.ledger.of(0).requests_finished)
+        assert usage == {FinishReason.CLIENT_TOO_SLOW: 1}
+
+
+class FailingOnce(Engine):
+    """An engine one step of which fails."""
+
+    steps = 0
+
+    def step(self) -> list[Any]:
+        self.steps += 1
+        if self.steps == 3:
+            try:
+                raise RuntimeError("a step failed")
+            except RuntimeError as error:
+                self._recover(True)
+                raise error
+        return super().step()
+
+
+def test_a_failed_step_is_survived(driven: Driven) -> None:
+    """The request goes on with the tokens it has, and they are the same."""
+    with driven() as driver:
+        alone = tokens_of(driver.submit([request(driver, 10)]))
+    with driven(engine=FailingOnce) as driver:
+        assert tokens_of(driver.submit([request(driver, 10)])) == alone
+        assert driver.failure is None
+
+
+class Losing(Engine):
+    """An engine whose device goes away."""
+
+    def step(self) -> list[Any]:
+        raise DeviceLost("gone")
+
+
+def test_a_lost_device_ends_everybody(driven: Driven) -> None:
+    """Who waits is told, and so is who comes later."""
+    with driven(engine=Losing) as driver:
+        stream = driver.submit([request(driver)])
+        with pytest.raises(EngineStopped, match="device was lost"):
+            tokens_of(stream)
+        with pytest.raises(EngineStopped):
+            driver.submit([request(driver)])
+        with pytest.raises(EngineStopped):
+            driver.call(lambda engine: engine.idle)
+        assert "device was lost" in driver.failure
+
+
+def test_close_drains_or_cuts(driven: Driven) -> None:
+    with driven() as driver:
+        stream = driver.submit([request(driver, 40)])
+        driver.close(drain_seconds=60)
+        assert len(tokens_of(stream)) == 40
+    with driven() as driver:
+        stream = driver.submit([request(driver, 80)])
+        driver.close()
+        with pytest.raises(EngineStopped, match="shutting down"):
+            tokens_of(stream)

@@ -1,0 +1,162 @@
+"""OpenAI's own client against the routes it knows: what it reads is what the engine computed."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai import OpenAI
+
+from harness.serve.run import Running
+
+MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
+SAMPLED = {"model": "tiny", "messages": MESSAGES, "seed": 11, "max_tokens": 12}
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+    """Text, finish reason and usage, for two choices of one request."""
+    whole = client.chat.completions.create(**SAMPLED, n=2)
+    texts, finishes = ["", ""], [None, None]
+    usage = None
+    for chunk in client.chat.completions.create(
+        **SAMPLED, n=2, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        assert chunk.system_fingerprint == whole.system_fingerprint
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes[choice.index] = choice.finish_reason or finishes[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert texts[0] != texts[1]
+    assert finishes == [choice.finish_reason for choice in whole.choices]
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.total_tokens == whole.usage.total_tokens
+
+
+def test_only_the_first_chunk_of_a_choice_names_the_role(client: OpenAI) -> None:
+    roles = [
+        chunk.choices[0].delta.role
+        for chunk in client.chat.completions.create(**SAMPLED, stream=True)
+    ]
+    assert roles[0] == "assistant"
+    assert len(roles) > 2
+    assert set(roles[1:]) == {None}
+
+
+def test_choice_i_is_what_seed_plus_i_gives(client: OpenAI) -> None:
+    both = client.chat.completions.create(**SAMPLED, n=2)
+    alone = client.chat.completions.create(**{**SAMPLED, "seed": 12})
+    assert both.choices[1].message.content == alone.choices[0].message.content
+
+
+def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client: OpenAI) -> None:
+    drawn = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=12)
+    assert drawn.model_extra is not None
+    seed = drawn.model_extra["x_zinc"]["seed"]
+    again = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=12, seed=seed
+    )
+    other = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=12, seed=seed + 1
+    )
+    assert again.choices[0].message.content == drawn.choices[0].message.content
+    assert other.choices[0].message.content != drawn.choices[0].message.content
+
+
+def test_a_second_asking_takes_its_prompt_from_the_cache(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "a prompt of some length " * 5}]
+    first, second = (
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, seed=1)
+        for _ in range(2)
+    )
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, second)]
+    assert cached[0] == 0
+    assert 0 < cached[1] < second.usage.prompt_tokens
+    assert first.choices[0].message.content == second.choices[0].message.content
+
+
+def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
+    """Greedy: the token is the first of the likeliest in its place, and streamed ones are equal."""
+    asked = {**SAMPLED, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = client.chat.completions.create(**asked)
+    content = whole.choices[0].logprobs.content
+    assert len(content) == whole.usage.completion_tokens
+    for entry in content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == entry.top_logprobs[0].logprob
+        assert entry.bytes == entry.top_logprobs[0].bytes
+    streamed = [
+        entry
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == content
+
+
+def test_a_bias_decides_a_token(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="abc", max_tokens=3, temperature=0, logit_bias={"65": 100}
+    )
+    text = client.completions.create(model="tiny", prompt="abc", max_tokens=3, temperature=0)
+    assert len(set(answer.choices[0].text)) == 1
+    assert answer.choices[0].text != text.choices[0].text
+
+
+def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
+    asked = {"model": "tiny", "prompt": "abc", "max_tokens": 24, "seed": 3}
+    whole = client.completions.create(**asked).choices[0].text
+    stop = whole[3:5]
+    cut = client.completions.create(**asked, stop=[stop]).choices[0]
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_prompts_of_ids_and_lists(client: OpenAI) -> None:
+    """A list of prompts gives the choices of each, and ids are taken as they are."""
+    asked = {"model": "tiny", "max_tokens": 5, "seed": 3}
+    both = client.completions.create(**asked, prompt=["abc", "xyz"])
+    alone = [client.completions.create(**asked, prompt=text) for text in ("abc", "xyz")]
+    assert [c.text for c in both.choices] == [one.choices[0].text for one in alone]
+    assert client.completions.create(**asked, prompt=[[1, 2, 3], [4]]).usage.prompt_tokens == 4
+    assert client.completions.create(**asked, prompt=[1, 2, 3]).usage.prompt_tokens == 3
+
+
+def test_models_are_listed(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").object == "model"
+
+
+def test_errors_arrive_as_the_clients_own_classes(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(**{**SAMPLED, "model": "gpt-9"})
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**SAMPLED, "temperature": 1e9})
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="tiny", prompt="abc " * 500)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_fields_not_served_are_refused_by_name(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**SAMPLED, modalities=["audio"])
+    assert refused.value.param == "modalities"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**SAMPLED, extra_body={"top_q": 1})
+    assert (refused.value.param, refused.value.code) == ("top_q", "unknown_parameter")
+
+
+def test_the_service_tier_is_what_the_tenant_has(client: OpenAI) -> None:
+    """The answer names the class that served it, whatever was asked for."""
+    answer = client.chat.completions.create(**SAMPLED, service_tier="priority")
+    assert answer.service_tier == "default"
+
+
+def test_nothing_is_left_in_the_engine(server: Running, client: OpenAI) -> None:
+    """After all that: no slot is held and no page but the cache's."""
+    client.completions.create(model="tiny", prompt="abc", max_tokens=2)
+    statistics = server.service.model.driver.call(lambda engine: engine.statistics)
+    assert statistics.running == statistics.waiting == 0
+    assert statistics.free_pages + statistics.cached_pages == statistics.pages

@@ -1,0 +1,91 @@
+"""``zinc-rt serve`` as a process: it says where it listens, and ends as it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import command, environment
+from tests.serve.http import Http, posted
+
+
+@contextmanager
+def process(model: Path, folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Http]]:
+    named = environment(
+        XDG_CACHE_HOME=str(folder), XDG_CONFIG_HOME=str(folder), XDG_STATE_HOME=str(folder)
+    )
+    line = command(
+        "serve", "--model", model, "--tier", "cpu", "--port", "0", "--context", "256", *words
+    )
+    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            while not (found := re.search(r"listening on (http\S+)", server.stderr.readline())):
+                assert server.poll() is None
+            yield server, Http(found[1])
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it(
+    tiny_model_path: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """SIGTERM lets what runs end, Ctrl-C cuts it, and says so; neither leaves a traceback."""
+    with process(tiny_model_path, tmp_path) as (server, http):
+        assert http.get("/ready").status == 200
+        with http.connected() as connection:
+            body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            connection.sendall(posted("/v1/completions", body))
+            heard = connection.recv(65536)
+            while b"\n\ndata: " not in heard and b"\ndata: " not in heard:
+                heard += connection.recv(65536)
+            server.send_signal(number)
+            while part := connection.recv(65536):
+                heard += part
+        assert server.wait(60) == code
+        assert server.stderr is not None
+        assert "Traceback" not in server.stderr.read()
+    lines = [line for line in heard.split(b"\n") if line.startswith(b"data: ")]
+    if number == signal.SIGTERM:
+        assert lines[-1] == b"data: [DONE]"
+    else:
+        error = json.loads(lines[-1].removeprefix(b"data: "))["error"]
+        assert error["code"] == "engine_stopped"
+
+
+def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path) -> None:
+    with process(tiny_model_path, tmp_path) as (server, http), http.connected() as connection:
+        body = {"prompt": "abc", "max_tokens": 240, "ignore_eos": True}
+        connection.sendall(posted("/v1/completions", body))
+        while http.get("/health").json["active"] == 0:
+            pass
+        server.send_signal(signal.SIGTERM)
+        while (health := http.get("/health")).json["status"] == "ok":
+            pass
+        assert health.json["status"] == "draining"
+        refused = http.post("/v1/completions", body)
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        assert refused.headers["Retry-After"]
+        assert http.get("/ready").status == 503
+        assert b"200 OK" in connection.recv(65536)
+
+
+def test_killed_it_has_lost_nothing_it_answered(tiny_model_path: Path, tmp_path: Path) -> None:
+    words = ("--ledger", str(tmp_path / "ledger.sqlite"))
+    asked = {"prompt": "abc", "max_tokens": 3}
+    with process(tiny_model_path, tmp_path, *words) as (server, http):
+        answered = [http.post("/v1/completions", asked).json["usage"] for _ in range(5)]
+        server.kill()
+        server.wait()
+    with process(tiny_model_path, tmp_path, *words) as (_, http):
+        total = http.get("/v1/tenants/local/usage").json["total"]
+    assert total["completed"] == 5
+    assert total["completion_tokens"] == sum(usage["completion_tokens"] for usage in answered)

@@ -1,0 +1,207 @@
+"""What is refused, how it is told, and that nothing else comes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.errors import DoesNotFit, QueueFull, TemplateError
+from harness.serve.errors import as_api_error
+from harness.serve.run import Running
+from harness.serve.strict_json import MAX_DEPTH, BadJson, loads
+from tests.serve.http import JSON, Http
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type"),
+        ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens"),
+        ({"messages": MESSAGES, "max_tokens": 2**63}, "max_tokens"),
+        ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens"),
+        ({"messages": MESSAGES, "n": 16384}, "n"),
+        ({"messages": MESSAGES, "temperature": "hot"}, "temperature"),
+        ({"messages": MESSAGES, "temperature": 1e-9}, "temperature"),
+        ({"messages": MESSAGES, "top_p": 2}, "top_p"),
+        ({"messages": MESSAGES, "repetition_penalty": 0}, "repetition_penalty"),
+        ({"messages": MESSAGES, "repetition_penalty": 2, "repeat_last_n": 10**6}, "repeat_last_n"),
+        ({"messages": MESSAGES, "seed": 2**70}, "seed"),
+        ({"messages": MESSAGES, "stop": ["x"] * 1000}, "stop"),
+        ({"messages": MESSAGES, "stop": ""}, "stop"),
+        ({"messages": MESSAGES, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": MESSAGES, "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"messages": MESSAGES, "logit_bias": {str(i): 1 for i in range(99)}}, "logit_bias"),
+        ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": MESSAGES, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_object"}},
+         "response_format.type"),
+        ({"messages": MESSAGES, "tools": []}, "tools"),
+        ({"messages": MESSAGES, "store": True}, "store"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": True}},
+         "chat_template_kwargs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(http: Http, body: object, param: str) -> None:
+    reply = http.post(CHAT, body)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["param"] == param
+
+
+def test_null_counts_as_left_out(http: Http) -> None:
+    """Also for fields that are not served: clients send them so."""
+    body = {"messages": MESSAGES, "max_tokens": 1, "tools": None, "n": None, "stream": None}
+    assert http.post(CHAT, body).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * 100_000, "nested deeper"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "nested deeper"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"seed": 1, "seed": 2}', "'seed' twice"),
+        (b'{"temperature": NaN}', "NaN"),
+        (b'{"temperature": 1e999}', "too large"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"\\udfff": 1}', "surrogate"),
+        (b"\xff", "not UTF-8"),
+        (b"", "not JSON"),
+        (b"{} {}", "not JSON"),
+    ],
+)
+def test_json_that_is_refused(http: Http, body: bytes, says: str) -> None:
+    reply = http.send("POST", CHAT, body, JSON)
+    assert reply.status == 400
+    assert reply.error["code"] == "invalid_json"
+    assert says in reply.error["message"]
+
+
+def test_a_million_messages_are_refused(http: Http) -> None:
+    body = b'{"messages": [' + b",".join([b"{}"] * 1_000_000) + b"]}"
+    assert http.send("POST", CHAT, body, JSON).error["param"] == "messages"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])), inner
+    ),
+)  # fmt: skip
+
+
+@given(JSON_VALUES)
+def test_whatever_is_json_is_read_as_it_is(value: object) -> None:
+    """With escapes, surrogate pairs among them, and without."""
+    for ascii_only in (True, False):
+        assert loads(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=40))
+def test_bytes_are_a_value_or_refused(body: bytes) -> None:
+    try:
+        value = loads(body)
+    except BadJson:
+        return
+    assert json.loads(body) == value
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/tenants/7/usage", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/health", 405),
+        ("OPTIONS", CHAT, 405),
+    ],
+)
+def test_no_such_route(http: Http, method: str, path: str, status: int) -> None:
+    reply = http.send(method, path, None, {})
+    assert reply.status == status
+    assert reply.error["type"]
+
+
+def test_a_body_that_is_not_plain_json(http: Http) -> None:
+    """A page of another site can send text, but not JSON."""
+    body = json.dumps({"messages": MESSAGES}).encode()
+    for headers in ({}, {"Content-Type": "text/plain"}, {**JSON, "Content-Encoding": "gzip"}):
+        assert http.send("POST", CHAT, body, headers).status == 415
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "a@localhost", "::", "[x"])
+def test_a_foreign_name_is_refused(http: Http, host: str) -> None:
+    """DNS rebinding: a page's own name that resolves to this machine."""
+    for path in ("/health", "/v1/models"):
+        reply = http.get(path, Host=host)
+        assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:1", "127.0.0.1", "LOCALHOST", "[::1]:8080", "10.1.2.3"]
+)
+def test_addresses_and_own_names_are_not(http: Http, host: str) -> None:
+    assert http.get("/health", Host=host).status == 200
+
+
+def test_pages_of_other_origins_are_refused(http: Http) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        assert http.get("/v1/models", Origin=origin).error["code"] == "origin_not_allowed"
+    own = f"http://{http.address[0]}:{http.address[1]}"
+    reply = http.get("/v1/models", Origin=own)
+    assert reply.status == 200
+    assert not [name for name in reply.headers if name.startswith("Access-Control")]
+
+
+def test_headers_the_client_decides_by() -> None:
+    """A full queue says when to come back; what cannot be mended by waiting says so."""
+    full = as_api_error(QueueFull(4, 2.3))
+    assert full is not None
+    assert (full.status, full.headers) == (503, {"Retry-After": "3", "x-should-retry": "true"})
+    assert as_api_error(DoesNotFit("a", 1, 2, "b")) is None
+    template = as_api_error(TemplateError("/secret/place.gguf: chat template: raised"))
+    assert template is not None
+    assert "secret" not in json.dumps(template.body)
+
+
+def test_a_fault_of_ours_tells_nothing(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the client nor the log gets the message, which may hold a prompt."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError(str(arguments))
+
+    monkeypatch.setattr(type(server.service.model), "encode_chat", fail)
+    reply = http.post(CHAT, {"messages": [{"role": "user", "content": "SECRET"}]})
+    assert (reply.status, reply.error["type"]) == (500, "server_error")
+    assert b"SECRET" not in reply.body
+    assert "RuntimeError" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_requests_are_logged_without_what_was_written(
+    http: Http, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "zinc_rt.serve"):
+        message = {"role": "user", "content": "SECRET"}
+        assert http.post(CHAT + "?q=SECRET", {"messages": [message], "max_tokens": 1}).status == 200
+        http.get("/SECRET")
+    assert CHAT in caplog.text
+    assert "404" in caplog.text
+    assert "SECRET" not in caplog.text

@@ -1,0 +1,66 @@
+"""The same load gives the same bytes, however its requests meet in the engine."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+ROUNDS = 10
+CLIENTS = 32
+
+
+def load(number: int) -> dict[str, object]:
+    """What client ``number`` asks: all lengths, sampled and greedy, penalized, streamed or not."""
+    return {
+        "prompt": "the quick brown fox jumps over the lazy dog "[: 3 + number],
+        "max_tokens": 3 + number % 5,
+        "temperature": 0 if number % 3 == 0 else 0.9,
+        "repetition_penalty": 1.3 if number % 4 == 0 else 1.0,
+        "logprobs": number % 3,
+        "seed": number,
+        "stream": number % 2 == 0,
+    }
+
+
+def told(http: Http, body: dict[str, object]) -> str:
+    """What an answer says, without its id, its time and how it was computed."""
+    reply = http.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    if not body["stream"]:
+        return json.dumps([reply.json["choices"][0]["text"], reply.json["choices"][0]["logprobs"]])
+    lines = [line for line in reply.body.split(b"\n\n") if line.startswith(b"data: {")]
+    chunks = [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines]
+    tokens = [token for chunk in chunks for token in chunk["logprobs"]["tokens"]]
+    values = [value for chunk in chunks for value in chunk["logprobs"]["token_logprobs"]]
+    text = "".join(chunk["text"] for chunk in chunks)
+    return json.dumps([text, tokens, values])
+
+
+def answers(server: Running) -> list[str]:
+    """The answers of all clients at once."""
+    http = Http(server.url)
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return list(clients.map(lambda number: told(http, load(number)), range(CLIENTS)))
+
+
+def test_ten_rounds_of_the_same_load_give_the_same_bytes(serve: Serve) -> None:
+    """And they are what each client gets when it is alone."""
+    with serve() as server:
+        http = Http(server.url)
+        alone = [told(http, load(number)) for number in range(CLIENTS)]
+        for _ in range(ROUNDS):
+            assert answers(server) == alone
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        tokens = server.service.ledger.total(0).completion_tokens
+        assert steps < tokens, "nobody ever shared a step"
+
+
+def test_another_seed_gives_other_bytes(server: Running) -> None:
+    """Negative control: what is compared does depend on what is sampled."""
+    http = Http(server.url)
+    one = load(1)
+    assert told(http, one) != told(http, {**one, "seed": 2})

@@ -1,0 +1,220 @@
+"""Keys, whose they are, what they open, and what is kept of their use."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from contract.errors import ConfigError
+from harness.serve import accounts
+from harness.serve.keys import Keyring, key_digest, new_key, presented_key
+from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.routes import ROUTES
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+ALICE, BOB, OPERATOR = new_key(), new_key(), new_key()
+BODY = {"prompt": "abc", "max_tokens": 3}
+
+
+def tenants_file(folder: Path, *, alice: str = ALICE) -> Path:
+    path = folder / "tenants.toml"
+    path.write_text(
+        f'[tenant.alice]\nid = 1\nqos = "interactive"\nkeys = ["{key_digest(alice)}"]\n'
+        f'[tenant.bob]\nid = 2\nqos = "batch"\nmax_context = 32\nkeys = ["{key_digest(BOB)}"]\n'
+        f'[tenant.root]\nid = 3\noperator = true\nkeys = ["{key_digest(OPERATOR)}"]\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serve(tenants=tenants_file(tmp_path_factory.mktemp("tenants"))) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_every_route_but_health_needs_a_key(keyed: Running) -> None:
+    """Also those that are not there, and other spellings of those that are."""
+    http = Http(keyed.url)
+    paths = [(route.method, route.path) for route in ROUTES if route.path != "/health"]
+    assert len(paths) > 10
+    more = ("/", "/nowhere", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/./v1/models")
+    for method, path in [*paths, *(("GET", path) for path in more)]:
+        for headers in ({}, bearer(new_key()), bearer(""), bearer(key_digest(ALICE))):
+            reply = http.send(method, path, b"{}", headers)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key"), path
+    assert http.get("/health").json == {"status": "ok"}
+
+
+def test_a_key_opens_the_routes_of_its_tenant(keyed: Running) -> None:
+    http = Http(keyed.url)
+    assert http.get("/v1/tenants/1/usage", **bearer(ALICE)).status == 200
+    assert http.get("/v1/tenants/alice/usage", **bearer(ALICE)).status == 200
+    assert http.get("/v1/tenants/2/usage", **bearer(ALICE)).status == 404
+    assert http.get("/v1/tenants/2/usage", **bearer(OPERATOR)).status == 200
+    assert http.get("/metrics", **bearer(ALICE)).status == 403
+    assert http.get("/metrics", **bearer(OPERATOR)).status == 200
+
+
+def test_a_browser_may_send_the_key_as_a_password(keyed: Running) -> None:
+    pair = base64.b64encode(f"anybody:{ALICE}".encode()).decode()
+    http = Http(keyed.url)
+    assert http.get("/v1/models", Authorization=f"Basic {pair}").status == 200
+    assert "Basic" in http.get("/v1/models").headers["WWW-Authenticate"]
+
+
+def test_the_client_sends_its_key(keyed: Running) -> None:
+    with OpenAI(base_url=f"{keyed.url}/v1", api_key=ALICE, max_retries=0) as client:
+        answer = client.completions.create(model="tiny", **BODY)
+        assert answer.model_extra is not None
+        assert answer.model_extra["x_zinc"]["tenant"] == "alice"
+        assert answer.model_extra["service_tier"] == "priority"
+    with (
+        OpenAI(base_url=f"{keyed.url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+def test_limits_are_the_tenants(keyed: Running) -> None:
+    http = Http(keyed.url)
+    long = {"prompt": list(range(40)), "max_tokens": 3}
+    assert http.post("/v1/completions", long, **bearer(ALICE)).status == 200
+    refused = http.post("/v1/completions", long, **bearer(BOB))
+    assert refused.error["code"] == "context_length_exceeded"
+    usage = http.get("/v1/tenants/bob/usage", **bearer(BOB)).json
+    assert usage["total"]["rejected"] == 1
+    assert usage["tenant"] == {"id": 2, "name": "bob", "qos": "batch"}
+
+
+def test_usage_is_what_the_client_saw(keyed: Running) -> None:
+    """Streamed or not, and split between tenants."""
+    http = Http(keyed.url)
+    before = http.get("/v1/tenants/alice/usage", **bearer(ALICE)).json["total"]
+    other = http.get("/v1/tenants/bob/usage", **bearer(BOB)).json["total"]
+    told = http.post("/v1/completions", BODY, **bearer(ALICE)).json["usage"]
+    http.post("/v1/completions", {**BODY, "stream": True}, **bearer(ALICE))
+    after = http.get("/v1/tenants/alice/usage", **bearer(ALICE)).json["total"]
+    assert after["requests"] - before["requests"] == 2
+    assert after["completed"] - before["completed"] == 2
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 2 * told["prompt_tokens"]
+    assert 0 < after["completion_tokens"] - before["completion_tokens"] <= 6
+    assert http.get("/v1/tenants/bob/usage", **bearer(BOB)).json["total"] == other
+
+
+def test_metrics_count_by_tenant(keyed: Running) -> None:
+    http = Http(keyed.url)
+    http.post("/v1/completions", BODY, **bearer(ALICE))
+    text = http.get("/metrics", **bearer(OPERATOR)).body.decode()
+    for name in (
+        'zinc_rt:generation_tokens_total{qos="interactive",tenant="alice"}',
+        'zinc_rt:num_requests_running{model_name="tiny"} 0.0',
+        "zinc_rt:time_to_first_token_seconds_count",
+        'zinc_rt:kv_pages{model_name="tiny",state="free"}',
+        'zinc_rt:request_success_total{finished_reason="length",qos="interactive",tenant="alice"}',
+    ):
+        assert name in text
+
+
+def test_a_changed_file_is_in_force(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new key, a tenant who is gone, and a file that is wrong, which changes nothing."""
+    monkeypatch.setattr(accounts, "LOOK_SECONDS", 0.0)
+    path = tenants_file(tmp_path)
+    fresh = new_key()
+    with serve(tenants=path) as server:
+        http = Http(server.url)
+        assert http.get("/v1/models", **bearer(ALICE)).status == 200
+        tenants_file(tmp_path, alice=fresh)
+        assert http.get("/v1/models", **bearer(ALICE)).status == 401
+        assert http.get("/v1/models", **bearer(fresh)).status == 200
+        path.write_text("[tenant.alice]\nid = 1\nqos = 'royal'\n")
+        assert http.get("/v1/models", **bearer(fresh)).status == 200
+        assert "'royal'" in caplog.text
+        path.write_text(f'[tenant.bob]\nid = 2\nmax_slots = 1\nkeys = ["{key_digest(BOB)}"]\n')
+        assert http.get("/v1/models", **bearer(fresh)).status == 401
+        slots = server.service.model.driver.call(lambda engine: engine.tenants[2].max_slots)
+        assert slots == 1
+        known = server.service.model.driver.call(lambda engine: 1 in engine.tenants)
+        assert not known
+
+
+def test_an_open_address_needs_keys(serve: Serve, tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "example.org"):
+        with pytest.raises(ConfigError, match="nobody needs a key"), serve(host=host):
+            pass
+    keyless = tmp_path / "keyless.toml"
+    keyless.write_text("[tenant.alice]\nid = 1\n")
+    with pytest.raises(ConfigError, match="no tenant has a key"), serve(tenants=keyless):
+        pass
+
+
+def test_keys_are_compared_whole() -> None:
+    ring = Keyring([(key_digest(ALICE), 1), (key_digest(BOB), 2)])
+    assert [ring.tenant_of(key) for key in (ALICE, BOB, ALICE[:-1], "", "ä")] == [
+        1, 2, None, None, None,
+    ]  # fmt: skip
+    assert presented_key("bearer  abc ") == "abc"
+    for header in (
+        None,
+        "",
+        "Bearer",
+        "Basic !",
+        "Basic YWJj",
+        "Digest abc",
+        "Bearer " + "a" * 999,
+    ):
+        assert presented_key(header) is None
+
+
+def test_the_ledger_survives_being_killed(tmp_path: Path) -> None:
+    """Every count that was acknowledged before kill -9 is there afterwards."""
+    path = tmp_path / "ledger.sqlite"
+    program = (
+        "import sys, itertools; from pathlib import Path\n"
+        "from harness.serve.ledger_store import Counts, LedgerStore\n"
+        "store = LedgerStore(Path(sys.argv[1]))\n"
+        "for n in itertools.count(1):\n"
+        "    store.add(7, Counts(requests=1, prompt_tokens=n)); print(n, flush=True)\n"
+    )
+    for round_ in range(3):
+        before = LedgerStore(path)
+        had = before.total(7)
+        before.close()
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            for _ in range(50):
+                acknowledged = int(writer.stdout.readline())
+            writer.kill()
+            acknowledged = int((writer.stdout.read().split() or [acknowledged])[-1])
+        with LedgerStore(path) as after:
+            total = after.total(7)
+            added = total.requests - had.requests
+            assert acknowledged <= added <= acknowledged + 1, round_
+            assert total.prompt_tokens - had.prompt_tokens == added * (added + 1) // 2
+            assert after.days(7)[time.strftime("%Y-%m-%d", time.gmtime())].requests > 0
+
+
+def test_a_ledger_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"not a database at all, but some text" * 100)
+    with pytest.raises(ConfigError, match="cannot be the ledger"):
+        LedgerStore(path)
+    with LedgerStore(tmp_path / "new.sqlite") as store:
+        assert store.total(1) == Counts()

@@ -1,0 +1,122 @@
+"""Answers of a server, replayed by the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.types import Request, SamplingParams
+from harness.cli.main import main
+from harness.digest import logits_digest
+from harness.serve.run import Running
+from tests.serve.http import Http
+
+CHAT = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 8,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "n": 2,
+}
+COMPLETION = {
+    "prompt": "abc",
+    "max_tokens": 8,
+    "seed": 5,
+    "temperature": 0.7,
+    "logprobs": 1,
+    "logits_digest": True,
+}
+Verify = Callable[[object, object], tuple[int, str, str]]
+
+
+@pytest.fixture
+def verify(
+    tmp_path: Path,
+    tiny_model_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Verify:
+    """``verify(request, response)``: exit code and what was printed."""
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+    def run(request: object, response: object) -> tuple[int, str, str]:
+        words = ["verify"]
+        for name, value in (("request", request), ("response", response)):
+            path = tmp_path / f"{name}.json"
+            path.write_text(json.dumps(value))
+            words.append(str(path))
+        words += ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128"]
+        code = main([*words, "--slots", "2"])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+)
+def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict[str, Any]) -> None:
+    """By an engine of other sizes; where the request names no seed, from the one that was drawn."""
+    answer = http.post(path, body).json
+    assert verify(body, answer)[:2] == (0, "identical\n")
+
+
+def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
+    """The same for an engine that was asked directly; with another prompt another."""
+    model = server.service.model
+    prompt = tuple(model.tokenizer.encode("a prompt of several pages " * 3))
+    body = {**COMPLETION, "prompt": list(prompt), "ignore_eos": True}
+    told = http.post("/v1/completions", body).json["x_zinc"]["logits_sha256"]
+    rows: dict[int, Any] = {}
+
+    def keep(first: int, chunk: Any) -> None:
+        rows.update(enumerate(chunk, first))
+
+    sampling = SamplingParams(temperature=0.7, seed=5)
+    request = Request(model.driver.new_id(), prompt, 8, sampling, ignore_end=True)
+    stream = model.driver.submit([request], {request.id: keep})
+    tokens = 0
+    while tokens < 8:
+        tokens += len(stream.take(30))
+    assert sorted(rows) == list(range(len(prompt) - 1, len(prompt) + 7))
+    assert told == [logits_digest(np.stack([rows[position] for position in sorted(rows)]))]
+    other = http.post("/v1/completions", {**body, "prompt": list(prompt[1:])}).json
+    assert other["x_zinc"]["logits_sha256"] != told
+
+
+def test_a_changed_answer_is_found(http: Http, verify: Verify) -> None:
+    """Negative control: a character, a log-probability, the seed, the model."""
+    answer = http.post("/v1/completions", COMPLETION).json
+    choice = answer["choices"][0]
+    text = {**choice, "text": choice["text"][:-1] + "#"}
+    assert verify(COMPLETION, {**answer, "choices": [text]})[:2][0] == 1
+    logprobs = choice["logprobs"]
+    values = [*logprobs["token_logprobs"][:-1], logprobs["token_logprobs"][-1] * (1 + 2**-20)]
+    changed = {**choice, "logprobs": {**logprobs, "token_logprobs": values}}
+    code, out, _ = verify(COMPLETION, {**answer, "choices": [changed]})
+    assert (code, "choices[0].logprobs.token_logprobs[7]" in out) == (1, True)
+    assert verify({**COMPLETION, "seed": 6}, answer)[0] == 1
+    extra = {**answer["x_zinc"], "logits_sha256": ["0" * 64]}
+    code, out, _ = verify(COMPLETION, {**answer, "x_zinc": extra})
+    assert (code, "logits_sha256[0]" in out) == (1, True)
+    code, out, _ = verify(COMPLETION, {**answer, "system_fingerprint": "exact-0"})
+    assert (code, "system_fingerprint" in out) == (1, True)
+
+
+def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None:
+    answer = http.post("/v1/completions", COMPLETION).json
+    for request, response, says in (
+        ([], answer, "no JSON object"),
+        ({**COMPLETION, "top_q": 1}, answer, "top_q"),
+        (COMPLETION, {**answer, "choices": []}, "no choices"),
+        ({"prompt": "abc"}, {**answer, "x_zinc": None}, "names a seed"),
+    ):
+        code, _, error = verify(request, response)
+        assert (code, says in error) == (2, True), error
