@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _names_device_tier(value: object) -> bool:
     names = value if isinstance(value, tuple) else (value,)
     return any(isinstance(name, str) and name in DEVICE_TIERS for name in names)
+
+
+CHROMIUM_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One headless Chromium: Playwright allows a process only one of itself."""
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium")
+    if path is None:
+        missing("there is no chromium", "apt-get install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

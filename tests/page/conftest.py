@@ -1,39 +1,16 @@
-"""One headless Chromium for all tests of the page, and a server of its own for each."""
+"""A page in the browser of all tests, and a server of its own for each."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.needs import missing
 from tests.page.fake_server import Double, Fake, serving
 
 expect.set_options(timeout=20_000)
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Chromium."""
-    path = shutil.which("chromium")
-    if path is None:
-        missing("there is no chromium", "apt-get install chromium")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield started
-        started.close()
 
 
 @dataclass

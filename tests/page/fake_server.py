@@ -91,7 +91,13 @@ def fake_app(double: Double) -> Flask:
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        facts = {"tier": "cpu", "device": "test", "context": CONTEXT, "fingerprint": "f0"}
+        facts = {
+            "tier": "cpu",
+            "device": "test",
+            "context": CONTEXT,
+            "fingerprint": "f0",
+            "slots": 8,
+        }
         return {
             "data": [
                 {"id": "tiny", "x_zinc": facts | {"thinking": True}},

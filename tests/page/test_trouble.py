@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 def test_a_busy_server_is_asked_again_when_it_said(chat: Chat) -> None:
     chat.fake.busy = 2
     chat.send("Go")
-    expect(chat.page.locator(".problem")).to_contain_text("Trying again in 1 s")
+    expect(chat.page.locator(".problem")).to_have_text("The queue is full. Trying again in 1 s.")
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
     chat.settled()
     expect(chat.page.locator(".problem")).to_have_count(0)
@@ -24,7 +24,7 @@ def test_a_busy_server_is_asked_again_when_it_said(chat: Chat) -> None:
 def test_waiting_for_a_busy_server_can_be_stopped(chat: Chat) -> None:
     chat.fake.busy = 100
     chat.send("Go")
-    expect(chat.page.locator(".problem")).to_contain_text("the queue is full")
+    expect(chat.page.locator(".problem")).to_contain_text("The queue is full.")
     chat.page.keyboard.press("Escape")
     chat.settled()
     chat.fake.busy = 0
@@ -63,7 +63,7 @@ class TestKey:
 
     def test_it_is_asked_for_until_it_is_right(self, chat: Chat) -> None:
         dialog = chat.page.get_by_role("dialog")
-        expect(dialog).to_contain_text("this server needs a key")
+        expect(dialog).to_contain_text("This server needs a key.")
         chat.page.get_by_label("API key").fill("wrong")
         chat.page.keyboard.press("Enter")
         expect(chat.page.get_by_label("API key")).to_have_value("")

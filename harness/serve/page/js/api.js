@@ -2,10 +2,14 @@ import { readText, writeText } from "./storage.js";
 
 const KEY = "zinc.key";
 
+/** The server's messages begin small and end without a stop. */
+const sentence = (text) =>
+  text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
 /** Why a request has no answer. `kind` is unreachable, key, busy, cut or refused. */
 export class Problem extends Error {
   constructor(kind, message, retrySeconds = null) {
-    super(message);
+    super(sentence(message));
     this.kind = kind;
     this.retrySeconds = retrySeconds;
   }
@@ -43,7 +47,7 @@ export async function request(path, { body, signal } = {}) {
 async function problemOf(response) {
   let message = `The server answered ${response.status}.`;
   try {
-    message = (await response.json()).error.message;
+    message = String((await response.json()).error.message);
   } catch { /* not the server's own shape: the status has to do */ }
   if (response.status === 401) return new Problem("key", message);
   if (response.status === 503) {
@@ -73,7 +77,7 @@ export async function* streamChunks(path, body, signal) {
         const data = line.slice(5).trim();
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new Problem("refused", chunk.error.message);
+        if (chunk.error) throw new Problem("refused", String(chunk.error.message));
         yield chunk;
       }
     }
