@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request, TokenEvent
 from harness.serve.faults import log_fault
+from harness.serve.structured.ahead import IN_TIME_SECONDS, MasksAhead
+from harness.serve.structured.grammars import TokenMasks
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
 from reference.observer import NullObserver, Observer
@@ -29,6 +31,7 @@ T = TypeVar("T")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
 log = logging.getLogger("zinc_rt.serve")
@@ -121,6 +124,7 @@ class EngineDriver:
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
         self._watch = _Watch()
+        self._ahead = MasksAhead(self._mask_arrived)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
         self._ids = itertools.count(1)
@@ -161,13 +165,16 @@ class EngineDriver:
         return future.result()
 
     def submit(
-        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
     ) -> EventStream:
         """Queue requests that belong together: all of them, or none.
 
         ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
-        from, before the event with the last such token. Raises RequestError, QueueFull and
-        EngineStopped.
+        from, before the event with the last such token. ``masks``, by request id, say which tokens
+        may come next. Raises RequestError, QueueFull and EngineStopped.
         """
         stream = EventStream(self, requests, self._buffered)
 
@@ -177,12 +184,16 @@ class EngineDriver:
                 for request in requests:
                     self._watch.streams[request.id] = stream
                     sink = logits.get(request.id)
-                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0)
+                    mask = masks.get(request.id)
+                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0, mask)
                     accepted.append(request.id)
+                    if mask is not None:
+                        self._ahead.add(request.id, mask)
             except BaseException:
                 for request in requests:
                     self._watch.streams.pop(request.id, None)
                 for request_id in accepted:
+                    self._ahead.forget(request_id)
                     engine.cancel(request_id)
                 raise
             return stream
@@ -204,7 +215,7 @@ class EngineDriver:
 
         def go_on() -> None:
             stream._stalled = False
-            for request_id in stream._live:
+            for request_id in stream._live - self._ahead.late:
                 self._engine.unstall(request_id)
 
         self._post(go_on)
@@ -251,8 +262,8 @@ class EngineDriver:
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            streams = self._watch.streams.values()
-            if not self._commands and streams and all(stream._stalled for stream in streams):
+            streams = self._watch.streams
+            if not self._commands and streams and all(self._rests(*one) for one in streams.items()):
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -273,12 +284,32 @@ class EngineDriver:
             stream._events.put(Delivered(now, event))
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
-            elif not stream._stalled and stream._events.qsize() >= stream._capacity:
+                continue
+            self._ahead.received(event.request_id, event.token)
+            if not stream._stalled and stream._events.qsize() >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
+        # Without tokens for anybody there is nothing better to do than to wait for a late mask.
+        for request_id in self._ahead.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
+            self._engine.stall(request_id)
+
+    def _rests(self, request_id: int, stream: EventStream) -> bool:
+        """Whether nothing is computed for a request for now."""
+        return stream._stalled or request_id in self._ahead.late
+
+    def _mask_arrived(self, request_id: int) -> None:
+        """A late mask is there, on a thread of its own: its request goes on."""
+
+        def go_on() -> None:
+            stream = self._watch.streams.get(request_id)
+            if self._ahead.settled(request_id) and stream is not None and not stream._stalled:
+                self._engine.unstall(request_id)
+
+        self._post(go_on)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
+        self._ahead.forget(request_id)
         stream._live.discard(request_id)
         self._watch.streams.pop(request_id, None)
 
@@ -292,5 +323,6 @@ class EngineDriver:
             self._engine.cancel(request_id)
             stream._events.put(reason)
         self._watch.streams.clear()
+        self._ahead.close()
         for command in left:
             command()

@@ -240,4 +240,3 @@ def _json_line(value: object) -> bytes:
 
 def _token_text(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_text(token)
-
