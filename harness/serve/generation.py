@@ -231,9 +231,10 @@ def _parts_of(choice: Choice, text: str, counted: bool) -> tuple[Part, ...]:
     before = parser.thinking
     parts = parser.feed(text)
     choice.reasoning_tokens += counted and (before or parser.thinking)
+    complete = parser.complete
     if choice.finish is not None:
         parts = joined([*parts, *parser.finish()])
-    if parser.complete or (parser.calls and choice.finish == FinishReason.STOP.value):
+    if complete or (parser.calls and choice.finish == FinishReason.STOP.value):
         choice.finish = TOOL_CALLS
     return tuple(parts)
 

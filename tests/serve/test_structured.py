@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
 from harness.serve.dialect.calls import json_rule
+from harness.serve.driver import EngineDriver, EventStream
 from harness.serve.structured.ahead import MasksAhead
 from harness.serve.structured.grammars import (
     GrammarBroke,
@@ -31,7 +32,9 @@ from reference.engine import Engine
 from reference.engine.speculation import PromptLookup
 from reference.limits import Limits
 from reference.model.open import Model, open_model
+from reference.observer import Observer
 from reference.runner import ModelRunner
+from reference.sched.constraints import Mask
 
 LIKELY = frozenset(b'"}],0123456789.-:{[truefalsn \\aAzZ#@')
 LENGTH = 300
@@ -261,6 +264,9 @@ class _Late(TokenMasks):
     def __init__(self, inner: TokenMasks, gate: threading.Event) -> None:
         self._inner, self._gate = inner, gate
 
+    def __call__(self, tokens: list[int]) -> Mask:
+        return self._inner(tokens)
+
     def follow(self, token: int) -> None:
         self._gate.wait()
         self._inner.follow(token)
@@ -316,6 +322,7 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
         tokens: dict[int, list[int]] = {number: [] for number in numbers}
         for event in engine.run():
             tokens[event.request_id].append(event.token)
+        assert (engine.statistics.speculation.drafted > 0) == (guess > 0)
         return tokens
 
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
@@ -323,3 +330,45 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
         assert run(runner, [0, 1], draft) == alone
     text = model.tokenizer.decode_bytes(alone[1])
     assert text.startswith(b"[")
+
+
+def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
+    """Its request sits out steps while another one comes to its end, and has the same tokens."""
+    limits = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4, masks=2)
+    rule = f"start: {json_rule({'type': 'string', 'minLength': 6, 'maxLength': 9})}"
+    ends = model.tokenizer.eog_ids
+
+    def asked(driver: EngineDriver, most: int) -> Request:
+        sampling = SamplingParams(temperature=0.9, seed=3)
+        return Request(driver.new_id(), (65, 66, 67), most, sampling, ignore_end=most > 20)
+
+    def tokens_of(stream: EventStream) -> list[int]:
+        tokens: list[int] = []
+        while True:
+            for delivered in stream.take(60):
+                tokens.append(delivered.event.token)
+                if delivered.event.finish_reason is not None:
+                    return tokens
+
+    with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+
+        def make(observer: Observer) -> Engine:
+            return Engine(runner, end_of_generation=ends, observer=observer, stall_steps=10_000)
+
+        driver = EngineDriver(make)
+        driver.start()
+        try:
+            alone_masks, inner = grammars.masks(rule, 2)
+            one = asked(driver, 20)
+            alone = tokens_of(driver.submit([one], masks={one.id: alone_masks}))
+            gate = threading.Event()
+            two, free = asked(driver, 20), asked(driver, 40)
+            late = _Late(inner, gate)
+            waiting = driver.submit([two], masks={two.id: late})
+            assert len(tokens_of(driver.submit([free]))) == 40
+            assert sum(len(waiting.take(0.2)) for _ in range(2)) == 1
+            gate.set()
+            assert tokens_of(waiting) == alone[1:]
+        finally:
+            gate.set()
+            driver.close()

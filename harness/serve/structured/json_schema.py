@@ -12,6 +12,8 @@ from typing import Any
 
 Schema = Mapping[str, Any] | bool
 MOST_SUBSCHEMAS = 10_000
+BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
+"""What may stand between the parts of a JSON value: indentation, but nothing without end."""
 
 ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")
@@ -76,7 +78,7 @@ def compile_options(schema: object) -> dict[str, Any]:
     class excludes it or not; so the strings of such a schema have none at all.
     """
     options: dict[str, Any] = {
-        "whitespace_pattern": r"[ \n\r\t]{1,64}",
+        "whitespace_pattern": BLANKS,
         "lenient": False,
         "coerce_one_of": False,
     }
