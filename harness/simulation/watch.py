@@ -99,6 +99,7 @@ class Watch(NullObserver):
             waiting=[sequence.request.id for sequence in placing.waiting.values()],
             live=list(engine._live),
             references=memory.meta["ref_count"].tolist(),
+            payers=memory.meta["tenant"].tolist(),
             free_pages=memory.free,
             cached_pages=memory.cached,
         )
@@ -251,15 +252,12 @@ class Watch(NullObserver):
     def _shares(self, id: int) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        own = [
-            placement
-            for placement in self._engine._residents.running.values()
-            if placement.sequence.request.tenant == id
-        ]
+        state = self.state()
+        slots = sum(resident.tenant == id for resident in state.residents)
         rate = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
-            len(own) / tenant.max_slots,
-            sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
+            slots / tenant.max_slots,
+            state.charged(id) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight, rate / tenant.weight

@@ -34,7 +34,7 @@ class Residents:
         self.running: dict[int, Placement] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
-        self._uses: dict[int, list[int]] = {}
+        self._uses: dict[int, tuple[int, int]] = {}
 
     @property
     def slots(self) -> NDArray[np.int32]:
@@ -76,7 +76,7 @@ class Residents:
         placement = Placement(sequence, slot, [*hit.pages, *pages])
         sequence.placement = placement
         self.running[slot] = placement
-        self._note(tenant, 1, len(placement.pages))
+        self._note(tenant, 1)
         self._occupy(placement, hit.tokens)
         if hit.state is not None:
             self._runner.recurrent.load(hit.state, slot)
@@ -90,7 +90,7 @@ class Residents:
             return False
         placement.pages.extend(pages)
         self.table.add_pages(placement.slot, pages)
-        self._note(tenant, 0, count)
+        self._note(tenant)
         return True
 
     def publish(self, placement: Placement) -> None:
@@ -123,8 +123,11 @@ class Residents:
         del self.running[slot]
         sequence.placement = None
         self.free_slots.append(slot)
-        self._note(sequence.request.tenant, -1, -len(placement.pages))
+        self._note(sequence.request.tenant, -1)
         self.memory.release(placement.pages, sequence.request.tenant)
+        # A page that others hold is paid for by one of them now.
+        for tenant in list(self._uses):
+            self._note(tenant)
 
     def reset(self) -> list[Sequence]:
         """Take everything from everybody after a fault, whatever was being done: who ran."""
@@ -139,12 +142,17 @@ class Residents:
         self._uses.clear()
         return sequences
 
-    def _note(self, tenant: int, slots: int, pages: int) -> None:
+    def _note(self, tenant: int, slots: int = 0) -> None:
+        """Bring the tenant's account in line: so many slots more, and the pages charged to it."""
+        had_slots, had_pages = self._uses.get(tenant, (0, 0))
+        pages = self.memory.held(tenant)
+        if not slots and pages == had_pages:
+            return
         # The account first: an interrupt on the way there leaves both as they were.
-        self._tenants.occupy(tenant, slots=slots, pages=pages)
-        use = self._uses.setdefault(tenant, [0, 0])
-        use[0] += slots
-        use[1] += pages
+        self._tenants.occupy(tenant, slots=slots, pages=pages - had_pages)
+        self._uses[tenant] = had_slots + slots, pages
+        if not any(self._uses[tenant]):
+            del self._uses[tenant]
 
     def _occupy(self, placement: Placement, computed: int) -> None:
         sequence = placement.sequence
