@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,11 +134,8 @@ def _changing(before: dict[int, Account], after: dict[int, Account]) -> Callable
 
     def change(engine: Engine) -> None:
         for gone in before.keys() - after.keys():
-            engine.memory.reserve(gone, 0)
-            try:
-                engine.tenants.remove(gone)
-            except RequestError:
-                continue
+            with suppress(RequestError):
+                engine.remove_tenant(gone)
         for account in after.values():
             engine.put_tenant(account.tenant)
 

@@ -16,6 +16,7 @@ class Resident:
 
     request_id: int
     tenant: int
+    qos: QosClass
     slot: int
     pages: Sequence[int]
     decodes: bool = False
@@ -45,9 +46,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The request of a tenant whose turn it would be: its place in the order of arrival, whether
-    its tenant is aged, and at that moment the tenant's class, dominant share and rate of tokens
-    by weight."""
+    """The request whose turn it would be among those of a tenant that ask for the same class: its
+    place in the order of arrival, whether they are aged, and at that moment its class, the
+    tenant's dominant share and rate of tokens by weight."""
 
     order: int
     tenant: int
@@ -181,13 +182,13 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
 def check_preemption(
     leaver: Resident, state: State, tenants: Mapping[int, Tenant], growth: int
 ) -> None:
-    """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
+    """``state`` is just before ``leaver`` loses its place. An interactive request leaves only
     where all that run are, or for its own tenant's page quota: a request grows by at most
     ``growth`` pages at once."""
     tenant = tenants[leaver.tenant]
-    if tenant.qos is not QosClass.INTERACTIVE:
+    if leaver.qos is not QosClass.INTERACTIVE:
         return
-    others = [r for r in state.residents if tenants[r.tenant].qos is not QosClass.INTERACTIVE]
+    others = [r for r in state.residents if r.qos is not QosClass.INTERACTIVE]
     require(
         not others or state.charged(tenant.id) + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import FinishReason, Request, Tenant
+from contract.types import FinishReason, QosClass, Request, Tenant
 from harness.simulation.accounts import Accounts
 from harness.simulation.checks import (
     Candidate,
@@ -89,6 +89,7 @@ class Watch(NullObserver):
                 Resident(
                     placement.sequence.request.id,
                     placement.sequence.request.tenant,
+                    engine.tenants.class_of(placement.sequence.request),
                     slot,
                     placement.pages,
                     not lockstep[slot] and known[slot] <= computed[slot] < end[slot],
@@ -236,18 +237,19 @@ class Watch(NullObserver):
         self._preempt(placement)
 
     def _candidates(self) -> Iterable[Candidate]:
-        """The first of each tenant that is within its quotas."""
+        """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
         queue, tenants = engine._placing._queue, engine.tenants
-        heads: dict[int, Waiting] = {}
+        heads: dict[tuple[int, QosClass | None], Waiting] = {}
         for waiting in queue._waiting.values():
-            head = heads.get(waiting.tenant)
+            head = heads.get((waiting.tenant, waiting.qos))
             if head is None or waiting.order < head.order:
-                heads[waiting.tenant] = waiting
-        for id, head in heads.items():
+                heads[waiting.tenant, waiting.qos] = waiting
+        for (id, asked), head in heads.items():
             if tenants.within_quota(id, head.pages):
                 share, rate = self._shares(id)
-                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
+                aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
+                yield Candidate(head.order, id, aged, qos, share, rate)
 
     def _shares(self, id: int) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""

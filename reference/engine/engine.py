@@ -202,6 +202,19 @@ class Engine:
         self.tenants.put(tenant)
         self.memory.reserve(tenant.id, tenant.reserved_pages)
 
+    def remove_tenant(self, id: int) -> None:
+        """Forget a tenant and what it computed; what it reserved is everybody's again.
+
+        Its reservation goes at once, but RequestError while it has requests here, or when there is
+        none with this id.
+        """
+        tenant = self.tenants[id]
+        self.memory.reserve(id, 0)
+        self.tenants.remove(id)
+        if tenant.isolation_group is None:
+            # Who is given this id some day shall not find these.
+            self.memory.forget(scope_of(tenant))
+
     def submit(
         self,
         request: Request,
