@@ -178,6 +178,7 @@ def _options(settings: Settings) -> ServeOptions:
         path=path,
         model=_model_options(settings, path),
         ledger=settings["ledger"],
+        cache_dir=settings["cache_dir"],
         host=settings["host"],
         port=settings["port"],
         tenants=settings["tenants"],

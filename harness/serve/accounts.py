@@ -6,11 +6,11 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
@@ -19,7 +19,7 @@ from reference.engine import Engine
 
 LOOK_SECONDS = 1.0
 """How often the file is looked at, at most."""
-LOCAL = Account(LOCAL_TENANT, operator=True)
+LOCAL = Account(LOCAL_TENANT, operator=True, admin=True)
 log = logging.getLogger("zinc_rt.serve")
 
 Put = Callable[[Callable[[Engine], None]], None]
@@ -95,12 +95,17 @@ class Accounts:
         finally:
             self._lock.release()
 
+    def tell(self, put: Put) -> None:
+        """Tell an engine who its tenants are now."""
+        with self._lock:
+            put(_bringing(self._read.accounts))
+
     def _reload(self, path: Path, put: Put) -> None:
         try:
             if _digest(path) == self._read.digest:
                 return
             fresh = _read(path)
-            put(_changing(self._read.accounts, fresh.accounts))
+            put(_bringing(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
@@ -127,18 +132,14 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def _changing(before: dict[int, Account], after: dict[int, Account]) -> Callable[[Engine], None]:
-    """What the engine is to be told. One who is gone and has requests under way stays until they
-    ended: without a key there are no new ones."""
+def _bringing(accounts: Mapping[int, Account]) -> Callable[[Engine], None]:
+    """What brings an engine to these accounts. One who is gone and has requests under way stays
+    until they ended: without a key there are no new ones."""
 
-    def change(engine: Engine) -> None:
-        for gone in before.keys() - after.keys():
-            engine.memory.reserve(gone, 0)
-            try:
-                engine.tenants.remove(gone)
-            except RequestError:
-                continue
-        for account in after.values():
+    def bring(engine: Engine) -> None:
+        for gone in {tenant.id for tenant in engine.tenants} - accounts.keys():
+            engine.remove_tenant(gone)
+        for account in accounts.values():
             engine.put_tenant(account.tenant)
 
-    return change
+    return bring

@@ -22,7 +22,8 @@ class Metrics:
 
     def __init__(self, model: str, driver: EngineDriver) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EngineGauges(model, driver))
+        self._engine = _EngineGauges(model, driver)
+        self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
         self._generated = self._counter("generation_tokens", "Tokens generated.", WHO)
         self._success = self._counter(
@@ -35,6 +36,10 @@ class Metrics:
         self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token.")
         self._between = self._histogram("inter_token_latency_seconds", "Between two tokens.")
         self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token.")
+
+    def follow(self, model: str, driver: EngineDriver) -> None:
+        """Another model answers from now on."""
+        self._engine.follow(model, driver)
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""
@@ -73,6 +78,10 @@ class _EngineGauges(Collector):
     """Where the engine stands when it is asked, from the driver's latest snapshot."""
 
     def __init__(self, model: str, driver: EngineDriver) -> None:
+        self.follow(model, driver)
+
+    def follow(self, model: str, driver: EngineDriver) -> None:
+        """Tell of this one from now on."""
         self._model = model
         self._driver = driver
 

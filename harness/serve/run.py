@@ -6,8 +6,8 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -19,10 +19,11 @@ from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
-from harness.serve.metrics import Metrics
-from harness.serve.model import ModelOptions, open_model
+from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
+from harness.serve.pulls import Pulls
 from harness.serve.service import Service
+from harness.serve.serving import Serving
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -36,6 +37,7 @@ class ServeOptions:
     path: Path
     model: ModelOptions
     ledger: Path
+    cache_dir: Path
     host: str = "127.0.0.1"
     port: int = 0
     tenants: Path | None = None
@@ -47,14 +49,18 @@ class ServeOptions:
 class Running:
     """A server that answers."""
 
-    service: Service
+    serving: Serving
     http: HttpServer
     url: str
 
+    @property
+    def service(self) -> Service:
+        """What answers now."""
+        return self.serving.service
+
     def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those under way end for so long."""
-        self.service.draining.set()
-        self.service.model.driver.close(seconds)
+        self.serving.close(seconds)
         self.http.close()
 
 
@@ -73,28 +79,38 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        model = open_model(
-            options.path, options.model, accounts.tenants, owned, progress or NullProgress()
-        )
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        serving = owned.enter_context(_serving(options, accounts, ledger, progress))
+        pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
-            service,
+            serving,
+            pulls,
             AppOptions(
                 host_check=HostCheck((*options.allowed_hosts, options.host)),
                 page=read_page(),
                 max_body=MAX_BODY_BYTES,
                 version=_version(),
+                cache_dir=options.cache_dir,
             ),
         )
-        at_once = model.limits.slots + options.model.queue_depth
+        at_once = serving.service.model.limits.slots + options.model.queue_depth
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         http.start()
         host = f"[{options.host}]" if ":" in options.host else options.host
-        server = Running(service, http, f"http://{host}:{http.port}")
+        server = Running(serving, http, f"http://{host}:{http.port}")
         try:
             yield server
         finally:
             server.drain(0.0)
+
+
+def _serving(
+    options: ServeOptions, accounts: Accounts, ledger: LedgerStore, progress: Progress | None
+) -> Serving:
+    def open_it(path: Path, name: str, owned: ExitStack) -> ServedModel:
+        named = replace(options.model, name=name)
+        return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
+
+    return Serving(options.path, options.model.name, open_it, accounts, ledger)
 
 
 def run_until_told(server: Running, drain_seconds: float) -> bool:

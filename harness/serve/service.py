@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from contract.errors import RequestError
 from contract.types import Tenant
@@ -44,14 +43,6 @@ class Service:
     ledger: LedgerStore
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
-
-    def refresh(self) -> None:
-        """Put changes of the tenants' file in force."""
-
-        def put(change: Callable[[Any], None]) -> None:
-            self.model.driver.call(change)
-
-        self.accounts.refresh(put)
 
     def chat(self, body: ChatRequest, tenant: Tenant, gone: Gone) -> Answered:
         """``POST /v1/chat/completions``."""
