@@ -8,16 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from contract.types import QosClass, Tenant, TokenEvent
-from harness.serve.generation import Generation, Piece
+from contract.types import Tenant, TokenEvent
+from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from reference.model.tokenizer import Tokenizer
-
-SERVICE_TIERS = {
-    QosClass.INTERACTIVE: "priority",
-    QosClass.STANDARD: "default",
-    QosClass.BATCH: "flex",
-}
-"""What OpenAI's clients call the classes."""
 
 Json = dict[str, Any]
 
@@ -53,13 +46,14 @@ class Answer:
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
         """An object with these choices."""
         model = self.generation.model
+        asked = self.generation.choices[0].request.qos
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": model.name,
             "system_fingerprint": model.fingerprint,
-            "service_tier": SERVICE_TIERS[self.tenant.qos],
+            "service_tier": TIER_OF_CLASS[self.tenant.qos.lowered_to(asked)],
             "choices": choices,
         }
 

@@ -205,8 +205,8 @@ class Engine:
         self._leaving.discard(tenant.id)
 
     def remove_tenant(self, id: int) -> None:
-        """Forget a tenant: at once, or when the last of its requests ended. What it had reserved is
-        everybody's again, and new requests of it are refused.
+        """Forget a tenant and what it computed: at once, or when the last of its requests ended.
+        What it had reserved is everybody's again, and new requests of it are refused.
 
         Raises RequestError when there is none with this id.
         """
@@ -337,7 +337,11 @@ class Engine:
         """Forget the removed tenants of whose requests none is left."""
         for id in tuple(self._leaving):
             if id in self.tenants and not self.tenants.usage(id).live:
+                tenant = self.tenants[id]
                 self.tenants.remove(id)
+                if tenant.isolation_group is None:
+                    # Who is given this id some day shall not find these.
+                    self.memory.forget(scope_of(tenant))
             if id not in self.tenants:
                 self._leaving.discard(id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 from openai import OpenAI
@@ -148,10 +150,14 @@ def test_fields_not_served_are_refused_by_name(client: OpenAI) -> None:
     assert (refused.value.param, refused.value.code) == ("top_q", "unknown_parameter")
 
 
-def test_the_service_tier_is_what_the_tenant_has(client: OpenAI) -> None:
-    """The answer names the class that served it, whatever was asked for."""
-    answer = client.chat.completions.create(**SAMPLED, service_tier="priority")
-    assert answer.service_tier == "default"
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [("priority", "default"), ("auto", "default"), ("default", "default"), ("flex", "flex")],
+)
+def test_the_service_tier_is_the_tenants_or_lower(client: OpenAI, asked: Any, served: str) -> None:
+    """The answer names the class that served it."""
+    answer = client.chat.completions.create(**SAMPLED, service_tier=asked)
+    assert answer.service_tier == served
 
 
 def test_nothing_is_left_in_the_engine(server: Running, client: OpenAI) -> None:
