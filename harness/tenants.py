@@ -15,7 +15,8 @@ tenants.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ RIGHTS = ("operator", "admin")
 KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys", *RIGHTS)
 
 
+def account_facts(account: Account) -> dict[str, Any]:
+    """An account as JSON values, with how many keys it has in place of their digests."""
+    facts = asdict(account.tenant) | {"qos": account.tenant.qos.value, "keys": len(account.keys)}
+    return facts | {right: getattr(account, right) for right in RIGHTS}
+
+
+def named_account(accounts: Iterable[Account], name: str) -> Account | None:
+    """The account with a name or an id, None if there is none."""
+    for account in accounts:
+        if name in (account.tenant.name, str(account.tenant.id)):
+            return account
+    return None
+
+
 def read_tenants(path: Path) -> tuple[Tenant, ...]:
     """The tenants the file declares; see ``read_accounts``."""
     return tuple(account.tenant for account in read_accounts(path))
@@ -50,7 +65,11 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
 def read_accounts(path: Path) -> tuple[Account, ...]:
     """The accounts the file declares, by id. Raises ConfigError, naming the file, the tenant and
     the field, for the first thing in it that is wrong."""
-    sections = read_toml(path, "file of tenants")
+    return accounts_of(read_toml(path, "file of tenants"), path)
+
+
+def accounts_of(sections: Mapping[str, Any], path: Path) -> tuple[Account, ...]:
+    """The accounts that the tables of the file declare; see ``read_accounts``."""
     for key in sections:
         if key != SECTION:
             raise ConfigError(

@@ -14,7 +14,7 @@ from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
-from harness.tenants import Account, read_accounts
+from harness.tenants import Account, named_account, read_accounts
 from reference.engine import Engine
 
 LOOK_SECONDS = 1.0
@@ -48,6 +48,11 @@ class Accounts:
         )
 
     @property
+    def path(self) -> Path | None:
+        """The file, if there is one."""
+        return self._path
+
+    @property
     def keyed(self) -> bool:
         """Whether a request needs a key."""
         return self._path is not None
@@ -55,7 +60,7 @@ class Accounts:
     @property
     def tenants(self) -> Sequence[Tenant]:
         """All tenants."""
-        return [account.tenant for account in self._read.accounts.values()]
+        return [account.tenant for account in self.all]
 
     def of(self, authorization: str | None) -> Account:
         """The account an ``Authorization`` header stands for. Raises ApiError 401."""
@@ -75,10 +80,12 @@ class Accounts:
 
     def named(self, name: str) -> Account | None:
         """The account with an id or a name."""
-        for account in self._read.accounts.values():
-            if name in (str(account.tenant.id), account.tenant.name):
-                return account
-        return None
+        return named_account(self.all, name)
+
+    @property
+    def all(self) -> Sequence[Account]:
+        """All accounts."""
+        return list(self._read.accounts.values())
 
     def refresh(self, put: Put) -> None:
         """Read the file again if it changed, at most once in LOOK_SECONDS, and tell the engine.
@@ -94,6 +101,12 @@ class Accounts:
             self._reload(self._path, put)
         finally:
             self._lock.release()
+
+    def reload(self, put: Put) -> None:
+        """Read the file again now, and tell the engine if it changed."""
+        if self._path is not None:
+            with self._lock:
+                self._reload(self._path, put)
 
     def tell(self, put: Put) -> None:
         """Tell an engine who its tenants are now."""

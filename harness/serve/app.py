@@ -25,6 +25,7 @@ from harness.serve.pulls import Pulls
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
 from harness.serve.serving import Serving
+from harness.serve.tenant_routes import TenantHandlers
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -51,7 +52,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     app.url_map.strict_slashes = False
     general = Handlers(options.version)
     general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
-    handlers = (general, ModelHandlers(serving, options.cache_dir, pulls))
+    models = ModelHandlers(serving, options.cache_dir, pulls)
+    handlers = (general, models, TenantHandlers(serving))
 
     @app.before_request
     def admit() -> None:

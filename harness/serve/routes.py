@@ -15,6 +15,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
+from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
     ChatRequest,
     CompletionRequest,
@@ -23,7 +24,6 @@ from harness.serve.wire import (
     TokenizeRequest,
     decode,
 )
-from harness.tenants import Account
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -33,7 +33,7 @@ ROUTES = (
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
     Route("POST", "/apply-template", "apply_template", "Prompt of a chat.", TemplateRequest),
-    Route("GET", "/v1/tenants/<tenant>/usage", "usage", "What a tenant was given."),
+    *TENANT_ROUTES,
     Route("GET", "/health", "health", "Whether the server lives. Needs no key."),
     Route("GET", "/ready", "ready", "Whether requests are taken."),
     Route("GET", "/version", "version", "Version and fingerprint."),
@@ -91,13 +91,6 @@ class Handlers:
         body = decode(raw, TemplateRequest)
         self._model.check_name(body.model)
         return {"prompt": self._model.render(body.messages, body.chat_template_kwargs).text}
-
-    def usage(self, tenant: str) -> Json:
-        asking: Account = g.account
-        account = self._service.accounts.named(tenant)
-        if account is None or not (asking.operator or account.tenant.id == asking.tenant.id):
-            raise ApiError(404, "there is no such tenant, or it is another's", param="tenant")
-        return self._service.usage(account)
 
     def health(self) -> Response | Json:
         driver = self._model.driver

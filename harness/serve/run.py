@@ -75,7 +75,7 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
     if not accounts.keyed and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} can be reached from other machines and nobody needs a key; "
-            "give --tenants FILE (see `zinc-rt tenants`), or stay on 127.0.0.1"
+            "give --tenants FILE (see `zinc-rt tenants add`), or stay on 127.0.0.1"
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
