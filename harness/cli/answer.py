@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from contract.types import FinishReason
 
 if TYPE_CHECKING:
-    from harness.generate import Generation, Session
+    from harness.generate import Session
+    from harness.generation import Generation
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
