@@ -100,7 +100,7 @@ def add_parser(subparsers: Any) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     settings = resolve(args, NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
     from harness.serve.run import run_until_told, running
 
@@ -108,7 +108,7 @@ def serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    with running(_options(settings), progress_on(transient=True)) as server:
+    with running(options_of(settings), progress_on(transient=True)) as server:
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
@@ -122,7 +122,7 @@ def serve(args: argparse.Namespace) -> int:
 def verify(args: argparse.Namespace) -> int:
     """Replay an answer."""
     settings = resolve(args, VERIFY_NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -162,14 +162,16 @@ def check_file(args: argparse.Namespace) -> int:
     return 0
 
 
-def _need_server_extra() -> None:
+def need_server_extra() -> None:
+    """Raises ConfigError where the libraries of a server are missing."""
     try:
         import harness.serve.run  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
 
 
-def _options(settings: Settings) -> ServeOptions:
+def options_of(settings: Settings) -> ServeOptions:
+    """The server that settings describe, its model's file fetched if need be."""
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
