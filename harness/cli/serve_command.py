@@ -102,6 +102,7 @@ def serve(args: argparse.Namespace) -> int:
     settings = resolve(args, NAMES)
     need_server_extra()
     from harness.progress import progress_on
+    from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
     level = logging.WARNING if args.quiet else logging.INFO
@@ -114,8 +115,9 @@ def serve(args: argparse.Namespace) -> int:
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
-        note(f"listening on {server.url}")
-        interrupted = run_until_told(server, settings["drain_seconds"])
+        with announced(server, settings["drain_seconds"]):
+            note(f"listening on {server.url}")
+            interrupted = run_until_told(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
 
