@@ -20,6 +20,7 @@ from harness.cli import (
     model_command,
     run_command,
     serve_command,
+    servers_command,
     tenants_command,
     tools_command,
 )
@@ -31,6 +32,7 @@ from harness.settings import ENV_PREFIX
 COMMANDS = (
     run_command,
     serve_command,
+    servers_command,
     tenants_command,
     model_command,
     inspect_command,

@@ -83,29 +83,31 @@ def add_parser(subparsers: Any) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     settings = resolve(args, NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
+    from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    with running(_options(settings), progress_on(transient=True)) as server:
+    with running(options_of(settings), progress_on(transient=True)) as server:
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
-        note(f"listening on {server.url}")
-        interrupted = run_until_told(server, settings["drain_seconds"])
+        with announced(server, settings["drain_seconds"]):
+            note(f"listening on {server.url}")
+            interrupted = run_until_told(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
 
 def verify(args: argparse.Namespace) -> int:
     """Replay an answer."""
     settings = resolve(args, VERIFY_NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -124,14 +126,16 @@ def verify(args: argparse.Namespace) -> int:
     return 0 if place is None else DIFFERENT
 
 
-def _need_server_extra() -> None:
+def need_server_extra() -> None:
+    """Raises ConfigError where the libraries of a server are missing."""
     try:
         import harness.serve.run  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
 
 
-def _options(settings: Settings) -> ServeOptions:
+def options_of(settings: Settings) -> ServeOptions:
+    """The server that settings describe, its model's file fetched if need be."""
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
