@@ -151,7 +151,7 @@ class Session:
         started = time.perf_counter()
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
-            model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
             observer = _observed(options.recording, owned)
             engine = make_engine(
@@ -253,8 +253,8 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
-    """The session's tier, behind a recorder if there is to be a trace."""
+def recorded_tier(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace. Raises ConfigError."""
     if recording.trace is None:
         return prepared.tier
     from harness.trace.record import record_on

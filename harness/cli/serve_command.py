@@ -30,6 +30,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "record",
     "repeat_last_n",
     *ENGINE_SETTINGS,
 )
@@ -150,6 +151,7 @@ def options_of(settings: Settings) -> ServeOptions:
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        record=settings["record"],
     )
 
 

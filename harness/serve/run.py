@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from contract.errors import ConfigError
+from harness.generate import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.app import AppOptions, make_app
@@ -32,7 +36,8 @@ log = logging.getLogger("zinc_rt.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Everything about a server; the settings of the same names say what each means."""
+    """Everything about a server; the settings of the same names say what each means. In the folder
+    ``record`` every model that is loaded leaves a trace."""
 
     path: Path
     model: ModelOptions
@@ -43,6 +48,7 @@ class ServeOptions:
     tenants: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
+    record: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,23 @@ def _serving(
     options: ServeOptions, accounts: Accounts, ledger: LedgerStore, progress: Progress | None
 ) -> Serving:
     def open_it(path: Path, name: str, owned: ExitStack) -> ServedModel:
-        named = replace(options.model, name=name)
+        recording = Recording(None if options.record is None else _new_trace(options.record, name))
+        session = replace(options.model.session, recording=recording)
+        named = replace(options.model, name=name, session=session)
         return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
 
     return Serving(options.path, options.model.name, open_it, accounts, ledger)
+
+
+def _new_trace(folder: Path, name: str) -> Path:
+    """A file for what a model is told from now on. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot record there: {error.strerror}") from None
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[-80:]
+    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"
 
 
 def run_until_told(server: Running, drain_seconds: float) -> bool:
