@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import BadJson, loads, parsing
 
 MOST_CHOICES = 128
 MOST_MESSAGES = 4096
@@ -161,6 +161,11 @@ Body = TypeVar("Body", bound=Struct)
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     """``body`` as ``kind``; ApiError 400 naming the field that is wrong."""
+    with parsing(body):
+        return _decoded(body, kind)
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
     try:
         value: Any = loads(body)
     except BadJson as error:
