@@ -47,14 +47,17 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(Struct, forbid_unknown_fields=True):
     """A piece of a message."""
 
+    type: Literal["text"]
     text: str
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextFormat(Struct, forbid_unknown_fields=True):
     """The only format of an answer there is."""
+
+    type: Literal["text"]
 
 
 class Message(Struct, forbid_unknown_fields=True, omit_defaults=True):
