@@ -14,6 +14,7 @@ import pytest
 
 from harness.serve import listen
 from harness.serve.run import Running
+from tests.needs import machine_lacks
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import (
@@ -207,7 +208,7 @@ def test_a_client_that_vanished_frees_its_slot(
 ) -> None:
     """Nothing comes from it, neither an end nor a reset: what is sent stays unacknowledged."""
     if sys.platform != "linux":
-        pytest.skip("only Linux's packet filters can make a peer vanish")
+        machine_lacks("packet filter that makes a peer vanish: it is not Linux")
     monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
     slow_steps(monkeypatch, seconds=0.05)
     with serve() as server:
