@@ -13,7 +13,7 @@ from harness.serve.accounts import Accounts
 from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
 from harness.serve.driver import EngineStopped
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
-from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.generation import COMPLETION_TOKENS, Generation, check_choices, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
@@ -195,16 +195,18 @@ class Service:
 
     def _prompts(self, prompt: str | Sequence[str | int | list[int]]) -> list[Sequence[int]]:
         """The token ids of every prompt of a completion request."""
-        encode = self.model.tokenizer.encode
         if isinstance(prompt, str):
-            return [encode(prompt)]
+            return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
         ids = [part for part in prompt if isinstance(part, int)]
         lists = [part for part in prompt if isinstance(part, list)]
-        if len(texts) == len(prompt):
-            return [encode(text) for text in texts]
         if len(ids) == len(prompt):
             return [ids]
+        check_choices(len(prompt))
+        if len(texts) == len(prompt):
+            for text in texts:
+                self.model.check_length(text)
+            return [self.model.encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError("prompt", "mixes texts, token ids and lists of ids; use one kind")
