@@ -40,6 +40,8 @@
 #define NATIVE_QUOTIENT(a, b) ((a) / (b))
 #define NATIVE_SQUARE_ROOT(a) sqrt(a)
 
+FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bits); }
+
 #define F32_AT(p, i) (((__global float *)(p))[i])
 #define I32_AT(p, i) (((__global int *)(p))[i])
 #define U32_AT(p, i) (((__global uint *)(p))[i])
@@ -47,6 +49,7 @@
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((__global uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) vload_half(i, (const __global half *)(p))
+#define NATIVE_WIDENED(bits) half_in_register((ushort)(bits))
 #define U16_AT(p, i) ((uint)((__global ushort *)(p))[i])
 #define U8_AT(p, i) ((uint)((__global uchar *)(p))[i])
 #define I8_AT(p, i) ((int)((__global char *)(p))[i])

@@ -48,6 +48,7 @@ FN float widened_half(unsigned short bits) {
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) widened_half(((unsigned short *)(p))[i])
+#define NATIVE_WIDENED(bits) widened_half((unsigned short)(bits))
 #define U16_AT(p, i) ((uint)((unsigned short *)(p))[i])
 #define U8_AT(p, i) ((uint)((unsigned char *)(p))[i])
 #define I8_AT(p, i) ((int)((signed char *)(p))[i])

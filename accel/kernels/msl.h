@@ -46,6 +46,7 @@ using namespace metal;
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((device uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) ((float)((device half *)(p))[i])
+#define NATIVE_WIDENED(bits) ((float)as_type<half>((ushort)(bits)))
 #define U16_AT(p, i) ((uint)((device ushort *)(p))[i])
 #define U8_AT(p, i) ((uint)((device uchar *)(p))[i])
 #define I8_AT(p, i) ((int)((device char *)(p))[i])

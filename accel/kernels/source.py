@@ -10,13 +10,15 @@ from importlib import resources
 from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct
-from accel.packets.layouts import LANES
-from accel.packets.ops import TABLE, DeviceOp, DeviceOperand
+from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
+from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
 from accel.packets.step import Op
 from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
-"""Items of a work-group."""
+"""Items of a work-group, but where ``Module.group_size`` says otherwise."""
+PRODUCT_GROUP_SIZE = 256
+"""Items of a group that multiplies quantized weights: eight segments of 32 rows, or eight tokens."""
 
 
 def _beside_steps(
@@ -36,7 +38,7 @@ BESIDE_STEPS = MappingProxyType(
                 "stored",
                 "arranged",
                 "groups rows columns first_group",
-                lambda groups, columns, **_: groups * LANES * (columns // 32),
+                lambda groups, columns, **_: groups * TILE_ROWS * pieces(columns, UNIT_COLUMNS),
             ),
             _beside_steps(
                 "self_test", "a b words", "results", "samples", lambda samples, **_: samples
@@ -100,6 +102,12 @@ class Module:
         return f"{self.op}.{self.dtype}" if self.dtype is not None else self.op
 
     @property
+    def group_size(self) -> int:
+        """Items of its work-groups."""
+        quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
+        return PRODUCT_GROUP_SIZE if self.op == "matmul" and quantized else GROUP_SIZE
+
+    @property
     def entry(self) -> str:
         """The kernel's name; in GLSL it is main."""
         return f"launch_{self.op}"
@@ -150,7 +158,7 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
         "NATIVE_DOT": traits.dot,
         "SHARED_ADDRESSES": traits.shared_addresses,
     }
-    macros = {"GROUP_SIZE": f"{GROUP_SIZE}u"} | {name: str(int(on)) for name, on in flags.items()}
+    macros = {"GROUP_SIZE": f"{module.group_size}u"} | {name: str(int(on)) for name, on in flags.items()}
     if module.dtype is not None:
         macros["DTYPE"] = str(module.dtype.ggml_id)
     return macros

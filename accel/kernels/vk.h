@@ -57,6 +57,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define U32_NEAR(p, i) U32_VIEW(p).at[i]
 #define U32X4_AT(p, i) U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define NATIVE_F16_AT(p, i) float(F16_VIEW((p) + 2ul * uint64_t(i)).at[0])
+#define NATIVE_WIDENED(bits) unpackHalf2x16(bits).x
 #define U16_AT(p, i) uint(U16_VIEW((p) + 2ul * uint64_t(i)).at[0])
 #define U8_AT(p, i) uint(U8_VIEW((p) + uint64_t(i)).at[0])
 #define I8_AT(p, i) ((int(U8_AT(p, i)) ^ 128) - 128)

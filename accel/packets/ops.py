@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from accel.packets.layouts import TILE_ROWS
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
 
@@ -27,8 +28,6 @@ class Split(Enum):
 
 ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
 
-LANES = 16
-"""Rows of a group of an arranged matrix, and columns of a processor's vector."""
 SLOTS = 8
 """Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
 SUM_SPANS = 2
@@ -172,7 +171,7 @@ def _product_units(
 ) -> int:
     if dtype in FLOATS:
         return tokens * rows
-    return pieces(rows, LANES) * (most_chunks if places else pieces(tokens, SLOTS))
+    return pieces(rows, TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
 
 
 _QUERIES = _any("q", "uchar kv", "int page_table", "int query")
