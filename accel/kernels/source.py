@@ -10,6 +10,7 @@ from importlib import resources
 from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct
+from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
 from accel.packets.step import Op
@@ -47,7 +48,7 @@ BESIDE_STEPS = MappingProxyType(
     }
 )
 """Ops that are launched like those of a step, but are in none: their packets have no number."""
-ALL_OPS = MappingProxyType({**TABLE, **BESIDE_STEPS})
+ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
 
 STORED = {
     "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
@@ -56,6 +57,7 @@ STORED = {
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
+    "head_rows": KV_DTYPES,
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 

@@ -28,6 +28,7 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
+from accel.packets.fused import fuse
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
@@ -334,6 +335,8 @@ class OpenClTier:
         step = lower_graph(graph, form, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
+        if isinstance(runtime.launcher, ModuleLauncher):
+            step = fuse(step)
         return step, schedule_launches(step)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:

@@ -13,6 +13,9 @@ from accel.packets.packet import ABSENT, INPUT_MEMORY, OWN_MEMORY, PACKET, SCRAT
 from accel.packets.step import Op, Placement, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
 
+NO_NUMBER = 0xFFFF_FFFF
+"""Of an op that only kernels of their own execute, see ``fused``."""
+
 AddressOf = Callable[[str], int]
 """Device address of a buffer of the graph that outlives a step."""
 
@@ -67,7 +70,7 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _fill(packet: np.void, op: Op, placement: Placement) -> None:
-    packet["op"] = NUMBERS[op.name]
+    packet["op"] = NUMBERS.get(op.name, NO_NUMBER)
     packet["wait"] = placement.wait
     packet["everyone"] = placement.everyone
     packet["split_columns"] = placement.columns

@@ -32,8 +32,8 @@ SLOTS = 8
 """Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
 SUM_SPANS = 2
 """Spans of a row a group of ``accel/kernels/log_probabilities_sum.k`` sums at a time."""
-QUANTIZED_SEGMENTS = 16
-"""Segments a group of ``accel/kernels/quantize_activation.k`` takes at a time."""
+QUANTIZED_SEGMENTS = 4
+"""Segments a group of ``accel/kernels/quantizer.k`` takes at a time."""
 STATE_ROWS = 16
 """Rows of a head's state a group of ``accel/kernels/ssm_delta_net.k`` takes."""
 GROUP_QUERIES = 8
@@ -215,7 +215,8 @@ OPS = (
         _any("void x", "scale?", "uint sums?"),
         _matrix("weight"),
         _to_columns("y"),
-        _any("int ids?", "CHUNK chunks?", "int order?"),
+        _any("int ids?", "CHUNK chunks?", "int order?", "bias?"),
+        _columns("residual?"),
         sizes="tokens rows columns places used most_chunks",
         groups=_product_units,
     ),

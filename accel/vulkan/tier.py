@@ -21,6 +21,7 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
+from accel.packets.fused import fuse
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
@@ -312,7 +313,7 @@ class VulkanTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = lower_graph(graph, form, ROW_PARTS, TIER)
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
