@@ -61,6 +61,9 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define PASS_CTX group_memory,
 #define PASS_CTX_ONLY group_memory
 #define GROUP_MEMORY(words) enum { GROUP_WORDS = words };
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
+    enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
+#define GROUP_U32X4(i) ((__local uint4 *)(group_memory + VECTORS_AT))[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) as_int(group_memory[i])
 #define GROUP_F32(i) as_float(group_memory[i])
@@ -151,7 +154,7 @@ FN ADDRESS address_of(LAUNCH_CTX, ulong stored) {
     const LAUNCH launch_ = {BANK_POINTERS, scratch, inputs, packets, index};                  \
     const OP op = opened(&launch_)
 #define OPEN_GROUP                                                                            \
-    __local uint group_memory[GROUP_WORDS];                                                   \
+    __local uint group_memory[GROUP_WORDS] __attribute__((aligned(16)));                                                   \
     OPEN
 
 #include "packet.h"

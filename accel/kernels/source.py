@@ -13,7 +13,7 @@ from accel.kernels.accessors import op_struct, packet_constants, packet_struct
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
-from accel.packets.step import Op
+from accel.packets.step import PRODUCTS, Op
 from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
@@ -50,10 +50,12 @@ BESIDE_STEPS = MappingProxyType(
 """Ops that are launched like those of a step, but are in none: their packets have no number."""
 ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
 
+QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 STORED = {
-    "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
+    "arrange": QUANTIZED,
     "embed": WEIGHT_DTYPES,
     "matmul": WEIGHT_DTYPES,
+    "matmul_row": QUANTIZED,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
@@ -107,7 +109,7 @@ class Module:
     def group_size(self) -> int:
         """Items of its work-groups."""
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
-        return PRODUCT_GROUP_SIZE if self.op == "matmul" and quantized else GROUP_SIZE
+        return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
 
     @property
     def entry(self) -> str:

@@ -69,6 +69,10 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) shared uint group_memory[words];
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                          \
+    shared uint group_memory[words];                                      \
+    shared uvec4 group_vectors[vectors];
+#define GROUP_U32X4(i) group_vectors[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) int(group_memory[i])
 #define GROUP_F32(i) uintBitsToFloat(group_memory[i])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from accel.packets.layouts import TILE_ROWS
 from accel.packets.ops import (
     QUANTIZED_SEGMENTS,
     DeviceOp,
@@ -28,7 +29,10 @@ MOST_HEAD_DIM = 1024
 
 
 def _row(name: str, read: str, written: str, sizes: str, reals: str, units: Units) -> DeviceOp:
-    operands = [DeviceOperand(o.rstrip("?"), optional=o.endswith("?")) for o in read.split()]
+    operands = [
+        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o == "weight")
+        for o in read.split()
+    ]
     operands += [
         DeviceOperand(o.rstrip("?"), written=True, optional=o.endswith("?"))
         for o in written.split()
@@ -50,8 +54,16 @@ FUSED = MappingProxyType(
         op.name: op
         for op in (
             _row(
+                "matmul_row",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda rows, **_: pieces(rows, TILE_ROWS),
+            ),
+            _row(
                 "rms_norm_quantize",
-                "x weight?",
+                "x factors?",
                 "y? m scale sums",
                 "tokens width",
                 "eps",
@@ -171,7 +183,7 @@ def _norm(rest: _Ops) -> Fused | None:
     sizes = ops[0].most_sizes()
     if norm["y"] != quantize["x"] or sizes["groups"] != 1:
         return None
-    tensors = {"x": norm["x"], "weight": norm["weight"], **_integers(ops[1])}
+    tensors = {"x": norm["x"], "factors": norm["weight"], **_integers(ops[1])}
     if not rest.between(norm["y"], quantize["x"]):
         tensors["y"] = norm["y"]
     made = _made(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
@@ -224,9 +236,12 @@ def _product(rest: _Ops) -> Fused | None:
             continue
         tensors |= {operand: second, "y": found["y"]}
         count += 1
-    if count == 1:
-        return None
-    return count, replace(product, operands=tuple(tensors.values()))
+    sizes = product.most_sizes()
+    if product.count.most == 1 and not sizes["places"] and tensors["scale"] is not None:
+        shape = {name: sizes[name] for name in ("rows", "columns")}
+        row = _made(product, "matmul_row", tensors, **shape)
+        return count, replace(row, dtype=product.dtype, matrix=row.device.matrix)
+    return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
 
 
 def _heads(rest: _Ops) -> Fused | None:
