@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel.cuda.attention import attention_rule
+from accel.cuda.attention import attention_blocks_rule, attention_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
@@ -21,7 +21,14 @@ from accel.cuda.units import UNITS, embed_rule, unit_layout
 from accel.packets.layouts import WeightLayout
 
 PROVEN: tuple[Rule, ...] = (embed_rule, product_rule)
-ALL: tuple[Rule, ...] = (embed_rule, head_rows_rule, attention_rule, matrix_rule, product_rule)
+ALL: tuple[Rule, ...] = (
+    embed_rule,
+    head_rows_rule,
+    attention_rule,
+    attention_blocks_rule,
+    matrix_rule,
+    product_rule,
+)
 """With those that never ran on a device."""
 RULES = ALL if os.environ.get("ZINC_RT_CUDA_UNPROVEN") == "1" else PROVEN
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})

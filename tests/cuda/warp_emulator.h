@@ -26,6 +26,9 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 struct uint2 {
     unsigned x, y;
 };
+struct float2 {
+    float x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
@@ -158,6 +161,15 @@ static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
     return (*place += value) - value;
 }
+static inline unsigned __ballot_sync(unsigned, bool value) {
+    emulator::Message mine = {};
+    mine.word[0] = value;
+    const emulator::Message *all = emulator::exchange(mine);
+    unsigned bits = 0;
+    for (int i = 0; i < emulator::LANES; i++) bits |= all[i].word[0] << i;
+    return bits;
+}
+static inline unsigned __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline void __threadfence() {}
 static inline float __ldcg(const float *place) { return *place; }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
@@ -223,6 +235,17 @@ DEVICE void begin_part(void *to, const void *from) { memcpy(to, from, 16); }
 DEVICE void begin_word(void *to, const void *from) { memcpy(to, from, 4); }
 DEVICE void end_parts() {}
 template <int left> DEVICE void await_parts() {}
+DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
+    emulator::Message mine = {};
+    memcpy(mine.word, &row, sizeof row);
+    const emulator::Message *all = emulator::exchange(mine);
+    const int lane = emulator::current % 32;
+    for (int i = 0; i < 4; i++) {
+        const unsigned char *named;
+        memcpy(&named, all[8 * i + lane / 4].word, sizeof named);
+        memcpy(word + i, named + lane % 4 * 4, 4);
+    }
+}
 DEVICE unsigned largest_of_warp(unsigned value) {
     for (int lanes = 16; lanes; lanes /= 2)
         value = max(value, __shfl_xor_sync(ALL_LANES, value, lanes));
