@@ -7,7 +7,8 @@
 // SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix
-// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h.
+// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
+// HELD_UNITS as in activations.h.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "packets.h"
