@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda.device import Device
 from accel.cuda.driver import open_driver
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
@@ -21,8 +22,10 @@ from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
 from tests.cuda import test_attention, test_head_rows, test_products
+from tests.cuda.emulated_step import DEVICE
 from tests.cuda.test_attention import (  # noqa: F401
     test_a_broken_row_breaks_its_head_alone,
+    test_blocks_of_many_tokens,
     test_every_split_has_the_bits_of_the_definition,
 )
 from tests.cuda.test_head_rows import (  # noqa: F401
@@ -68,8 +71,10 @@ def run_on_device(
     matrices: Mapping[str, tuple[DType, NDArray[np.uint8]]],
     folder: Path,
     parts: int = 1,
+    device: Device = DEVICE,
 ) -> None:
-    """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place."""
+    """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. Whatever ``device`` the
+    case is for, the one there is runs it."""
     key, form = sizes
     layout = input_layout(graph, form)
     stored = {name: bits for name, (_, bits) in matrices.items()}

@@ -79,8 +79,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     }
     const int own = min(tokens - outputs.first_token, TOKENS);
     UNIT_WORK<MATRICES> work;
-    work.units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    work.paired = PAIRED;
     open_matrix(launch, 0, W0, B0, Y0, work.matrix[0], outputs.result[0]);
 #if MATRICES > 1
     open_matrix(launch, 1, W1, B1, Y1, work.matrix[1], outputs.result[1]);
@@ -88,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #if MATRICES > 2
     open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
 #endif
+    work.prepare(columns, PAIRED, WARPS);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
