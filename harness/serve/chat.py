@@ -17,7 +17,7 @@ from harness.serve.errors import ApiError
 from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.structured.json_schema import SchemaRefused
-from harness.serve.wire import ChatRequest, Message
+from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -26,6 +26,7 @@ from harness.serve.wire_tools import (
     ResponseFormat,
     TextFormat,
     Tool,
+    ToolCall,
 )
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
@@ -86,7 +87,7 @@ def render_chat(
         return render(text_arguments=False)
     except TemplateError:
         # Most templates write the arguments of calls themselves, some want the finished text.
-        if not any(message.tool_calls for message in messages):
+        if not any(isinstance(one, AssistantMessage) and one.tool_calls for one in messages):
             raise
         return render(text_arguments=True)
 
@@ -95,46 +96,44 @@ def turns_of(messages: Sequence[Message], *, text_arguments: bool) -> list[Turn]
     """Messages as templates know them: the arguments of calls as objects, or as texts."""
     turns = []
     for place, message in enumerate(messages):
-        _check_message(message, f"messages[{place}]")
-        role = "system" if message.role == "developer" else message.role
-        turn: Turn = {"role": role, "content": message.text}
-        for name in ("name", "reasoning_content", "tool_call_id"):
-            if getattr(message, name) is not None:
-                turn[name] = getattr(message, name)
-        if message.tool_calls:
-            turn["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": (
-                            call.function.arguments
-                            if text_arguments
-                            else _arguments(call.function.arguments, place, number)
-                        ),
-                    },
-                }
-                for number, call in enumerate(message.tool_calls)
-            ]
+        turn: Turn = {"role": _role_of(message), "content": _text_of(message)}
+        if message.name is not None:
+            turn["name"] = message.name
+        if isinstance(message, ToolMessage):
+            turn["tool_call_id"] = message.tool_call_id
+        if isinstance(message, AssistantMessage):
+            if message.content is None and not message.tool_calls:
+                param = f"messages[{place}].content"
+                raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
+            if message.reasoning_content is not None:
+                turn["reasoning_content"] = message.reasoning_content
+            if message.tool_calls:
+                turn["tool_calls"] = _calls_of(message.tool_calls, place, text_arguments)
         turns.append(turn)
     return turns
 
 
-def _check_message(message: Message, place: str) -> None:
-    calls = message.role == "assistant" and bool(message.tool_calls)
-    problem = None
-    if message.content is None and not calls:
-        problem = "content", "is missing"
-    elif message.tool_calls is not None and message.role != "assistant":
-        problem = "tool_calls", "are an assistant's only"
-    elif message.reasoning_content is not None and message.role != "assistant":
-        problem = "reasoning_content", "is an assistant's only"
-    elif (message.tool_call_id is not None) != (message.role == "tool"):
-        problem = "tool_call_id", "is needed in a tool's answer, and nowhere else"
-    if problem is not None:
-        name, what = problem
-        raise ApiError(400, f"{place}.{name} {what}", param=f"{place}.{name}", code="invalid_value")
+def _role_of(message: Message) -> str:
+    role = str(message.__struct_config__.tag)
+    return "system" if role == "developer" else role
+
+
+def _text_of(message: Message) -> str:
+    """The content in one piece."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    return "".join(part.text for part in message.content)
+
+
+def _calls_of(calls: Sequence[ToolCall], place: int, text_arguments: bool) -> list[Turn]:
+    told = []
+    for number, call in enumerate(calls):
+        arguments: object = call.function.arguments
+        if not text_arguments:
+            arguments = _arguments(call.function.arguments, place, number)
+        function = {"name": call.function.name, "arguments": arguments}
+        told.append({"id": call.id, "type": "function", "function": function})
+    return told
 
 
 def _arguments(text: str, message: int, call: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session
+from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
 from harness.progress import NullProgress, Progress
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
@@ -98,6 +98,19 @@ class ServedModel:
         """How a chat request is answered. Raises ApiError and TemplateError."""
         return plan_chat(body, self._template(), self.dialect, self.name)
 
+    def check_length(self, text: str) -> None:
+        """RequestError for a text that no context holds, however it is divided into tokens. That is
+        known without dividing it, which would take seconds."""
+        most = self.context * self.tokenizer.longest_token
+        if len(text.encode()) > most:
+            problem = f"has more than {most} bytes, and the context is {self.context} tokens"
+            raise RequestError("prompt", problem)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Raises RequestError."""
+        self.check_length(text)
+        return self.tokenizer.encode(text)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -111,8 +124,9 @@ class ServedModel:
             raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
         return render_chat(template, messages, tools=tools or (), enable_thinking=thinking)
 
-    def encode(self, rendered: RenderedChat) -> list[int]:
-        """Token ids of a conversation and the start of its answer."""
+    def encode_chat(self, rendered: RenderedChat) -> list[int]:
+        """Token ids of a conversation and the start of its answer. Raises RequestError."""
+        self.check_length(rendered.text)
         return encode_rendered(self.tokenizer, rendered)
 
     def _template(self) -> ChatTemplate:
@@ -148,7 +162,8 @@ def open_model(
     prepared = prepare_session(path, replace(session, chat=True, masks=True), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
-    runner = owned.enter_context(load_runner(model, prepared.tier, limits, progress))
+    tier = recorded_tier(prepared, session.recording, owned)
+    runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
         return Engine(

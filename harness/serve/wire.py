@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import BadJson, loads, parsing
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
 MOST_CHOICES = 128
@@ -47,36 +47,52 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(Struct, forbid_unknown_fields=True):
     """A piece of a message."""
 
+    type: Literal["text"]
     text: str
 
 
-class Message(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn of a conversation. A ``developer`` is what templates call ``system``.
+class _Said(Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True):
+    """What messages have in common."""
 
-    An ``assistant`` may have called tools, and a ``tool`` answers one of those calls. The fields of
-    OpenAI's answers that this server leaves empty are taken back empty.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart]
     name: str | None = None
+
+
+class SystemMessage(_Said, tag="system"):
+    """How the model is to be."""
+
+
+class DeveloperMessage(_Said, tag="developer"):
+    """What templates call ``system``."""
+
+
+class UserMessage(_Said, tag="user"):
+    """What the model is to answer."""
+
+
+class AssistantMessage(_Said, tag="assistant", kw_only=True):
+    """What the model said, which may be calls alone. The fields of OpenAI's answers that this
+    server leaves empty are taken back empty."""
+
+    content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
 
-    @property
-    def text(self) -> str:
-        """The content in one piece."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+
+class ToolMessage(_Said, tag="tool", kw_only=True):
+    """What a call gave."""
+
+    tool_call_id: str
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class TemplateOptions(Struct, forbid_unknown_fields=True):
@@ -145,10 +161,11 @@ class ChatRequest(Sampled, kw_only=True):
 
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids."""
+    list of lists of ids. With ``echo`` the text of an answer begins with its prompt."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
@@ -182,6 +199,11 @@ Body = TypeVar("Body", bound=Struct)
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     """``body`` as ``kind``; ApiError 400 naming the field that is wrong."""
+    with parsing(body):
+        return _decoded(body, kind)
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
     try:
         value: Any = loads(body)
     except BadJson as error:

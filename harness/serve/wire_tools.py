@@ -21,9 +21,10 @@ class FunctionDefinition(Struct, forbid_unknown_fields=True, omit_defaults=True)
     strict: bool | None = None
 
 
-class Tool(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class Tool(Struct, forbid_unknown_fields=True):
     """Something the model may use: a function."""
 
+    type: Literal["function"]
     function: FunctionDefinition
 
 
@@ -33,9 +34,10 @@ class FunctionReference(Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class NamedTool(Struct, forbid_unknown_fields=True):
     """The tool that is to be called."""
 
+    type: Literal["function"]
     function: FunctionReference
 
 
@@ -50,9 +52,10 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class ToolCall(Struct, forbid_unknown_fields=True):
     """A call of an earlier turn. ``index`` is what streams number calls by."""
 
+    type: Literal["function"]
     id: CallId
     function: CalledFunction
     index: int | None = None

@@ -359,7 +359,7 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
             {"messages": [{"role": "tool", "content": "x"}]},
             "messages[0].tool_call_id",
             "invalid_value",
-            "is needed",
+            "missing",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
         (

@@ -180,7 +180,7 @@ class Grammars:
         error = answer["error"]
         if error is None:
             matcher = LLMatcher(self._in_process, grammar, log_level=0, limits=_parser_limits())
-            error = matcher.get_error() if matcher.is_error() else None
+            error = matcher.get_error() if matcher.is_error() else _dead_end(matcher)
         if error is not None:
             raise GrammarRefused(f"cannot be enforced: {_problem_of(error)}")
         return matcher
@@ -265,6 +265,15 @@ class _Tokens:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
         return self._tokenizer.encode(text, add_bos=False)
+
+
+def _dead_end(matcher: LLMatcher) -> str | None:
+    """What is wrong with a grammar that nothing can begin."""
+    begun = matcher.deep_copy()
+    packed = begun.compute_bitmask()
+    if begun.is_error():
+        return "it is too complex"
+    return None if any(packed) else "nothing obeys it"
 
 
 def _problem_of(error: str) -> str:
