@@ -21,12 +21,21 @@ from hypothesis import strategies as st
 from contract.errors import ConfigError, ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
-from harness.bench.load import measure, overhead
+from harness.bench.load import overhead
+from harness.bench.load import plan as load_plan
 from harness.bench.load.clients import Answered, Target, run_load
 from harness.bench.load.figures import error_counts, jain_index, load_figures
 from harness.bench.load.measure import AIMS, OURS, judged
 from harness.bench.load.overhead import STREAMS, Readers, engine_rate, server_here
-from harness.bench.load.plan import MIX_CONTEXT, MIXES, Asked, LoadPlan, draw_load
+from harness.bench.load.plan import (
+    MIX_CONTEXT,
+    MIXES,
+    Asked,
+    Kind,
+    Lengths,
+    LoadPlan,
+    draw_load,
+)
 from harness.bench.load.report import METRICS, render_server_bench
 from harness.bench.load.servers import ServerSetup, own_server
 from harness.generate import SessionOptions
@@ -204,6 +213,14 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
         pass
 
 
+@pytest.fixture
+def tiny_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mix has requests of a few tokens."""
+    few = Kind(1.0, Lengths(4, 0.1, 1, 8), Lengths(4, 0.1, 1, 8))
+    monkeypatch.setattr(load_plan, "MIXES", dict.fromkeys(MIXES, (few,)))
+
+
+@pytest.mark.usefixtures("tiny_requests")
 def test_the_command(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As JSON, as tables, and as a plot, of a server that runs."""
     words = [
@@ -267,6 +284,7 @@ def test_what_cannot_be_measured(
 
 
 @pytest.mark.peer
+@pytest.mark.usefixtures("tiny_requests")
 def test_beside_the_peer(
     model_path: Path,
     tmp_path: Path,
@@ -276,7 +294,6 @@ def test_beside_the_peer(
     """The same file and load on both, a ratio for each repetition."""
     need_installed("llama_cpp", "peer")
     need_installed("uvicorn", "peer")
-    monkeypatch.setattr(measure, "WARMING", LoadPlan(1, 1, mix="chat"))
     model = tmp_path / "tiny.gguf"
     shutil.copy(model_path, model)
     words = ["--server", "--model", model, "--tiers", "cpu", "--peer", PEER, "--requests", "2"]

@@ -120,11 +120,13 @@ def _targets(
         targets[OURS] = reached(bench.url, bench.keys)
     else:
         assert bench.setup is not None
-        for _ in range(bench.repeat):
-            say("starting the server")
+        say("starting the server")
+        for _ in range(bench.repeat - 1):
             with own_server(bench.setup) as started:
                 samples[OURS].add("ready_seconds", started.ready_seconds)
-        targets[OURS] = stack.enter_context(own_server(bench.setup)).target
+        started = stack.enter_context(own_server(bench.setup))
+        samples[OURS].add("ready_seconds", started.ready_seconds)
+        targets[OURS] = started.target
     if bench.peer:
         assert bench.setup is not None
         say(f"starting {PEER}'s server")
