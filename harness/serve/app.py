@@ -29,7 +29,8 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """``page`` are the files of the chat page by path, ``max_body`` the longest body in bytes."""
+    """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
+    ``max_body`` is the longest body in bytes."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
@@ -54,7 +55,7 @@ def make_app(service: Service, options: AppOptions) -> Flask:
     def admit() -> None:
         g.began = time.monotonic()
         options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
-        if request.path == OPEN_PATH:
+        if request.path == OPEN_PATH or request.path in options.page:
             return
         service.refresh()
         g.account = service.accounts.of(request.headers.get("Authorization"))

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from harness.serve.errors import ApiError
 
 OPEN_PATH = "/health"
-"""The only path that needs no key."""
+"""The only path that needs no key, apart from the files of the pages."""
 JSON_TYPE = "application/json"
 
 
