@@ -224,14 +224,19 @@ class Simulation:
                 self.world.clock.advance(action.seconds)
 
     def _arrive(self, request: Request, logits: bool) -> None:
-        waiting = len(self._watch.state().waiting)
+        waiting = self._watch.state().waiting
         try:
             self._engine.submit(request, self._sink(request) if logits else None)
         except QueueFull:
             self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
-            depth = self.schedule.shape.queue_depth
-            require(waiting >= depth, Invariant.LIVENESS, f"{waiting} wait of {depth} that may")
+            free = self.schedule.shape.queue_depth - len(waiting)
+            own = sum(self.clients.by_id[id].request.tenant == request.tenant for id in waiting)
+            require(
+                free <= 0 or own >= free,
+                Invariant.LIVENESS,
+                f"{own} of tenant {request.tenant} wait, and {free} places are free",
+            )
             return
         except RequestError as error:
             self.counts["refused"] += 1

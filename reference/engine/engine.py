@@ -30,6 +30,7 @@ from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
+from reference.sched.places import may_wait
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -65,7 +66,8 @@ class Engine:
     ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
-    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
+    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait,
+    of one tenant among several half as many.
     With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
     ``host_pages`` evicted pages are kept in host memory.
     A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
@@ -237,7 +239,7 @@ class Engine:
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            if len(self._placing.waiting) >= self._queue_depth:
+            if not self._may_wait(tenant):
                 raise QueueFull(self._queue_depth, self._queue.retry_after())
         except ZincError:
             self.ledger.rejected(tenant.id)
@@ -264,6 +266,11 @@ class Engine:
         self.tenants.occupy(request.tenant, live=1)
         self._placing.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
+
+    def _may_wait(self, tenant: Tenant) -> bool:
+        usage = self.tenants.usage(tenant.id)
+        own, waiting = usage.live - usage.slots, len(self._placing.waiting)
+        return may_wait(own, waiting, self._queue_depth, len(self.tenants))
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
