@@ -79,7 +79,7 @@ class Service:
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
-            prompts = self._prompts(body.prompt)
+            prompts = self.prompts_of(body.prompt)
             requests = requests_of(
                 body,
                 prompts,
@@ -193,8 +193,10 @@ class Service:
         texts = named or [decode(ids, special=True).decode(errors="replace") for ids in prompts]
         return [text for text in texts for _ in range(n)]
 
-    def _prompts(self, prompt: str | Sequence[str | int | list[int]]) -> list[Sequence[int]]:
-        """The token ids of every prompt of a completion request."""
+    def prompts_of(
+        self, prompt: str | Sequence[str | int | list[int]], field: str = "prompt"
+    ) -> list[Sequence[int]]:
+        """The token ids of every text in ``field`` of a request. Raises RequestError."""
         encode = self.model.tokenizer.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
@@ -207,7 +209,7 @@ class Service:
             return [ids]
         if len(lists) == len(prompt):
             return list(lists)
-        raise RequestError("prompt", "mixes texts, token ids and lists of ids; use one kind")
+        raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 
 def _wants_usage(body: Sampled) -> bool:
