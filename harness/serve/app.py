@@ -15,6 +15,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as BaseResponse
 
+from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
@@ -53,7 +54,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     general = Handlers(options.version)
     general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
     models = ModelHandlers(serving, options.cache_dir, pulls)
-    handlers = (general, models, TenantHandlers(serving))
+    handlers = (general, EmbeddingHandlers(), models, TenantHandlers(serving))
 
     @app.before_request
     def admit() -> None:

@@ -24,6 +24,7 @@ from harness.serve.faults import log_fault
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
 from reference.observer import NullObserver, Observer, StepObservation
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -66,13 +67,14 @@ class Submission:
     """Requests that are accepted together or not at all.
 
     ``logits`` receive, by request id and on the engine's thread, those of every position from
-    ``logits_from`` on, by default those that tokens are sampled from; each before the event with
-    the last such token.
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token.
     """
 
     requests: Sequence[Request]
     logits: Mapping[int, LogitsSink] = field(default_factory=dict)
     logits_from: int | None = None
+    output: str = LOGITS
 
 
 class EventStream:
@@ -288,7 +290,7 @@ class EngineDriver:
                 sink, first = submission.logits.get(request.id), submission.logits_from
                 if first is None:
                     first = len(request.prompt) - 1
-                engine.submit(request, sink, first if sink else 0)
+                engine.submit(request, sink, first if sink else 0, output=submission.output)
                 accepted.append(request.id)
                 stream._live.add(request.id)
         except BaseException:

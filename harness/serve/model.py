@@ -144,7 +144,7 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    prepared = prepare_session(path, replace(session, chat=True), owned)
+    prepared = prepare_session(path, replace(session, chat=True, hidden_states=True), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned)

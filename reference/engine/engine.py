@@ -27,7 +27,7 @@ from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import PrefixStatistics, scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
 from reference.sched.places import may_wait
@@ -223,12 +223,14 @@ class Engine:
         on_logits: LogitsSink | None = None,
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
+        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
@@ -237,6 +239,8 @@ class Engine:
         try:
             pages = self.memory.total - self._reserved(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
+            if output == HIDDEN and not self.runner.limits.hidden_states:
+                raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             if not self._may_wait(tenant):
@@ -256,6 +260,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            output=output,
             allowed=allowed,
             scored=logits_from,
             arrived=self._clock(),

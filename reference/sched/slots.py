@@ -15,7 +15,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import LOG_PROBABILITIES, LOGITS, StepInput
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import PENDING
 
 Int32 = NDArray[np.int32]
@@ -27,11 +27,11 @@ class SlotTable:
     Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
     those that come next. The first ``known`` tokens are the host's to give, the others the device
     samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
-    logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
-    step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
-    No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
-    behind the known ones are guesses, computed in one step with the last known one. Of the
-    ``listed`` ones the log-probabilities are wanted.
+    logits are wanted at every position, or ``hidden`` states in their place, ``samples`` those that
+    go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
+    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
+    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
+    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -42,8 +42,8 @@ class SlotTable:
         self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
             np.zeros(slots, np.int32) for _ in range(6)
         )
-        self.every_row, self.samples, self.lockstep, self.stalled, self.listed = (
-            np.zeros(slots, bool) for _ in range(5)
+        self.every_row, self.hidden, self.samples, self.lockstep, self.stalled, self.listed = (
+            np.zeros(slots, bool) for _ in range(6)
         )
         self._sampling = np.zeros(slots, SAMPLING)
         self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
@@ -61,6 +61,7 @@ class SlotTable:
         lockstep: bool,
         bias: NDArray[np.void],
         listed: bool,
+        hidden: bool = False,
     ) -> None:
         """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
 
@@ -71,6 +72,7 @@ class SlotTable:
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
         self.listed[slot] = listed
+        self.hidden[slot] = hidden
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
@@ -155,8 +157,10 @@ class SlotTable:
         )
 
     def _wanted(self, slots: Int32) -> tuple[str, ...]:
-        logits = (LOGITS,) if self.every_row[slots].any() else ()
-        return (*logits, *LOG_PROBABILITIES) if self.listed[slots].any() else logits
+        every, hidden = self.every_row[slots], self.hidden[slots]
+        logits = (LOGITS,) if (every & ~hidden).any() else ()
+        states = (HIDDEN,) if (every & hidden).any() else ()
+        return (*logits, *states, *(LOG_PROBABILITIES if self.listed[slots].any() else ()))
 
 
 @dataclass(slots=True)
@@ -178,7 +182,7 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
         slots = chunks["slot"]
-        if LOGITS in inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+        if table.every_row[slots].any() or (rows != 1).any() or (chunks["count"] != 1).any():
             return None
         if table.lockstep[slots].any():
             return None
