@@ -211,6 +211,7 @@ class Engine:
         tenant = self.tenants[id]
         self.memory.reserve(id, 0)
         self.tenants.remove(id)
+        self.ledger.forget(id)
         if tenant.isolation_group is None:
             # Who is given this id some day shall not find these.
             self.memory.forget(scope_of(tenant))
