@@ -26,12 +26,12 @@ from accel.cuda.plan import (
     sources_of,
 )
 from accel.cuda.program import Compiler, Source
+from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step, product_factors
 from accel.packets.build import Progress
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES, device_footprint, step_memory
-from accel.packets.forms import step_forms
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.rules import OPCODES, lower_graph
@@ -131,7 +131,7 @@ class CudaTier:
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return cuda_forms(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
@@ -335,8 +335,8 @@ class CudaTier:
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
         device = self._runtime.device
-        lowered = {form: _scheduled(graph, form, device) for form in step_forms(largest)}
-        steps = step_memory(lambda form: lowered[form][:2], largest)
+        lowered = {form: _scheduled(graph, form, device) for form in cuda_forms(largest)}
+        steps = step_memory(lambda form: lowered[form][:2], largest, cuda_forms)
         factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
         workspaces = sum(
             aligned(plan.workspace_bytes) for _, _, plan in lowered.values() if plan.workspace_bytes

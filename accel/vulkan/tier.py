@@ -21,7 +21,8 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.layouts import WeightLayout
+from accel.packets.fused import fuse
+from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
@@ -135,7 +136,7 @@ class VulkanTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory(graph, largest))
+        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -316,7 +317,7 @@ class VulkanTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = lower_graph(graph, form, ROW_PARTS, TIER)
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from contract.types import Tenant, TokenEvent
@@ -147,14 +147,19 @@ class ChatShape:
 
 @dataclass(frozen=True)
 class CompletionShape:
-    """``text_completion``, whole and in pieces."""
+    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice."""
 
     answer: Answer
     listed: bool
+    echoed: Sequence[str] = ()
+    _opened: set[int] = field(default_factory=set)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
+        if self.echoed and piece.choice not in self._opened:
+            piece = replace(piece, text=self.echoed[piece.choice] + piece.text)
         if _silent(piece, self.listed):
             return
+        self._opened.add(piece.choice)
         chunk = self.answer.head("text_completion", [self._choice(piece.choice, [piece])])
         if self.answer.usage_in_chunks:
             chunk["usage"] = None
@@ -165,6 +170,8 @@ class CompletionShape:
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = [self._choice(index, parts) for index, parts in enumerate(pieces)]
+        for choice, text in zip(choices, self.echoed, strict=False):
+            choice["text"] = text + choice["text"]
         return self.answer.with_usage(self.answer.head("text_completion", choices))
 
     def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
