@@ -351,6 +351,7 @@ class Engine:
             if id in self.tenants and not self.tenants.usage(id).live:
                 tenant = self.tenants[id]
                 self.tenants.remove(id)
+                self.ledger.forget(id)
                 if tenant.isolation_group is None:
                     # Who is given this id some day shall not find these.
                     self.memory.forget(scope_of(tenant))
