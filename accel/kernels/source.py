@@ -19,7 +19,7 @@ from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
 PRODUCT_GROUP_SIZE = 256
-"""Items of a group that multiplies quantized weights: eight segments of 32 rows, or eight tokens."""
+"""Items of a group that multiplies quantized weights: 32 rows, and eight segments of each."""
 
 
 def _beside_steps(

@@ -1,4 +1,4 @@
-"""Ops of work-groups that stand for several of a step: fewer launches, and fewer waits between them.
+"""Ops of work-groups that stand for several of a step: fewer launches, fewer waits between them.
 
 The bits are those of the ops one after the other. Processors, which repeat small work instead of
 waiting, have no kernels for these, so lowering does not make them: ``fuse`` does, for a tier whose
@@ -24,8 +24,6 @@ from accel.packets.ops import (
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 
-FEW_GROUPS = 320
-"""Work-groups that leave a large device waiting for memory."""
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 
@@ -59,9 +57,9 @@ FUSED = MappingProxyType(
                 "matmul_row",
                 "x scale sums weight bias? residual?",
                 "y",
-                "tokens rows columns together",
+                "tokens rows columns",
                 "",
-                lambda rows, together, **_: pieces(rows, together),
+                lambda rows, **_: pieces(rows, TILE_ROWS),
             ),
             _row(
                 "rms_norm_quantize",
@@ -241,16 +239,9 @@ def _product(rest: _Ops) -> Fused | None:
     sizes = product.most_sizes()
     if product.count.most == 1 and not sizes["places"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
-        together = rows_together(sizes["rows"])
-        row = _made(product, "matmul_row", tensors, together=together, **shape)
+        row = _made(product, "matmul_row", tensors, **shape)
         return count, replace(row, dtype=product.dtype, matrix=row.device.matrix)
     return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
-
-
-def rows_together(rows: int) -> int:
-    """Rows a work-group takes of a product of one token: fewer of a small matrix, so that there are
-    groups for all of a device."""
-    return next((count for count in (8, 16) if rows <= count * FEW_GROUPS), TILE_ROWS)
 
 
 def _heads(rest: _Ops) -> Fused | None:
