@@ -101,10 +101,12 @@ def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
 
 
 def _tuned(launch: KernelLaunch, index: int, workspace: int) -> PlannedLaunch:
+    x, y, z = launch.grid
     return PlannedLaunch(
         tuned_source(launch.file, launch.macros, launch.op),
         launch.entry,
-        launch.grid,
+        # No launch may be of nothing; a form of no tokens is one of kernels that find none.
+        (max(1, x), max(1, y), max(1, z)),
         launch.block,
         index,
         launch.shared_bytes,

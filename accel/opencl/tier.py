@@ -37,7 +37,7 @@ from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -264,13 +264,17 @@ class OpenClTier:
         return batch
 
     def submit(
-        self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: OpenClBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> OpenClFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         if self._lost:
             raise DeviceLost(self._lost)
         try:
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
         except self._cl.Error as error:
             raise self._fail(f"submitting a step failed: {error}") from None
 

@@ -37,7 +37,7 @@ from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -251,11 +251,15 @@ class VulkanTier:
         return batch
 
     def submit(
-        self, batch: VulkanBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: VulkanBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> VulkanFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
 
     def wait(self, fence: VulkanFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from flask import g
+
 from harness.serve.errors import ApiError
 
 OPEN_PATH = "/health"
@@ -67,6 +69,12 @@ def check_body(content_type: str | None, encoding: str | None) -> None:
         )
     if encoding and encoding.lower() != "identity":
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def need_admin() -> None:
+    """Raises ApiError 403 unless the request at hand is an admin's."""
+    if not g.account.admin:
+        raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
 
 
 def hostname_of(url: str) -> str | None:

@@ -16,6 +16,7 @@ class Resident:
 
     request_id: int
     tenant: int
+    qos: QosClass
     slot: int
     pages: Sequence[int]
     decodes: bool = False
@@ -24,7 +25,8 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An engine between two steps. ``references`` is by page."""
+    """An engine between two steps. ``references`` and ``payers``, the tenant who is charged for a
+    page that somebody holds, are by page."""
 
     slots: int
     free_slots: Sequence[int]
@@ -32,15 +34,21 @@ class State:
     waiting: Collection[int]
     live: Collection[int]
     references: Sequence[int]
+    payers: Sequence[int]
     free_pages: int
     cached_pages: int
+
+    def charged(self, tenant: int) -> int:
+        """Pages the tenant pays for."""
+        pairs = zip(self.references, self.payers, strict=True)
+        return sum(count > 0 and payer == tenant for count, payer in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The request of a tenant whose turn it would be: its place in the order of arrival, whether
-    its tenant is aged, and at that moment the tenant's class, dominant share and rate of tokens
-    by weight."""
+    """The request whose turn it would be among those of a tenant that ask for the same class: its
+    place in the order of arrival, whether they are aged, and at that moment its class, the
+    tenant's dominant share and rate of tokens by weight."""
 
     order: int
     tenant: int
@@ -68,11 +76,15 @@ def check_slots(state: State) -> None:
 
 
 def check_pages(state: State) -> None:
-    """References are the residents', and every page is free, cached or held."""
+    """References are the residents', every page is free, cached or held, and a page that is held
+    is charged to a tenant that holds it."""
     referrers = [0] * len(state.references)
+    paid: set[int] = set()
     for resident in state.residents:
         for page in resident.pages:
             referrers[page] += 1
+            if state.payers[page] == resident.tenant:
+                paid.add(page)
     if referrers != state.references:
         page = next(p for p, n in enumerate(referrers) if n != state.references[p])
         raise Violation(
@@ -84,6 +96,11 @@ def check_pages(state: State) -> None:
         state.free_pages + held + state.cached_pages == len(referrers),
         Invariant.PAGE_SUM,
         f"{state.free_pages} free, {held} held and {state.cached_pages} cached of {len(referrers)}",
+    )
+    require(
+        len(paid) == held,
+        Invariant.PAGE_REFERENCES,
+        f"{held} pages are held, {len(paid)} charged to one that holds them",
     )
 
 
@@ -111,7 +128,7 @@ def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: 
     The only request of a tenant may have its pages: the quota it was accepted under was larger.
     """
     own = [resident for resident in state.residents if resident.tenant == tenant.id]
-    pages = len({page for resident in own for page in resident.pages})
+    pages = state.charged(tenant.id)
     require(
         len(own) <= tenant.max_slots
         and (pages <= tenant.max_kv_pages or len(own) == 1)
@@ -165,16 +182,15 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
 def check_preemption(
     leaver: Resident, state: State, tenants: Mapping[int, Tenant], growth: int
 ) -> None:
-    """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
+    """``state`` is just before ``leaver`` loses its place. An interactive request leaves only
     where all that run are, or for its own tenant's page quota: a request grows by at most
-    ``growth`` pages at once, and a page that two share counts for both."""
+    ``growth`` pages at once."""
     tenant = tenants[leaver.tenant]
-    if tenant.qos is not QosClass.INTERACTIVE:
+    if leaver.qos is not QosClass.INTERACTIVE:
         return
-    others = [r for r in state.residents if tenants[r.tenant].qos is not QosClass.INTERACTIVE]
-    own = sum(len(r.pages) for r in state.residents if r.tenant == tenant.id)
+    others = [r for r in state.residents if r.qos is not QosClass.INTERACTIVE]
     require(
-        not others or own + growth > tenant.max_kv_pages,
+        not others or state.charged(tenant.id) + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
         f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

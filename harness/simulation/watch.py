@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import FinishReason, Request, Tenant
+from contract.types import FinishReason, QosClass, Request, Tenant
 from harness.simulation.accounts import Accounts
 from harness.simulation.checks import (
     Candidate,
@@ -89,6 +89,7 @@ class Watch(NullObserver):
                 Resident(
                     placement.sequence.request.id,
                     placement.sequence.request.tenant,
+                    engine.tenants.class_of(placement.sequence.request),
                     slot,
                     placement.pages,
                     not lockstep[slot] and known[slot] <= computed[slot] < end[slot],
@@ -99,6 +100,7 @@ class Watch(NullObserver):
             waiting=[sequence.request.id for sequence in placing.waiting.values()],
             live=list(engine._live),
             references=memory.meta["ref_count"].tolist(),
+            payers=memory.meta["tenant"].tolist(),
             free_pages=memory.free,
             cached_pages=memory.cached,
         )
@@ -235,31 +237,29 @@ class Watch(NullObserver):
         self._preempt(placement)
 
     def _candidates(self) -> Iterable[Candidate]:
-        """The first of each tenant that is within its quotas."""
+        """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
         queue, tenants = engine._placing._queue, engine.tenants
-        heads: dict[int, Waiting] = {}
+        heads: dict[tuple[int, QosClass | None], Waiting] = {}
         for waiting in queue._waiting.values():
-            head = heads.get(waiting.tenant)
+            head = heads.get((waiting.tenant, waiting.qos))
             if head is None or waiting.order < head.order:
-                heads[waiting.tenant] = waiting
-        for id, head in heads.items():
+                heads[waiting.tenant, waiting.qos] = waiting
+        for (id, asked), head in heads.items():
             if tenants.within_quota(id, head.pages):
                 share, rate = self._shares(id)
-                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
+                aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
+                yield Candidate(head.order, id, aged, qos, share, rate)
 
     def _shares(self, id: int) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        own = [
-            placement
-            for placement in self._engine._residents.running.values()
-            if placement.sequence.request.tenant == id
-        ]
+        state = self.state()
+        slots = sum(resident.tenant == id for resident in state.residents)
         rate = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
-            len(own) / tenant.max_slots,
-            sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
+            slots / tenant.max_slots,
+            state.charged(id) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight, rate / tenant.weight

@@ -52,9 +52,11 @@ class Delivery:
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
         tokens = output.token.tolist()
-        for part in computed:
-            self._take(part, tokens, output, now)
-        self._settle_accounts()
+        try:
+            for part in computed:
+                self._take(part, tokens, output, now)
+        finally:
+            self._settle_accounts()
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request that no token ends."""

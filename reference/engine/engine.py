@@ -139,6 +139,7 @@ class Engine:
             speculating=self._speculating,
         )
         self._live: dict[int, Sequence] = {}
+        self._leaving: set[int] = set()
         self._arrivals = 0
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
@@ -201,6 +202,18 @@ class Engine:
         """
         self.tenants.put(tenant)
         self.memory.reserve(tenant.id, tenant.reserved_pages)
+        self._leaving.discard(tenant.id)
+
+    def remove_tenant(self, id: int) -> None:
+        """Forget a tenant and what it computed: at once, or when the last of its requests ended.
+        What it had reserved is everybody's again, and new requests of it are refused.
+
+        Raises RequestError when there is none with this id.
+        """
+        self.tenants[id]
+        self.memory.reserve(id, 0)
+        self._leaving.add(id)
+        self._forget_leaving()
 
     def submit(
         self,
@@ -217,6 +230,8 @@ class Engine:
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
+        if tenant.id in self._leaving:
+            raise RequestError("tenant", f"{tenant.id} was removed")
         try:
             pages = self.memory.total - self._reserved(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
@@ -257,6 +272,7 @@ class Engine:
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
+            self._forget_leaving()
 
     def stall(self, request_id: int) -> None:
         """The consumer takes no more tokens for now: nothing is computed for the request, beyond
@@ -302,6 +318,8 @@ class Engine:
         except BaseException as error:
             self._recover(isinstance(error, Exception))
             raise
+        finally:
+            self._forget_leaving()
         return self._delivery.events()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -314,6 +332,18 @@ class Engine:
         if self._speculating is not None and sequence.placement is not None:
             self._speculating.forget(sequence.placement)
         self._placing.finished(sequence, reason)
+
+    def _forget_leaving(self) -> None:
+        """Forget the removed tenants of whose requests none is left."""
+        for id in tuple(self._leaving):
+            if id in self.tenants and not self.tenants.usage(id).live:
+                tenant = self.tenants[id]
+                self.tenants.remove(id)
+                if tenant.isolation_group is None:
+                    # Who is given this id some day shall not find these.
+                    self.memory.forget(scope_of(tenant))
+            if id not in self.tenants:
+                self._leaving.discard(id)
 
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
@@ -346,4 +376,5 @@ class Engine:
 
     def _reserved(self, tenant: Tenant) -> int:
         """Pages that are kept for other tenants."""
-        return sum(other.reserved_pages for other in self.tenants if other.id != tenant.id)
+        gone = {tenant.id} | self._leaving
+        return sum(other.reserved_pages for other in self.tenants if other.id not in gone)

@@ -196,7 +196,7 @@ class Pipeline:
         most = min(self.chunk_tokens, most)
         running = self._residents.running
         ratios = (
-            INTERVAL_RATIO.get(self._tenants[running[slot].sequence.request.tenant].qos)
+            INTERVAL_RATIO.get(self._tenants.class_of(running[slot].sequence.request))
             for slot in decoding["slot"].tolist()
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)

@@ -222,6 +222,11 @@ class KvMemory:
         assert self._places is not None, "the model has no recurrent states"
         self._places.drop(place)
 
+    def forget(self, scope: Hashable) -> None:
+        """Forget what is cached in a scope of which nobody holds a page."""
+        for node in self._trees.below(scope):
+            self._drop(node)
+
     def clear(self) -> None:
         """Forget everything but reservations and statistics: nothing is held, nothing is known."""
         for _, root in list(self._trees.scopes()):
