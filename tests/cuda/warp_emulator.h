@@ -280,9 +280,16 @@ DEVICE uint64_t group_operand(const unsigned char *place, unsigned lead, unsigne
 }
 DEVICE void begin_group_product() {}
 DEVICE void end_group_product() {}
-DEVICE void await_group_products() {}
+template <int N> DEVICE void await_group_products(int (&)[N]) {}
+template <int N> DEVICE void take_sums(int (&)[N]) {}
 DEVICE void show_to_products() {}
 DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
+DEVICE void open_stages(COPY_BARRIER *, int) {}
+DEVICE void announce(COPY_BARRIER *, unsigned) {}
+DEVICE void copy_to_stage(COPY_BARRIER *, void *to, const void *from, unsigned bytes) {
+    memcpy(to, from, bytes);
+}
+DEVICE void await_stage(COPY_BARRIER *, unsigned) {}
 template <int N>
 DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     emulator::Message mine = {};

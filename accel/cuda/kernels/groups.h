@@ -17,12 +17,42 @@ DEVICE U64 group_operand(const unsigned char *place, unsigned lead, unsigned str
 
 DEVICE void begin_group_product() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_group_product() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEVICE void await_group_products() {
+
+// Sums of products begun before have their values from here on: nothing may read them earlier.
+template <int N> DEVICE void take_sums(int (&sum)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(sum[i])::"memory");
+}
+template <int N> DEVICE void await_group_products(int (&sum)[N]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    take_sums(sum);
 }
 
 // What threads wrote to shared memory is seen by products behind the next barrier.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies into a stage of shared memory, by whoever: a barrier counts the bytes. One thread says
+// beforehand how many will come; `await_stage` returns when they have, `phase` counting how often
+// the stage was filled before.
+DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
+    for (int i = 0; i < count; i++)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers + i))
+                     : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, unsigned bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
 
 // A barrier of the four warps of a group; id from 1 on.
 DEVICE void group_barrier(unsigned id) {

@@ -1,4 +1,4 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu or, IN_COLUMNS,
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu or, IN_EIGHTS,
 // unit_groups.cu reads: a block takes one token at a time. They go where quantize_activation's would,
 // in an order of unit_product.h.
 //
@@ -16,15 +16,17 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    FOLLOWING_MAY_START;
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
-        const size_t first = (size_t)token * units;
+        const size_t first = (size_t)(IN_EIGHTS ? token / 8 * 8 : token) * units;
+        const unsigned place = IN_EIGHTS ? token % 8 : 0;
         const ACTIVATIONS x = {
-            operand_at(launch, M) + first * UNIT_PLANES,
-            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS,
-            (float *)operand_at(launch, SCALE) + first,
+            operand_at(launch, M) + first * UNIT_PLANES + place * 16,
+            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS + place * UNIT_SUMS,
+            (float *)operand_at(launch, SCALE) + first + place,
             units,
-            IN_COLUMNS,
+            IN_EIGHTS,
         };
         const size_t stride = stride_at(launch, X);
         const FLOAT_ROWS rows = {
