@@ -135,8 +135,8 @@ def _grouped(ops: Sequence[Op], run: Run, number: int, device: Device) -> Kernel
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by each
-    of the groups that are ``split``: they share rows and split the columns."""
+    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by
+    each of the groups that are ``split``: they share rows and split the columns."""
 
     groups: int
     tokens: int

@@ -21,6 +21,7 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n)
 
 struct uint2 {

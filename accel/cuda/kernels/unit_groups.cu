@@ -304,9 +304,9 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    unit_groups(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, PRODUCT);
     GROUP_WORK work;
     RESULT result;

@@ -120,9 +120,9 @@ DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *sta
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
-    unit_matrix(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_matrix(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS];
     MATRIX_WORK work;

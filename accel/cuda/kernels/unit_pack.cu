@@ -9,9 +9,9 @@
 #include "packets.h"
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
-    unit_pack(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_pack(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *quantize = packet_of(launch, QUANTIZE);
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
