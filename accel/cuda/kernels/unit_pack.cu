@@ -1,6 +1,6 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu or, IN_EIGHTS,
-// unit_groups.cu reads: a block takes one token at a time. They go where quantize_activation's would,
-// in an order of unit_product.h.
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu and unit_groups.cu
+// read: a block takes one token at a time. They go where quantize_activation's would, in eights of
+// tokens (unit_product.h).
 //
 // Compiled with WARPS, HELD_UNITS (activations.h) and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
 // SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
@@ -19,14 +19,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
-        const size_t first = (size_t)(IN_EIGHTS ? token / 8 * 8 : token) * units;
-        const unsigned place = IN_EIGHTS ? token % 8 : 0;
+        const size_t first = (size_t)(token / 8 * 8) * units;
+        const unsigned place = token % 8;
         const ACTIVATIONS x = {
             operand_at(launch, M) + first * UNIT_PLANES + place * 16,
             (short *)operand_at(launch, SUMS) + first * UNIT_SUMS + place * UNIT_SUMS,
             (float *)operand_at(launch, SCALE) + first + place,
             units,
-            IN_EIGHTS,
+            true,
         };
         const size_t stride = stride_at(launch, X);
         const FLOAT_ROWS rows = {
