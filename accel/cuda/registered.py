@@ -34,7 +34,7 @@ ALL: tuple[Rule, ...] = (
 """With those that never ran on a device."""
 RULES = ALL if os.environ.get("ZINC_RT_CUDA_UNPROVEN") == "1" else PROVEN
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
-"""Most tokens of the forms below the largest: what the tuned kernels for few tokens are made for."""
+"""Of the forms below the largest: what the tuned kernels for few tokens are made for."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 

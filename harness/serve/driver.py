@@ -16,16 +16,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.faults import log_fault
 from harness.serve.structured.ahead import IN_TIME_SECONDS, MasksAhead
 from harness.serve.structured.grammars import TokenMasks
+from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.observer import NullObserver, Observer, StepObservation
+from reference.observer import Observer
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -41,21 +43,6 @@ class EngineStopped(ZincError):
     """The engine takes no more work: the server ends, or its device was lost."""
 
 
-@dataclass(slots=True)
-class RequestFacts:
-    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
-
-    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
-    when it was first admitted.
-    """
-
-    submitted: float
-    tenant: Tenant
-    admitted: float | None = None
-    cached: int = 0
-    preempted: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """An event and when it was read, in seconds of ``time.monotonic``."""
@@ -69,13 +56,15 @@ class Submission:
     """Requests that are accepted together or not at all.
 
     ``logits`` receive, by request id and on the engine's thread, those of every position from
-    ``logits_from`` on, by default those that tokens are sampled from; each before the event with
-    the last such token. ``masks``, by request id, say which token may come next.
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token. ``masks``, by request id, say which
+    token may come next.
     """
 
     requests: Sequence[Request]
     logits: Mapping[int, LogitsSink] = field(default_factory=dict)
     logits_from: int | None = None
+    output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
 
 
@@ -123,42 +112,6 @@ class EventStream:
             self._ready()
 
 
-class Listener(Protocol):
-    """Told of every step, on the engine's thread, before its events are delivered."""
-
-    def stepped(self, seconds: float, tokens: int) -> None:
-        """A step of so many query tokens took so long beyond the one before it."""
-
-    def generated(self, tenant: Tenant, tokens: int) -> None:
-        """A step gave a tenant's requests so many tokens."""
-
-
-@dataclass(slots=True)
-class _Watch(NullObserver):
-    """Notes when requests of streams are admitted and preempted, and what steps take."""
-
-    streams: dict[int, EventStream] = field(default_factory=dict)
-    listener: Listener | None = None
-    read_at: float = 0.0
-
-    def step(self, step: StepObservation) -> None:
-        if self.listener is not None:
-            seconds = step.ended - max(step.began, self.read_at)
-            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
-        self.read_at = step.ended
-
-    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None and stream.facts[request_id].admitted is None:
-            stream.facts[request_id].admitted = time.monotonic()
-            stream.facts[request_id].cached = reused
-
-    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None:
-            stream.facts[request_id].preempted += 1
-
-
 class EngineDriver:
     """Runs the engine that ``make_engine`` builds around the observer it is given.
 
@@ -168,7 +121,7 @@ class EngineDriver:
     def __init__(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
-        self._watch = _Watch()
+        self._watch = Watch()
         self._ahead = MasksAhead(self._mask_arrived)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
@@ -299,7 +252,8 @@ class EngineDriver:
                 if first is None:
                     first = len(request.prompt) - 1
                 mask = submission.masks.get(request.id)
-                engine.submit(request, sink, first if sink else 0, mask)
+                first = first if sink else 0
+                engine.submit(request, sink, first, mask, output=submission.output)
                 accepted.append(request.id)
                 if mask is not None:
                     self._ahead.add(request.id, mask)

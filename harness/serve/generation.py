@@ -21,11 +21,12 @@ from contract.types import (
 )
 from harness.digest import RunningDigest
 from harness.serve.chat import ChatPlan
-from harness.serve.driver import EventStream, RequestFacts
+from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.reply import Part, ReplyParser, joined
 from harness.serve.structured.grammars import GrammarRefused, GrammarsBusy, TokenMasks
+from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
 

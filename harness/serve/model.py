@@ -159,7 +159,8 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    prepared = prepare_session(path, replace(session, chat=True, masks=True), owned)
+    wanted = replace(session, chat=True, masks=True, hidden_states=True)
+    prepared = prepare_session(path, wanted, owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flask import Response, g, request
+from flask import Response, g
 from msgspec import Struct
 
 from contract.errors import RequestError
 from harness.serve.answers import Json
+from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
+from harness.serve.gate import client_gone
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
@@ -29,6 +31,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
+    *EMBEDDING_ROUTES,
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
@@ -131,11 +134,4 @@ class Handlers:
         answer: Callable[[Body, Any, Callable[[], bool]], Answered],
     ) -> Answered:
         g.generates = True
-        gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", _stays)
-        body = decode(raw, kind)
-        return answer(body, g.account.tenant, gone)
-
-
-def _stays() -> bool:
-    """Where the server cannot tell, the client is there."""
-    return False
+        return answer(decode(raw, kind), g.account.tenant, client_gone())

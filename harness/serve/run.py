@@ -18,6 +18,7 @@ from types import FrameType
 from contract.errors import ConfigError
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
+from harness.serve import supervisor
 from harness.serve.accounts import Accounts
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
@@ -150,6 +151,7 @@ def run_until_told(server: Running, drain_seconds: float) -> bool:
     try:
         told.wait()
         interrupted = received[0] == signal.SIGINT
+        supervisor.tell("STOPPING=1")
         if not interrupted:
             log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
         server.drain(0.0 if interrupted else drain_seconds)

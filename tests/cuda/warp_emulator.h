@@ -21,6 +21,7 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n)
 
 struct uint2 {
@@ -280,11 +281,32 @@ DEVICE uint64_t group_operand(const unsigned char *place, unsigned lead, unsigne
 }
 DEVICE void begin_group_product() {}
 DEVICE void end_group_product() {}
-DEVICE void await_group_products() {}
+template <int N> DEVICE void await_group_products(int (&)[N]) {}
+template <int N> DEVICE void take_sums(int (&)[N]) {}
 DEVICE void show_to_products() {}
 DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
+
+// A barrier of copies counts how often its stage was filled above the bytes that have yet to come.
+constexpr int FILLS = 40;
+DEVICE void open_stages(COPY_BARRIER *barriers, int count, int) {
+    for (int i = 0; i < 2 * count; i++) barriers[i] = 0;
+}
+DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
+    *barrier += (1ull << FILLS) + bytes;
+}
+DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, unsigned bytes) {
+    memcpy(to, from, bytes);
+    *barrier -= bytes;
+}
+DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
+    while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
+}
+DEVICE void leave_stage(COPY_BARRIER *barrier) { ++*barrier; }
+DEVICE void await_readers(COPY_BARRIER *barrier, unsigned phase, int readers) {
+    while (*barrier < (phase + 1ull) * readers) emulator::yield();
+}
 template <int N>
-DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
+DEVICE void add_to_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
     emulator::Message mine = {};
     for (int i = 0; i < 4; i++) mine.word[i] = a[i];
     const emulator::Message *all = emulator::exchange(mine);
@@ -294,7 +316,7 @@ DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bo
     for (int i = 0; i < N; i++) {
         const int row = lane / 4 + i / 2 % 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
         const unsigned char *own = place + token / 8 * stride + token % 8 * 16;
-        int total = more ? sum[i] : 0;
+        int total = sum[i];
         for (int n = 0; n < 32; n++) {
             const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
             total += byte_at(x, n % 4, false) * (int)(signed char)own[n / 16 * lead + n % 16];
@@ -302,4 +324,8 @@ DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bo
         sum[i] = total;
     }
     __syncwarp();
+}
+template <int N> DEVICE void begin_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    for (int i = 0; i < N; i++) sum[i] = 0;
+    add_to_sum(sum, a, b);
 }

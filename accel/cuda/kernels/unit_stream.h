@@ -104,7 +104,7 @@ template <class S> struct STREAM_MEMORY {
         x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
         squares = x.scales + S::most_tokens * units;
         x.units = units;
-        x.in_columns = false;
+        x.in_eights = false;
     }
     // Of one unit: most_tokens rows of UNIT_ROWS.
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
