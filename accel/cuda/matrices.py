@@ -7,9 +7,19 @@ products of those integers with their biases, a residual behind a single one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from accel.cuda.device import Device
-from accel.cuda.products import FEW, Run, aligned_rows, is_private, residual_operand, runs, writer
+from accel.cuda.products import (
+    FEW,
+    Run,
+    aligned_rows,
+    held_units,
+    is_private,
+    residual_operand,
+    runs,
+    writer,
+)
 from accel.cuda.runs import operand_place, packet_number, size_places
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
@@ -26,6 +36,14 @@ TOKEN_BYTES = 512 + 64
 SUM_BYTES = 32
 MOST_PACKING_BLOCKS = 1 << 12
 
+GROUP_CAPABILITY = (9, 0)
+"""The one with products of four warps."""
+GROUP_WARPS = 4
+GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
+MOST_SPLIT_TOKENS = 64
+"""With so many tokens there are too few blocks unless the columns are split among groups."""
+PLANE_BYTES = 512
+
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run of many tokens the ops begin with."""
@@ -36,8 +54,9 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
         if products[0].count.most <= FEW or any(p.dtype not in FORMATS for p in products):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
-            launches = [_pack(ops, run)]
-            launches += [_product(ops, run, number) for number in range(len(products))]
+            product = _grouped if device.capability == GROUP_CAPABILITY else _product
+            launches = [_pack(ops, run, product is _grouped)]
+            launches += [product(ops, run, number, device) for number in range(len(products))]
             return Replacement(run.length, tuple(launches))
     return None
 
@@ -48,7 +67,7 @@ def shared_bytes(dtype: DType) -> int:
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
-def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
+def _pack(ops: Sequence[Op], run: Run, in_columns: bool) -> KernelLaunch:
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, columns = quantize.count.most, quantize.most_sizes()["columns"]
@@ -61,6 +80,8 @@ def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
         4 * unit_count(columns),
         {
             "WARPS": WARPS,
+            "IN_COLUMNS": int(in_columns),
+            "HELD_UNITS": held_units(run, unit_count(columns), WARPS),
             "X": operand_place(ops, first, "x"),
             "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
             "M": operand_place(ops, run.quantize, "m"),
@@ -74,10 +95,10 @@ def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
     )
 
 
-def _product(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
+def _product(ops: Sequence[Op], run: Run, number: int, device: Device) -> KernelLaunch:
+    """By single warps, on any device."""
     product = ops[run.products[number]]
     rows = product.most_sizes()["rows"]
-    end = run.residual if run.residual is not None else writer(run, number)
     assert product.dtype is not None
     return KernelLaunch(
         "unit_matrix.cu",
@@ -85,16 +106,77 @@ def _product(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
         (-(-rows // BLOCK_ROWS), -(-product.count.most // BLOCK_TOKENS), 1),
         (WARPS * 32, 1, 1),
         shared_bytes(product.dtype),
+        _places(ops, run, number),
+    )
+
+
+def _grouped(ops: Sequence[Op], run: Run, number: int, device: Device) -> KernelLaunch:
+    """By groups of four warps."""
+    product = ops[run.products[number]]
+    rows, tokens = product.most_sizes()["rows"], product.count.most
+    assert product.dtype is not None
+    shape = _group_shape(product.dtype, tokens, device)
+    return KernelLaunch(
+        "unit_groups.cu",
+        "unit_groups",
+        (-(-rows // shape.rows), -(-tokens // shape.tokens), 1),
+        (shape.groups * GROUP_WARPS * 32, 1, 1),
+        shape.shared_bytes(product.dtype),
         {
-            "FORMAT_ID": product.dtype.ggml_id,
-            "PRODUCT": run.products[number],
-            "M": operand_place(ops, run.quantize, "m"),
-            "SCALE": operand_place(ops, run.quantize, "scale"),
-            "SUMS": operand_place(ops, run.quantize, "sums"),
-            "W": operand_place(ops, run.products[number], "weight"),
-            "B": operand_place(ops, run.biases[number], "bias"),
-            "Y": operand_place(ops, end, "y"),
-            "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
-            **size_places("matmul", "rows", "columns"),
+            "WARP_GROUPS": shape.groups,
+            "BLOCK_TOKENS": shape.tokens,
+            "SPLIT": int(shape.split),
+            **_places(ops, run, number),
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Groups of a block and tokens it takes; ``split`` groups share rows and split the columns."""
+
+    groups: int
+    tokens: int
+    split: bool
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return GROUP_ROWS * (1 if self.split else self.groups)
+
+    def shared_bytes(self, dtype: DType) -> int:
+        """Two stages of what is read of one unit, by a block or by each group; totals of a block
+        whose groups have rows of their own."""
+        of_tokens = self.tokens * (PLANE_BYTES + SUM_BYTES + 4)
+        stages = STAGES * (of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype))
+        return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
+
+
+SPLIT_SHAPES = (GroupShape(4, 32, True), GroupShape(4, 16, True))
+WHOLE_SHAPES = (GroupShape(4, 64, False), GroupShape(3, 64, False), GroupShape(2, 64, False))
+
+
+def _group_shape(dtype: DType, tokens: int, device: Device) -> GroupShape:
+    """The first that fits; few tokens take no more than they need."""
+    shapes: tuple[GroupShape, ...] = WHOLE_SHAPES
+    if tokens <= MOST_SPLIT_TOKENS:
+        shapes = SPLIT_SHAPES if tokens > SPLIT_SHAPES[-1].tokens else SPLIT_SHAPES[-1:]
+    return next(shape for shape in shapes if shape.shared_bytes(dtype) <= device.shared_bytes)
+
+
+def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
+    product = ops[run.products[number]]
+    end = run.residual if run.residual is not None else writer(run, number)
+    assert product.dtype is not None
+    return {
+        "FORMAT_ID": product.dtype.ggml_id,
+        "PRODUCT": run.products[number],
+        "M": operand_place(ops, run.quantize, "m"),
+        "SCALE": operand_place(ops, run.quantize, "scale"),
+        "SUMS": operand_place(ops, run.quantize, "sums"),
+        "W": operand_place(ops, run.products[number], "weight"),
+        "B": operand_place(ops, run.biases[number], "bias"),
+        "Y": operand_place(ops, end, "y"),
+        "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
+        **size_places("matmul", "rows", "columns"),
+    }

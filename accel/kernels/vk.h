@@ -57,6 +57,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define U32_NEAR(p, i) U32_VIEW(p).at[i]
 #define U32X4_AT(p, i) U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define NATIVE_F16_AT(p, i) float(F16_VIEW((p) + 2ul * uint64_t(i)).at[0])
+#define NATIVE_WIDENED(bits) unpackHalf2x16(bits).x
 #define U16_AT(p, i) uint(U16_VIEW((p) + 2ul * uint64_t(i)).at[0])
 #define U8_AT(p, i) uint(U8_VIEW((p) + uint64_t(i)).at[0])
 #define I8_AT(p, i) ((int(U8_AT(p, i)) ^ 128) - 128)
@@ -68,6 +69,10 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) shared uint group_memory[words];
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                          \
+    shared uint group_memory[words];                                      \
+    shared uvec4 group_vectors[vectors];
+#define GROUP_U32X4(i) group_vectors[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) int(group_memory[i])
 #define GROUP_F32(i) uintBitsToFloat(group_memory[i])

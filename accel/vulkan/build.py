@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accel.kernels.source import (
-    GROUP_SIZE,
     Language,
     Module,
     Traits,
@@ -113,7 +112,7 @@ def kernel_file(build: Build, code: bytes) -> bytes:
             GpuTarget.SPIRV,
             code,
             push_constant_bytes=PUSH_BYTES,
-            workgroup_size=(GROUP_SIZE, 1, 1),
+            workgroup_size=(build.module.group_size, 1, 1),
             lds_bytes=group_memory_bytes(code),
         )
     )

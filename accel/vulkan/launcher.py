@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from accel.kernels.source import GROUP_SIZE, module_of
-from accel.packets.step import Op, Placement
+from accel.kernels.source import module_of
+from accel.packets.step import PRODUCTS, Op, Placement
 from accel.vulkan.build import PUSH_BYTES
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
@@ -63,7 +63,7 @@ def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]
     modules = [module_of(op) for op in ops]
     pipelines = program.pipelines(modules)
     return [
-        Launch(pipelines[module], op.launch_groups(GROUP_SIZE, most), place.wait, work_of(op))
+        Launch(pipelines[module], op.launch_groups(module.group_size, most), place.wait, work_of(op))
         for module, op, place in zip(modules, ops, placed, strict=True)
     ]
 
@@ -71,7 +71,7 @@ def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]
 def work_of(op: Op) -> int:
     """About how many multiplications an op takes at most."""
     sizes = op.most_sizes()
-    if op.name == "matmul":
+    if op.name in PRODUCTS:
         return sizes["tokens"] * sizes["rows"] * sizes["columns"]
     elements = max(t.columns for t in op.operands if t is not None)
     if "kv_heads" in sizes:

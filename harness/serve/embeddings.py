@@ -113,9 +113,10 @@ def _pooling(model: ServedModel) -> Pooling:
 def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, with the end that a model was trained to read after each."""
     model = service.model
-    if not isinstance(body.input, str) and len(body.input) > MOST_INPUTS:
-        raise RequestError("input", f"has more than {MOST_INPUTS} texts")
-    prompts = service.prompts_of(body.input, "input")
+    try:
+        prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
+    except RequestError as error:
+        raise _told(error) from None
     metadata, end = model.model.file.metadata, model.tokenizer.eos_id
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     if of_texts and end is not None and metadata.get("tokenizer.ggml.add_eos_token") is True:

@@ -190,8 +190,7 @@ def requests_of(
 ) -> list[Request]:
     """The engine requests of a body: ``n`` choices of each prompt. Raises ApiError."""
     n = body.n or 1
-    if n * len(prompts) > MOST_CHOICES:
-        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param="n")
+    check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return [
@@ -210,6 +209,13 @@ def requests_of(
         for prompt in prompts
         for choice in range(n)
     ]
+
+
+def check_choices(prompts: int, n: int = 1) -> None:
+    """Raises ApiError for more choices than one request may have."""
+    if n * prompts > MOST_CHOICES:
+        param = "n" if n > 1 else "prompt"
+        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param=param)
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:

@@ -80,6 +80,19 @@ class ServedModel:
                 code="model_not_found",
             )
 
+    def check_length(self, text: str) -> None:
+        """RequestError for a text that no context holds, however it is divided into tokens. That is
+        known without dividing it, which would take seconds."""
+        most = self.context * self.tokenizer.longest_token
+        if len(text.encode()) > most:
+            problem = f"has more than {most} bytes, and the context is {self.context} tokens"
+            raise RequestError("prompt", problem)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Raises RequestError."""
+        self.check_length(text)
+        return self.tokenizer.encode(text)
+
     def render(
         self, messages: Iterable[Message], options: TemplateOptions | None = None
     ) -> RenderedChat:
@@ -107,7 +120,9 @@ class ServedModel:
         self, messages: Iterable[Message], options: TemplateOptions | None = None
     ) -> list[int]:
         """Token ids of a conversation and the start of its answer."""
-        return encode_rendered(self.tokenizer, self.render(messages, options))
+        rendered = self.render(messages, options)
+        self.check_length(rendered.text)
+        return encode_rendered(self.tokenizer, rendered)
 
     def room(self, prompt: int, tenant: Tenant) -> int:
         """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt

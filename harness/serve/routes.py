@@ -78,7 +78,7 @@ class Handlers:
         if body.messages is not None:
             tokens = self._model.encode_chat(body.messages, body.chat_template_kwargs)
         else:
-            tokens = self._model.tokenizer.encode(body.prompt or "")
+            tokens = self._model.encode(body.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
 
     def detokenize(self, raw: bytes) -> Json:

@@ -18,7 +18,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
-from harness.serve.wire import ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -194,19 +194,26 @@ class Service:
         return [text for text in texts for _ in range(n)]
 
     def prompts_of(
-        self, prompt: str | Sequence[str | int | list[int]], field: str = "prompt"
+        self,
+        prompt: str | Sequence[str | int | list[int]],
+        field: str = "prompt",
+        most: int = MOST_CHOICES,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request. Raises RequestError."""
-        encode = self.model.tokenizer.encode
+        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
+        when there are more than ``most``, before one is looked at."""
         if isinstance(prompt, str):
-            return [encode(prompt)]
+            return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
         ids = [part for part in prompt if isinstance(part, int)]
         lists = [part for part in prompt if isinstance(part, list)]
-        if len(texts) == len(prompt):
-            return [encode(text) for text in texts]
         if len(ids) == len(prompt):
             return [ids]
+        if len(prompt) > most:
+            raise RequestError(field, f"has more than {most} texts")
+        if len(texts) == len(prompt):
+            for text in texts:
+                self.model.check_length(text)
+            return [self.model.encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")

@@ -37,6 +37,8 @@ class SlotTable:
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
         self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
+        self.page_versions = np.zeros(slots, np.int64)
+        self._page_changes = 0
         self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
             np.zeros(slots, np.int32) for _ in range(6)
         )
@@ -81,6 +83,8 @@ class SlotTable:
         count = int(self.page_count[slot])
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
+        self._page_changes += 1
+        self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Int32) -> NDArray[np.void]:
         """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
@@ -149,6 +153,7 @@ class SlotTable:
             page_table=self.page_table,
             wanted=self._wanted(chunks["slot"]),
             bias=self._bias.reshape(-1) if sampling["bias_count"].any() else None,
+            page_versions=self.page_versions,
         )
 
     def _wanted(self, slots: Int32) -> tuple[str, ...]:

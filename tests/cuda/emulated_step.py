@@ -19,7 +19,7 @@ from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract.dtypes import DType
-from contract.ir.graph import Graph
+from contract.ir.graph import BufferKind, Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.shape_key import ShapeKey
 from reference.exact.activation import quantize_activation
@@ -28,6 +28,8 @@ from tests.cuda.emulator import emulate
 Bytes = NDArray[np.uint8]
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
+OLDER = Device(0, "emulated", (8, 0), 3, 1 << 34, 163 << 10, 1 << 20, 13000)
+"""Without products of warp groups."""
 
 
 def aligned_memory(nbytes: int) -> Bytes:
@@ -68,6 +70,7 @@ def run_step(
     matrices: Mapping[str, tuple[DType, Bytes]],
     folder: Path,
     parts: int = 1,
+    device: Device = DEVICE,
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
     but quantize_activation, for which the definition stands in.
@@ -77,7 +80,8 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    plan = plan_launches(step.ops, DEVICE)
+    outputs = (decl.name for decl in graph.of_kind(BufferKind.OUTPUT))
+    plan = plan_launches(step.ops, device, outputs)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
@@ -99,7 +103,7 @@ def run_step(
             continue
         own = workspace.ctypes.data + launch.workspace
         addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
-        assert launch.shared_bytes <= DEVICE.shared_bytes
+        assert launch.shared_bytes <= device.shared_bytes
         emulate(launch.source, folder).run(
             launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
         )

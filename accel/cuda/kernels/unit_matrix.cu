@@ -6,7 +6,7 @@
 // product's packet.
 
 #include "packets.h"
-#include "unit_product.h"
+#include "unit_scales.h"
 
 typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
 
@@ -57,12 +57,10 @@ DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned 
     end_parts();
 }
 
-// Operands and scales of a warp's unit. `sums` multiplies the sums of activations: minima, or for
-// codes above their integers the scales.
+// Operands and scales of a warp's unit.
 struct UNIT_OPERANDS {
-    unsigned a[UNIT_SUB_BLOCKS][4], sums[2];
-    int factor[2][FORMAT::halves ? 16 : 8];
-    float d[2], d_min[2];
+    unsigned a[UNIT_SUB_BLOCKS][4];
+    UNIT_SCALES<FORMAT_ID> scales;
 
     __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
         UPPER_PLANES<FORMAT_ID> upper;
@@ -73,29 +71,7 @@ struct UNIT_OPERANDS {
 #pragma unroll
             for (int i = 0; i < 4; i++) a[2 * v + 1][i] >>= FORMAT::odd_shift;
         }
-        const int g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const unsigned char *scales =
-                unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
-            const uint4 header = vector_at(scales);
-            if (FORMAT::halves) {
-#pragma unroll
-                for (int s = 0; s < 16; s++)
-                    factor[r][s] = (int)(word_of(header, s / 4) << (24 - s % 4 * 8)) >> 24;
-                sums[r] = ((const unsigned short *)scales)[t] |
-                          (unsigned)((const unsigned short *)scales)[4 + t] << 16;
-                d[r] = half_bits(((const unsigned short *)(unit + FORMAT::rest_at))[g + 8 * r]);
-            } else {
-                unsigned six[2], minima[2];
-                six_bit_pairs(header, six, minima);
-#pragma unroll
-                for (int b = 0; b < 8; b++)
-                    factor[r][b % (FORMAT::halves ? 16 : 8)] = byte_of(six[b / 4], b % 4);
-                sums[r] = byte_of(minima[0], t) * 0x0101u | byte_of(minima[1], t) * 0x01010000u;
-                d[r] = half_bits(header.x & 0xFFFFu), d_min[r] = half_bits(header.x >> 16);
-            }
-        }
+        scales.load(unit, lane);
     }
 };
 
@@ -117,43 +93,30 @@ DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *sta
         const uint4 high = vector_at(planes + p * 128), low = vector_at(planes + p * 128 + 64);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int b = p + 4 * half, width = FORMAT::halves ? 16 : 8;
+            const int b = p + 4 * half;
             const unsigned h0 = word_of(high, 2 * half), h1 = word_of(high, 2 * half + 1);
             const unsigned l0 = word_of(low, 2 * half), l1 = word_of(low, 2 * half + 1);
             int sum_high[4] = {0, 0, 0, 0}, sum_low[4] = {0, 0, 0, 0};
             if (FORMAT::halves) {
                 multiply_16(sum_high, unit.a[b][0], unit.a[b][1], h0);
                 multiply_16(sum_low, unit.a[b][0], unit.a[b][1], l0);
-                add_scaled(j, sum_high, sum_low, unit.factor[0][2 * b % width],
-                           unit.factor[1][2 * b % width]);
+                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, 2 * b),
+                           unit.scales.factor(1, 2 * b));
                 int more_high[4] = {0, 0, 0, 0}, more_low[4] = {0, 0, 0, 0};
                 multiply_16(more_high, unit.a[b][2], unit.a[b][3], h1);
                 multiply_16(more_low, unit.a[b][2], unit.a[b][3], l1);
-                add_scaled(j, more_high, more_low, unit.factor[0][(2 * b + 1) % width],
-                           unit.factor[1][(2 * b + 1) % width]);
+                add_scaled(j, more_high, more_low, unit.scales.factor(0, 2 * b + 1),
+                           unit.scales.factor(1, 2 * b + 1));
             } else {
                 multiply_32<false>(sum_high, unit.a[b], h0, h1);
                 multiply_32<false>(sum_low, unit.a[b], l0, l1);
-                add_scaled(j, sum_high, sum_low, unit.factor[0][b], unit.factor[1][b]);
+                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, b), unit.scales.factor(1, b));
             }
         }
     }
-    // Sums of activations are 256 high + low.
     const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (group * 8 + g) * 32 + t * 8);
-    int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    multiply_sums<FORMAT::halves>(high, low, unit.sums[0], unit.sums[1],
-                                  __byte_perm(sums.x, sums.y, 0x7531),
-                                  __byte_perm(sums.x, sums.y, 0x6420));
-    const float *scales = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const int p = 256 * high[e] + low[e], r = e / 2;
-        const float scale = scales[e % 2];
-        if (FORMAT::minima)
-            value[e] = (unit.d[r] * (float)j[e] - unit.d_min[r] * (float)p) * scale;
-        else
-            value[e] = unit.d[r] * (float)(j[e] - FORMAT::zero * p) * scale;
-    }
+    const float *of_tokens = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
+    unit.scales.values(j, sums, *(const float2 *)of_tokens, value);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)

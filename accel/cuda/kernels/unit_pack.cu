@@ -1,7 +1,8 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu reads: a block takes
-// one token at a time. They go where quantize_activation's would, in the order of unit_product.h.
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu or, IN_COLUMNS,
+// unit_groups.cu reads: a block takes one token at a time. They go where quantize_activation's would,
+// in an order of unit_product.h.
 //
-// Compiled with WARPS and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
+// Compiled with WARPS, HELD_UNITS (activations.h) and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
 // SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
 
 #include "activations.h"
@@ -23,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
             (short *)operand_at(launch, SUMS) + first * UNIT_SUMS,
             (float *)operand_at(launch, SCALE) + first,
             units,
+            IN_COLUMNS,
         };
         const size_t stride = stride_at(launch, X);
         const FLOAT_ROWS rows = {

@@ -18,12 +18,14 @@
 #define UNIT_PLANES 512
 #define UNIT_SUMS 16
 
-// Quantized activations of one token or, `token_*` apart, of several.
+// Quantized activations of tokens one after the other. Where `in_columns` the planes are 256 high
+// bytes and 256 low ones in the order of columns.
 struct ACTIVATIONS {
     unsigned char *planes;
     short *sums;
     float *scales;
     unsigned units;
+    bool in_columns;
 };
 
 DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
