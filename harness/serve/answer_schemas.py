@@ -170,6 +170,21 @@ class Embeddings(Struct):
     x_zinc: dict[str, str]
 
 
+class Response(Struct):
+    """``POST /v1/responses``, not streamed."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    store: Literal[False]
+    usage: dict[str, Any]
+    system_fingerprint: str
+    x_zinc: Provenance
+
+
 class TenantFacts(Struct):
     """A tenant, with how many keys it has."""
 
@@ -250,6 +265,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
+    "respond": Response,
     "pull_model": PullState,
     "activate_model": ModelCard,
     "remove_model": ModelDeleted,
@@ -262,5 +278,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "ready": Status,
     "version": Version,
 }
-STREAMED = frozenset({"chat", "complete", "pull_model"})
+STREAMED = frozenset({"chat", "complete", "respond", "pull_model"})
 """Routes that answer with events when asked to."""
+NAMED_EVENTS = frozenset({"respond"})
+"""Those of them whose events have names."""
