@@ -23,6 +23,7 @@ METRICS = {
     "seconds": ("took", "s", 1.0),
     "errors": ("requests that failed", "", 1.0),
     "ready_seconds": ("ready after", "s", 1.0),
+    "ready_processor_seconds": ("  processor time", "s", 1.0),
     "engine_rate_1": ("engine without HTTP, 1 stream", "tok/s", 1.0),
     "http_rate_1": ("  with HTTP", "tok/s", 1.0),
     "http_1": ("  with over without", "", 1.0),
