@@ -54,7 +54,8 @@ class SessionOptions:
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
     again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
     of the whole context run at once, each with up to ``biases`` logit biases and
-    ``top_log_probabilities`` tokens listed with theirs.
+    ``top_log_probabilities`` tokens listed with theirs. With ``hidden_states`` the engine can hand
+    over what logits are computed from.
     """
 
     tier: str = "auto"
@@ -71,6 +72,7 @@ class SessionOptions:
     slots: int = 1
     biases: int = 0
     top_log_probabilities: int = 0
+    hidden_states: bool = False
     recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
@@ -90,6 +92,7 @@ class SessionOptions:
             saved_states=self.slots if self.slots > 1 else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
+            hidden_states=self.hidden_states,
         )
 
 
@@ -151,7 +154,7 @@ class Session:
         started = time.perf_counter()
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
-            model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
             observer = _observed(options.recording, owned)
             engine = make_engine(
@@ -253,8 +256,8 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
-    """The session's tier, behind a recorder if there is to be a trace."""
+def recorded_tier(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace. Raises ConfigError."""
     if recording.trace is None:
         return prepared.tier
     from harness.trace.record import record_on

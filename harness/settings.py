@@ -258,6 +258,14 @@ SETTINGS: Mapping[str, Setting] = {
             "none",
         ),
         Setting(
+            "record",
+            PATH,
+            None,
+            "folder for traces of all that the tier is told (python -m harness.replay); they hold "
+            "every prompt and answer",
+            "nothing is recorded",
+        ),
+        Setting(
             "drain_seconds",
             number(0, 3600),
             30.0,

@@ -21,6 +21,7 @@ from harness.cli import (
     run_command,
     serve_command,
     servers_command,
+    tenants_command,
     tools_command,
 )
 from harness.cli.answer import INTERRUPTED
@@ -32,6 +33,7 @@ COMMANDS = (
     run_command,
     serve_command,
     servers_command,
+    tenants_command,
     model_command,
     inspect_command,
     graph_command,

@@ -1,4 +1,4 @@
-"""``zinc-rt serve`` and ``zinc-rt tenants``: a model for many, over HTTP."""
+"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many, over HTTP."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "record",
     "repeat_last_n",
     *ENGINE_SETTINGS,
 )
@@ -66,15 +67,10 @@ examples:
 Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
 be those of the server, and so must --context where the request names no max_tokens.
 """
-TENANTS_EXAMPLES = """\
-examples:
-  zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
-  zinc-rt tenants check tenants.toml             what a server would make of the file
-"""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the ``serve`` and ``tenants`` commands; their parsers set ``func(args) -> exit code``."""
+    """Add the ``serve`` and ``verify`` commands; their parsers set ``func(args) -> exit code``."""
     text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
     parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
@@ -86,18 +82,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
-    text = "make API keys, and check the file of tenants"
-    parser = subparsers.add_parser("tenants", help=text, description=text, epilog=TENANTS_EXAMPLES)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    text = "print a new API key, once, and the lines of the file that know it by its digest"
-    key = verbs.add_parser("key", help=text, description=text)
-    key.add_argument("--name", default="NAME", help="the tenant's name")
-    key.add_argument("--id", type=int, default=1, help="the tenant's number")
-    key.set_defaults(func=make_key)
-    text = "read a file of tenants as a server would"
-    check = verbs.add_parser("check", help=text, description=text)
-    check.add_argument("file", metavar="FILE", type=Path)
-    check.set_defaults(func=check_file)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -151,27 +135,6 @@ def verify(args: argparse.Namespace) -> int:
     return 0 if place is None else DIFFERENT
 
 
-def make_key(args: argparse.Namespace) -> int:
-    """Print a key and what to write into the file."""
-    from harness.serve.keys import key_digest, new_key
-
-    key = new_key()
-    print(f"key, shown only now: {key}\n")
-    print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
-    return 0
-
-
-def check_file(args: argparse.Namespace) -> int:
-    """Print a line for each tenant of a file."""
-    from harness.tenants import read_accounts
-
-    for account in read_accounts(args.file):
-        tenant = account.tenant
-        right = ", operator" if account.operator else ""
-        print(f"{tenant.id} {tenant.name}: {tenant.qos.value}, {len(account.keys)} keys{right}")
-    return 0
-
-
 def _ways_in(server: Running) -> Iterator[str]:
     """The page, and a request that can be pasted into a shell."""
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
@@ -202,11 +165,13 @@ def options_of(settings: Settings) -> ServeOptions:
         path=path,
         model=_model_options(settings, path),
         ledger=settings["ledger"],
+        cache_dir=settings["cache_dir"],
         host=settings["host"],
         port=settings["port"],
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        record=settings["record"],
     )
 
 

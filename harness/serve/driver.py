@@ -10,20 +10,21 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from contract.errors import DeviceLost, ZincError
-from contract.types import Request, TokenEvent
+from contract.types import Request, Tenant, TokenEvent
 from harness.serve.faults import log_fault
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.observer import NullObserver, Observer
+from reference.observer import NullObserver, Observer, StepObservation
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -42,10 +43,12 @@ class EngineStopped(ZincError):
 class RequestFacts:
     """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
 
-    ``cached`` prompt tokens came from the prefix cache when it was first admitted.
+    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
+    when it was first admitted.
     """
 
     submitted: float
+    tenant: Tenant
     admitted: float | None = None
     cached: int = 0
     preempted: int = 0
@@ -64,13 +67,14 @@ class Submission:
     """Requests that are accepted together or not at all.
 
     ``logits`` receive, by request id and on the engine's thread, those of every position from
-    ``logits_from`` on, by default those that tokens are sampled from; each before the event with
-    the last such token.
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token.
     """
 
     requests: Sequence[Request]
     logits: Mapping[int, LogitsSink] = field(default_factory=dict)
     logits_from: int | None = None
+    output: str = LOGITS
 
 
 class EventStream:
@@ -117,11 +121,29 @@ class EventStream:
             self._ready()
 
 
+class Listener(Protocol):
+    """Told of every step, on the engine's thread, before its events are delivered."""
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step of so many query tokens took so long beyond the one before it."""
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """A step gave a tenant's requests so many tokens."""
+
+
 @dataclass(slots=True)
 class _Watch(NullObserver):
-    """Notes when requests of streams are admitted and preempted."""
+    """Notes when requests of streams are admitted and preempted, and what steps take."""
 
     streams: dict[int, EventStream] = field(default_factory=dict)
+    listener: Listener | None = None
+    read_at: float = 0.0
+
+    def step(self, step: StepObservation) -> None:
+        if self.listener is not None:
+            seconds = step.ended - max(step.began, self.read_at)
+            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
+        self.read_at = step.ended
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         stream = self.streams.get(request_id)
@@ -154,6 +176,10 @@ class EngineDriver:
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.statistics = self._engine.statistics
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener``, and nobody else, of every step from now on."""
+        self._watch.listener = listener
 
     def start(self) -> None:
         """Begin to step."""
@@ -260,11 +286,11 @@ class EngineDriver:
         try:
             for request in submission.requests:
                 self._watch.streams[request.id] = stream
-                stream.facts[request.id] = RequestFacts(now)
+                stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
                 sink, first = submission.logits.get(request.id), submission.logits_from
                 if first is None:
                     first = len(request.prompt) - 1
-                engine.submit(request, sink, first if sink else 0)
+                engine.submit(request, sink, first if sink else 0, output=submission.output)
                 accepted.append(request.id)
                 stream._live.add(request.id)
         except BaseException:
@@ -321,6 +347,7 @@ class EngineDriver:
             log_fault("a step failed", error)
             return
         now = time.monotonic()
+        self._count(events)
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
@@ -332,6 +359,18 @@ class EngineDriver:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
+
+    def _count(self, events: Sequence[TokenEvent]) -> None:
+        """Tell the listener who was given how many tokens."""
+        listener, streams = self._watch.listener, self._watch.streams
+        if listener is None:
+            return
+        given: Counter[Tenant] = Counter()
+        for event in events:
+            if event.token >= 0 and event.request_id in streams:
+                given[streams[event.request_id].facts[event.request_id].tenant] += 1
+        for tenant, tokens in given.items():
+            listener.generated(tenant, tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         stream._live.discard(request_id)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,23 +85,21 @@ def announced(server: Running, drain_seconds: float) -> Iterator[None]:
     """Keep this process's file for as long as the context lasts. Where it cannot be written the
     server is not listed, which is all."""
     process = os.getpid()
-    model = server.service.model
-    about = Presence(
-        pid=process,
-        started=psutil.Process(process).create_time(),
-        url=server.url,
-        model=model.name,
-        tier=model.tier,
-        slots=model.limits.slots,
-        drain_seconds=drain_seconds,
-    )
+    started = psutil.Process(process).create_time()
     path = presence_folder() / f"{process}-{server.http.port}.json"
     ended = threading.Event()
 
     def now() -> Presence:
+        model = server.service.model
         statistics = model.driver.statistics
-        return replace(
-            about,
+        return Presence(
+            pid=process,
+            started=started,
+            url=server.url,
+            model=model.name,
+            tier=model.tier,
+            slots=model.limits.slots,
+            drain_seconds=drain_seconds,
             running=statistics.running,
             waiting=statistics.waiting,
             draining=server.service.draining.is_set(),

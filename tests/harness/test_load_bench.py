@@ -58,7 +58,7 @@ def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="cpu", context=4096, slots=4)
     model = ModelOptions(session, "tiny", folder / "digests.json")
-    with running(ServeOptions(model_path, model, folder / "ledger.sqlite")) as opened:
+    with running(ServeOptions(model_path, model, folder / "ledger.sqlite", folder)) as opened:
         yield opened
 
 

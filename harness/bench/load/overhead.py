@@ -45,7 +45,8 @@ def server_here(setup: ServerSetup) -> Iterator[Running]:
     )
     with tempfile.TemporaryDirectory() as folder:
         model = ModelOptions(session, "bench", Path(folder) / "digests.json")
-        with running(ServeOptions(setup.model, model, Path(folder) / "ledger.sqlite")) as server:
+        options = ServeOptions(setup.model, model, Path(folder) / "ledger.sqlite", Path(folder))
+        with running(options) as server:
             yield server
 
 
