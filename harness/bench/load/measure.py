@@ -12,7 +12,7 @@ from typing import Any
 from harness.bench.engines import PEER, peer_version
 from harness.bench.load.clients import Target, run_load
 from harness.bench.load.figures import error_counts, load_figures
-from harness.bench.load.overhead import STREAMS, Readers, engine_rate, server_here
+from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import LoadPlan, draw_load
 from harness.bench.load.servers import ServerSetup, Started, own_server, peer_server, reached
 from harness.bench.machine import machine_facts
@@ -157,10 +157,13 @@ def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say)
                 say(f"with and without HTTP, {streams} streams, {repetition + 1} of {repeat}")
                 rates, times = {}, {}
                 for name in in_turn([*measures], repetition):
-                    before = time.process_time()
+                    before, spoken = time.process_time(), http_seconds()
                     rates[name] = measures[name](streams)
                     times[name] = time.process_time() - before
                     found.add(f"{name}_rate_{streams}", rates[name])
+                    if name == "http":
+                        share = (http_seconds() - spoken) / times[name]
+                        found.add(f"http_share_{streams}", share)
                 found.add(f"http_{streams}", rates["http"] / rates["engine"])
                 found.add(f"http_time_{streams}", times["http"] / times["engine"])
 
