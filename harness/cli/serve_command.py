@@ -30,6 +30,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "ray",
     "repeat_last_n",
     *ENGINE_SETTINGS,
 )
@@ -183,6 +184,7 @@ def _options(settings: Settings) -> ServeOptions:
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        replicas=settings["ray"],
     )
 
 

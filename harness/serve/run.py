@@ -20,7 +20,7 @@ from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.metrics import Metrics
-from harness.serve.model import ModelOptions, open_model
+from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
 from harness.serve.service import Service
 
@@ -31,7 +31,8 @@ log = logging.getLogger("zinc_rt.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Everything about a server; the settings of the same names say what each means."""
+    """Everything about a server; the settings of the same names say what each means. ``replicas``
+    answer, under Ray Serve; with 0 this process does."""
 
     path: Path
     model: ModelOptions
@@ -41,6 +42,7 @@ class ServeOptions:
     tenants: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
+    replicas: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,7 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        model = open_model(
-            options.path, options.model, accounts.tenants, owned, progress or NullProgress()
-        )
+        model = _opened(options, accounts, owned, progress or NullProgress())
         service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
         app = make_app(
             service,
@@ -86,7 +86,8 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
                 version=_version(),
             ),
         )
-        at_once = model.limits.slots + options.model.queue_depth
+        engines = options.replicas or 1
+        at_once = engines * (model.limits.slots + options.model.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         http.start()
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -95,6 +96,16 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
             yield server
         finally:
             server.drain(0.0)
+
+
+def _opened(
+    options: ServeOptions, accounts: Accounts, owned: ExitStack, progress: Progress
+) -> ServedModel:
+    if options.replicas:
+        from harness.serve.replicas.open import open_replicas
+
+        return open_replicas(options.path, options.model, options.tenants, options.replicas, owned)
+    return open_model(options.path, options.model, accounts.tenants, owned, progress)
 
 
 def run_until_told(server: Running, drain_seconds: float) -> bool:
