@@ -13,6 +13,7 @@ from contract.types import (
     MAX_UINT64,
     MIN_TOP_P,
     FinishReason,
+    QosClass,
     Request,
     SamplingParams,
     Tenant,
@@ -28,6 +29,13 @@ from reference.model.text_stream import TextStream
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
 """A seed that is drawn survives a client whose numbers are binary64."""
+TIER_OF_CLASS = {
+    QosClass.INTERACTIVE: "priority",
+    QosClass.STANDARD: "default",
+    QosClass.BATCH: "flex",
+}
+"""What OpenAI's clients call the classes."""
+CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
@@ -196,6 +204,7 @@ def requests_of(
             ignore_end=body.ignore_eos,
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
+            qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
         )
         for prompt in prompts
         for choice in range(n)

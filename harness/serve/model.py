@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session
+from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
 from harness.progress import NullProgress, Progress
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
@@ -144,10 +144,11 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    prepared = prepare_session(path, replace(session, chat=True), owned)
+    prepared = prepare_session(path, replace(session, chat=True, hidden_states=True), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
-    runner = owned.enter_context(load_runner(model, prepared.tier, limits, progress))
+    tier = recorded_tier(prepared, session.recording, owned)
+    runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
         return Engine(

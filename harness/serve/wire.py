@@ -129,10 +129,11 @@ class ChatRequest(Sampled, kw_only=True):
 
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids."""
+    list of lists of ids. With ``echo`` the text of an answer begins with its prompt."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):

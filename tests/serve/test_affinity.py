@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import QueueFull, RequestError
-from contract.types import Request, SamplingParams
+from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.serve.driver import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
@@ -129,4 +129,7 @@ def test_facts_of_many_are_added() -> None:
     assert summed([one, two]) == Facts(5, "x", {"stop": 2, "length": 4})
     assert summed([Counter(a=1), Counter(a=2)]) == Counter(a=3)
     assert summed([None, None]) is None
+    assert summed([[(LOCAL_TENANT, one)], [(LOCAL_TENANT, two)]]) == [
+        (LOCAL_TENANT, Facts(5, "x", {"stop": 2, "length": 4}))
+    ]
     assert summed([one]) is one

@@ -20,7 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, posted
 
 ALICE, BOB, OPERATOR = new_key(), new_key(), new_key()
 BODY = {"prompt": "abc", "max_tokens": 3}
@@ -146,6 +146,39 @@ def test_metrics_count_by_tenant(keyed: Running) -> None:
         'zinc_rt:request_success_total{finished_reason="length",qos="interactive",tenant="alice"}',
     ):
         assert name in text
+
+
+def test_tokens_are_counted_as_they_come(keyed: Running) -> None:
+    """Not at the end of a request: an open stream's are there already, and no more in the end."""
+    http = Http(keyed.url)
+    before = samples(http)
+    body = {"prompt": "abc", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    with http.connected() as connection:
+        request = posted("/v1/completions", body)
+        head = f"Authorization: Bearer {ALICE}\r\nContent-Type".encode()
+        connection.sendall(request.replace(b"Content-Type", head, 1))
+        heard = connection.recv(65536)
+        while b'"text"' not in heard:
+            heard += connection.recv(65536)
+        under_way = samples(http)[GENERATED] - before[GENERATED]
+        assert 0 < under_way <= 150
+        while b"[DONE]" not in heard:
+            heard += connection.recv(65536)
+    after = samples(http)
+    assert after[GENERATED] - before[GENERATED] == 150
+    assert after[STEPS] - before[STEPS] >= 150
+    assert after['zinc_rt:tenant_live{qos="interactive",tenant="alice"}'] == 0.0
+    assert 'zinc_rt:tenant_pages{qos="batch",tenant="bob"}' in after
+
+
+GENERATED = 'zinc_rt:generation_tokens_total{qos="interactive",tenant="alice"}'
+STEPS = "zinc_rt:engine_step_seconds_count"
+
+
+def samples(http: Http) -> dict[str, float]:
+    text = http.get("/metrics", **bearer(OPERATOR)).body.decode()
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 def test_a_changed_file_is_in_force(

@@ -13,15 +13,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
-from contract.types import Request
-from harness.serve.driver import NO_SINKS, Delivered, EngineStopped, RequestFacts
+from contract.types import Request, Tenant
+from harness.serve.driver import NO_SINKS, Delivered, EngineStopped, Listener, RequestFacts
+from harness.serve.errors import ApiError
 from harness.serve.faults import log_fault
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
@@ -101,7 +102,7 @@ class _Pump:
         now = time.monotonic()
         if not self.taken.done():
             self.taken.set_result(None)
-        self._driver.heard(batch)
+        self._driver.heard(self._facts.tenant, batch)
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
         if batch.admitted and self._facts.admitted is None:
             self._facts.admitted, self._facts.cached = now, batch.cached
@@ -167,6 +168,8 @@ class ReplicatedDriver:
         self._pumps: set[_Pump] = set()
         self._stands: dict[str, EngineStatistics] = {}
         self._closing = False
+        self._listener: Listener | None = None
+        self._tenants: Mapping[int, Tenant] = {}
         self.call(lambda engine: engine.statistics)
 
     @property
@@ -177,6 +180,14 @@ class ReplicatedDriver:
             stands = [one for name, one in self._stands.items() if name in live]
             total: EngineStatistics = summed(stands or list(self._stands.values()))
             return total
+
+    def listen(self, listener: Listener) -> None:
+        """As of ``EngineDriver``, but steps are not told of: they are too many to be sent."""
+        self._listener = listener
+
+    def open_stream(self) -> NoReturn:
+        """Embeddings want the hidden states, which stay where they are computed."""
+        raise ApiError(400, "embeddings are not served by replicas", code="unsupported")
 
     def new_id(self) -> int:
         """An id for a request."""
@@ -191,7 +202,7 @@ class ReplicatedDriver:
         if self._closing:
             raise EngineStopped("the server is shutting down")
         now = time.monotonic()
-        facts = {request.id: RequestFacts(now) for request in requests}
+        facts = {one.id: RequestFacts(now, self._tenant(one.tenant)) for one in requests}
         pumps = [_Pump(self, request, facts[request.id]) for request in requests]
         stream = ReplicatedStream(pumps, facts)
         for pump in pumps:
@@ -237,10 +248,20 @@ class ReplicatedDriver:
             pump.cancel()
             pump.put(EngineStopped("the server is shutting down"))
 
-    def heard(self, batch: Batch) -> None:
-        """A replica told how it stands."""
+    def heard(self, tenant: Tenant, batch: Batch) -> None:
+        """A replica told how it stands, and what became of a tenant's request."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics
+        tokens = sum(event.token >= 0 for event in batch.events)
+        if tokens and self._listener is not None:
+            self._listener.generated(tenant, tokens)
+
+    def _tenant(self, id: int) -> Tenant:
+        if id not in self._tenants:
+            self._tenants = {one.id: one for one in self.call(lambda engine: list(engine.tenants))}
+        if id not in self._tenants:
+            raise RequestError("tenant", f"{id} is not known")
+        return self._tenants[id]
 
     def forget(self, pump: _Pump) -> None:
         """A request ended."""

@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from contract.types import Tenant
+
 
 def summed(values: Sequence[Any]) -> Any:
-    """Numbers added, field by field and name by name; of anything else the first."""
+    """Numbers added, field by field, name by name and place by place; of anything else, tenants
+    too, the first."""
     first = values[0]
     if len(values) == 1:
         return first
-    if isinstance(first, bool) or first is None:
+    if isinstance(first, bool | Tenant) or first is None:
         return first
+    if isinstance(first, list | tuple):
+        return type(first)(summed(parts) for parts in zip(*values, strict=False))
     if isinstance(first, int | float):
         return sum(values)
     if isinstance(first, Mapping):
