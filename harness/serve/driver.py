@@ -106,6 +106,10 @@ class EventStream:
         """End one request, or all of them: before the next step, without waiting for it."""
         self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
 
+    def release(self, request_ids: Sequence[int]) -> None:
+        """As ``cancel``, and their facts are gone: for a stream of requests without end."""
+        self._driver.cancel(self, request_ids, release=True)
+
     def _put(self, item: Delivered | ZincError) -> None:
         self._events.put(item)
         if self._ready is not None:
@@ -209,13 +213,17 @@ class EngineDriver:
 
         return self.call(begin)
 
-    def cancel(self, stream: EventStream, request_ids: Sequence[int]) -> None:
-        """End requests of a stream; unknown and finished ones are."""
+    def cancel(
+        self, stream: EventStream, request_ids: Sequence[int], *, release: bool = False
+    ) -> None:
+        """End requests of a stream; unknown and finished ones are. See ``EventStream.release``."""
 
         def end() -> None:
             for request_id in request_ids:
                 self._forget(stream, request_id)
                 self._engine.cancel(request_id)
+                if release:
+                    stream.facts.pop(request_id, None)
 
         self._post(end)
 

@@ -13,6 +13,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
+from harness.memory import host_pages
 from harness.progress import NullProgress, Progress
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
@@ -175,6 +176,7 @@ def open_model(
             clock=time.monotonic,
             queue_depth=options.queue_depth,
             prefix_cache=session.prefix_cache,
+            host_pages=host_pages(runner, session.host_cache),
             stall_steps=STALL_STEPS,
             observer=observer,
         )

@@ -16,6 +16,7 @@ from harness.serve.gate import client_gone
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
+from harness.serve.responses import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
@@ -32,6 +33,7 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
     *EMBEDDING_ROUTES,
+    *RESPONSES_ROUTES,
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),

@@ -199,8 +199,8 @@ class Service:
         field: str = "prompt",
         most: int = MOST_CHOICES,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request, ``most`` of them. Raises
-        RequestError, before anything is tokenized where there are more."""
+        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
+        when there are more than ``most``, before one is looked at."""
         if isinstance(prompt, str):
             return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
