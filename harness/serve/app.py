@@ -36,8 +36,8 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """``page`` are the files of the chat page by path, ``max_body`` the longest body in bytes;
-    models are pulled into ``cache_dir``."""
+    """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
+    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
@@ -64,7 +64,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
         options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
         g.lease = serving.lease()
         g.service = g.lease.service
-        if request.path == OPEN_PATH:
+        if request.path == OPEN_PATH or request.path in options.page:
             return
         serving.refresh()
         g.account = serving.accounts.of(request.headers.get("Authorization"))

@@ -12,7 +12,7 @@ from flask import g, request
 from harness.serve.errors import ApiError
 
 OPEN_PATH = "/health"
-"""The only path that needs no key."""
+"""The only path that needs no key, apart from the files of the pages."""
 JSON_TYPE = "application/json"
 
 

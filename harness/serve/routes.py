@@ -78,7 +78,8 @@ class Handlers:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt", "or messages is needed, and not both")
         if body.messages is not None:
-            tokens = self._model.encode_chat(body.messages, body.chat_template_kwargs)
+            chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
+            tokens = self._model.encode_chat(chat)
         else:
             tokens = self._model.encode(body.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
@@ -95,7 +96,8 @@ class Handlers:
     def apply_template(self, raw: bytes) -> Json:
         body = decode(raw, TemplateRequest)
         self._model.check_name(body.model)
-        return {"prompt": self._model.render(body.messages, body.chat_template_kwargs).text}
+        chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
+        return {"prompt": chat.text}
 
     def health(self) -> Response | Json:
         driver = self._model.driver

@@ -52,16 +52,16 @@ class Service:
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
-            prompt = self.model.encode_chat(body.messages, body.chat_template_kwargs)
+            plan = self.model.chat_plan(body)
             requests = requests_of(
                 body,
-                [prompt],
+                [self.model.encode_chat(plan.prompt)],
                 self.model,
                 tenant,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests, body.logits_digest)
+            generation = Generation(self.model, requests, body.logits_digest, plan)
             answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
             return generation, ChatShape(answer, listed is not None)
 
