@@ -11,7 +11,13 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
+from harness.generate import (
+    SessionOptions,
+    load_runner,
+    make_engine,
+    prepare_session,
+    recorded_tier,
+)
 from harness.progress import NullProgress, Progress
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
@@ -151,14 +157,13 @@ def open_model(
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
-        return Engine(
+        return make_engine(
             runner,
-            end_of_generation=model.tokenizer.eog_ids,
-            chunk_tokens=min(session.chunk, prepared.plan.context),
+            model,
+            session,
             tenants=Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
             queue_depth=options.queue_depth,
-            prefix_cache=session.prefix_cache,
             stall_steps=STALL_STEPS,
             observer=observer,
         )
