@@ -198,6 +198,12 @@ SETTINGS: Mapping[str, Setting] = {
             "what is available, less a margin",
         ),
         Setting(
+            "host_cache",
+            size(0),
+            0,
+            "memory of the host, beside that, for what the prefix cache has no room for",
+        ),
+        Setting(
             "kv_dtype",
             choice(*sorted(dtype.name for dtype in KV_DTYPES)),
             DEFAULT_KV.name,

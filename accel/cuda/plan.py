@@ -50,12 +50,13 @@ class Plan:
     levels: tuple[int, ...]
 
 
-def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
-    """Every op is launched once, by itself or as part of a replacement."""
+def plan_launches(ops: Sequence[Op], device: Device, outputs: Iterable[str] = ()) -> Plan:
+    """Every op is launched once, by itself or as part of a replacement that leaves what others, or
+    of the buffers ``outputs`` the host, read."""
     launches: list[PlannedLaunch] = []
     levels: list[int] = []
     index = workspace_bytes = 0
-    last_read = last_reads(ops)
+    last_read = last_reads(ops, outputs)
     while index < len(ops):
         replacement = _replacement(Remaining(ops, index, last_read), device)
         if replacement is None:

@@ -374,7 +374,8 @@ class CudaTier:
 
 def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    plan = plan_launches(step.ops, device)
+    outputs = (decl.name for decl in graph.of_kind(BufferKind.OUTPUT))
+    plan = plan_launches(step.ops, device, outputs)
     return step, schedule_launches(step, plan.levels), plan
 
 

@@ -21,12 +21,14 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant
-from harness.serve.driver import NO_SINKS, Delivered, EngineStopped, Listener, RequestFacts
+from harness.serve.driver import NO_MASKS, NO_SINKS, Delivered, EngineStopped
 from harness.serve.errors import ApiError
 from harness.serve.faults import log_fault
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import Batch, Question, Refusal, Work, continued
+from harness.serve.structured.grammars import TokenMasks
+from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.engine import EngineStatistics
 from reference.engine.sequence import LogitsSink
@@ -194,9 +196,15 @@ class ReplicatedDriver:
         return next(self._ids)
 
     def submit(
-        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
     ) -> ReplicatedStream:
-        """As of ``EngineDriver``; logits stay where they are computed."""
+        """As of ``EngineDriver``; logits stay where they are computed, and masks are not sent."""
+        if masks:
+            message = "formats and enforced calls are not served by replicas"
+            raise ApiError(400, message, param="response_format", code="unsupported")
         if logits:
             raise RequestError("logits_digest", "is not served by replicas")
         if self._closing:

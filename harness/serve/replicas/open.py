@@ -18,6 +18,7 @@ from harness.generate import prepare_session
 from harness.serve.driver import EngineDriver
 from harness.serve.fingerprint import system_fingerprint
 from harness.serve.model import ModelOptions, ServedModel
+from harness.serve.structured.grammars import Grammars
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -42,11 +43,14 @@ def open_replicas(
     driver = ReplicatedDriver(handle)
     owned.callback(driver.close)
     model = prepared.model
+    grammars = Grammars(model.tokenizer, model.config.vocab)
+    owned.callback(grammars.close)
     return ServedModel(
         name=options.name,
         model=model,
         template=prepared.template,
         driver=cast("EngineDriver", driver),
+        grammars=grammars,
         limits=prepared.limits,
         plan=prepared.plan,
         tier=prepared.tier.info.name,
