@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -19,6 +21,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, **_: Any) -> None:
         """Called by Ray Serve before the first request."""
         self._affinity = PrefixAffinity()
+        self._meant: dict[str, str] = {}
 
     async def choose_replicas(
         self,
@@ -31,7 +34,16 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         asked = pending_request.args[0] if pending_request and pending_request.args else None
         match asked:
             case Work(request=request):
+                assert pending_request is not None
+                self._forget(pending_request)
                 names = self._affinity.rank(request.tenant, request.prompt, by_name)
+                if names:
+                    # Counted now: others are routed before this one has arrived.
+                    self._meant[pending_request.metadata.internal_request_id] = names[0]
+                    self._affinity.sent(request.tenant, request.prompt, names[0])
+                    pending_request.future.add_done_callback(
+                        partial(self._given_up, pending_request)
+                    )
             case Question(replica=name) if name in by_name:
                 names = [name]
             case _:
@@ -43,9 +55,21 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> None:
         """Called by Ray Serve."""
         asked = pending_request.args[0] if pending_request.args else None
-        if isinstance(asked, Work):
+        meant = self._meant.pop(pending_request.metadata.internal_request_id, None)
+        if isinstance(asked, Work) and meant != replica_id.unique_id:
+            if meant is not None:
+                self._affinity.ended(meant)
             request = asked.request
             self._affinity.sent(request.tenant, request.prompt, replica_id.unique_id)
+
+    def _given_up(self, pending_request: PendingRequest, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._forget(pending_request)
+
+    def _forget(self, pending_request: PendingRequest) -> None:
+        meant = self._meant.pop(pending_request.metadata.internal_request_id, None)
+        if meant is not None:
+            self._affinity.ended(meant)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Called by Ray Serve."""
