@@ -32,6 +32,7 @@ RARE = (
     "guesses wrong",
     "idle steps",
     "logits",
+    "masks",
     "preemptions",
     "prefix copied",
     "prefix evicted",
