@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class ModelWorld:
         engine.submit(
             replace(request, tenant=0),
             lambda start, logits: parts.append(logits),
-            allowed=constraint and (lambda tokens: constraint.mask(tokens, MODEL_VOCAB)),
+            allowed=None if constraint is None else partial(constraint.mask, vocab=MODEL_VOCAB),
         )
         events = tuple(engine.run())
         self._logits[request.id] = np.concatenate(parts)
