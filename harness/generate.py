@@ -55,7 +55,8 @@ class SessionOptions:
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
     again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
     of the whole context run at once, each with up to ``biases`` logit biases and
-    ``top_log_probabilities`` tokens listed with theirs.
+    ``top_log_probabilities`` tokens listed with theirs; with ``masks`` each may have one. With
+    ``hidden_states`` the engine can hand over what logits are computed from.
     """
 
     tier: str = "auto"
@@ -71,8 +72,10 @@ class SessionOptions:
     prefix_cache: bool = True
     draft: int = 0
     slots: int = 1
+    masks: bool = False
     biases: int = 0
     top_log_probabilities: int = 0
+    hidden_states: bool = False
     recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
@@ -90,8 +93,10 @@ class SessionOptions:
         return replace(
             limits,
             saved_states=self.slots if self.slots > 1 else 0,
+            masks=self.slots if self.masks else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
+            hidden_states=self.hidden_states,
         )
 
 

@@ -256,6 +256,14 @@ SETTINGS: Mapping[str, Setting] = {
             "requests that may wait for a slot; more are refused with 503",
         ),
         Setting(
+            "ray",
+            integer(0, 64),
+            0,
+            "replicas under Ray Serve that answer instead of this process; a stream goes on where "
+            "one of them dies",
+            "none",
+        ),
+        Setting(
             "allowed_hosts",
             TEXT,
             "",

@@ -9,7 +9,7 @@ from enum import Enum
 from importlib import resources
 from types import MappingProxyType
 
-from accel.kernels.accessors import op_struct, packet_constants, packet_struct
+from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
@@ -19,7 +19,7 @@ from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
 PRODUCT_GROUP_SIZE = 256
-"""Items of a group that multiplies quantized weights: eight segments of 32 rows, or eight tokens."""
+"""Items of a group that multiplies quantized weights: 32 rows, and eight segments of each."""
 
 
 def _beside_steps(
@@ -146,6 +146,9 @@ def _combined(
 ) -> str:
     first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
     macros = _macros(module, traits or Traits())
+    if language is Language.VULKAN and module.op:
+        pushed = pushed_macros(ALL_OPS[module.op])
+        macros |= {name: str(value) for name, value in pushed.items()}
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     fields = op_struct(ALL_OPS[module.op]) if module.op else ""
     made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields}
@@ -162,7 +165,9 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
         "NATIVE_DOT": traits.dot,
         "SHARED_ADDRESSES": traits.shared_addresses,
     }
-    macros = {"GROUP_SIZE": f"{module.group_size}u"} | {name: str(int(on)) for name, on in flags.items()}
+    macros = {"GROUP_SIZE": f"{module.group_size}u"} | {
+        name: str(int(on)) for name, on in flags.items()
+    }
     if module.dtype is not None:
         macros["DTYPE"] = str(module.dtype.ggml_id)
     return macros

@@ -102,10 +102,25 @@ spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [
 #define NATIVE_SUDOT4(a, b) packed_sudot(a, b, 0)
 #endif
 
-// What the host pushes for a launch.
-layout(push_constant) uniform LAUNCH { uint64_t scratch, inputs, packets; uint index; } launch;
 #define LAUNCH_CTX
 #define INPUTS launch.inputs
+
+// What the host pushes for a launch: what the kernel reads of its packet, the addresses made, or where
+// the packet is if that does not fit.
+#if PUSHED_PACKET
+layout(push_constant, std430) uniform LAUNCH {
+    uint64_t inputs, operand[PUSHED_OPERANDS];
+    uint stride[PUSHED_OPERANDS];
+    int size[PUSHED_SIZES];
+    float real[PUSHED_REALS];
+    uint layout_, counted;
+} launch;
+#define PACKET_STRUCT struct PACKET
+#define LOAD_PACKET
+#define PACKET_FIELD(field) launch.field
+#define PACKET_ADDRESS(i) launch.operand[i]
+#else
+layout(push_constant) uniform LAUNCH { uint64_t scratch, inputs, packets; uint index; } launch;
 
 ADDRESS address_of(uint64_t stored) {
     const uint64_t offset = stored & OFFSET_MASK;
@@ -117,6 +132,7 @@ ADDRESS address_of(uint64_t stored) {
 #define LOAD_PACKET PACKET packet = PACKET(launch.packets + PACKET_BYTES * uint64_t(launch.index))
 #define PACKET_FIELD(field) packet.field
 #define PACKET_ADDRESS(i) address_of(packet.operand[i])
+#endif
 
 #define KERNEL(name) layout(local_size_x = GROUP_SIZE) in; void main()
 #define OPEN const OP op = opened()

@@ -1,4 +1,4 @@
-"""Ops of work-groups that stand for several of a step: fewer launches, and fewer waits between them.
+"""Ops of work-groups that stand for several of a step: fewer launches, fewer waits between them.
 
 The bits are those of the ops one after the other. Processors, which repeat small work instead of
 waiting, have no kernels for these, so lowering does not make them: ``fuse`` does, for a tier whose

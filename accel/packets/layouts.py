@@ -1,10 +1,10 @@
 """How stored matrices are arranged for the products: once, when they are uploaded.
 
-Processors keep quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows side by side,
-one in each lane of a vector. That is the bits of the model file, plus at most 15 rows of zeros and
-48 bytes a row group. The kernels of work-groups keep them in planes of 32 rows and 256 columns, see
-``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns of zeros, and two
-bytes a super-block of Q3_K. Float matrices stay as they are.
+Processors keep quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows
+side by side, one in each lane of a vector. That is the bits of the model file, plus at most 15 rows
+of zeros and 48 bytes a row group. The kernels of work-groups keep them in planes of 32 rows and 256
+columns, see ``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns
+of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _product_units(
 ) -> int:
     if dtype in FLOATS:
         return tokens * rows
-    return pieces(rows, 2 * TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
+    return pieces(rows, TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
 
 
 _QUERIES = _any("q", "uchar kv", "int page_table", "int query")

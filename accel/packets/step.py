@@ -9,7 +9,6 @@ from enum import IntEnum
 from accel.packets.ops import DeviceOp, Split, pieces
 from contract.dtypes import DType
 
-
 PRODUCTS = ("matmul", "matmul_row")
 """Ops that multiply by a stored matrix."""
 

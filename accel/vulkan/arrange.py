@@ -74,6 +74,7 @@ class Arranger:
                     self.queue,
                     self.memory,
                     self.program,
+                    module.op,
                     pipeline,
                     [staging.address, place.address],
                     (len(tiles), stack.rows, stack.columns, tiles.start),

@@ -144,7 +144,7 @@ def decorated_results(found: Sequence[Instruction]) -> set[int]:
 
 
 def group_memory_bytes(code: bytes) -> int:
-    """Bytes of the group memory a module declares: arrays of 32-bit words, or of vectors of them."""
+    """Bytes of the group memory a module declares: arrays of 32-bit words or of their vectors."""
     words: dict[int, int] = {}
     arrays: dict[int, int] = {}
     pointers: dict[int, int] = {}

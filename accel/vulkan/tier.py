@@ -31,6 +31,7 @@ from accel.vulkan.arrange import ArrangedMatrix, Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.launcher import Recording, launches_of
 from accel.vulkan.memory import Allocation
+from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
@@ -234,7 +235,7 @@ class VulkanTier:
                 lambda name: self._stored(buffers[name]).address,
                 lambda name: _matrix(buffers[name]),
             )
-            recording, place = self._recorded(step, schedule, packets.view(np.uint8), graph.name)
+            recording, place = self._recorded(step, schedule, packets, graph.name)
         batch = VulkanBatch(
             form,
             len(packets),
@@ -328,13 +329,17 @@ class VulkanTier:
         return self._planned[2]
 
     def _recorded(
-        self, step: Step, schedule: Schedule, packets: NDArray[np.uint8], name: str
+        self, step: Step, schedule: Schedule, packets: NDArray[np.void], name: str
     ) -> tuple[Recording, Allocation]:
         runtime = self._runtime
         launches = launches_of(runtime.program, step.ops, schedule.placements)
-        place = self._memory.adopt(f"packets of {name}", packets)
+        place = self._memory.adopt(f"packets of {name}", packets.view(np.uint8))
         recording = Recording(
-            runtime.queue, runtime.program, runtime.places, launches, place.address
+            runtime.queue,
+            runtime.program,
+            runtime.places,
+            launches,
+            Packets(packets, place.address),
         )
         return recording, place
 

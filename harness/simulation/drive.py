@@ -234,16 +234,19 @@ class Simulation:
 
     def _arrive(self, arrival: Arrive) -> None:
         request, logits, constraint = arrival.request, arrival.logits, arrival.constraint
-        waiting = len(self._watch.state().waiting)
+        waiting = self._watch.state().waiting
         sink = self._sink(request) if logits else None
         try:
             self._engine.submit(request, sink, allowed=self._masks(constraint))
         except QueueFull:
             self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
-            depth = self.schedule.shape.queue_depth
+            free = self.schedule.shape.queue_depth - len(waiting)
+            own = sum(self.clients.by_id[id].request.tenant == request.tenant for id in waiting)
             require(
-                waiting >= depth, Invariant.LIVENESS, lambda: f"{waiting} wait of {depth} that may"
+                free <= 0 or own >= free,
+                Invariant.LIVENESS,
+                lambda: f"{own} of tenant {request.tenant} wait, and {free} places are free",
             )
             return
         except RequestError as error:

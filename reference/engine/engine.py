@@ -28,9 +28,10 @@ from reference.limits import Limits
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import PrefixStatistics, scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
+from reference.sched.places import may_wait
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -66,7 +67,8 @@ class Engine:
     ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
-    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
+    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait,
+    of one tenant among several half as many.
     With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
     ``host_pages`` evicted pages are kept in host memory.
     A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
@@ -214,12 +216,14 @@ class Engine:
         on_logits: LogitsSink | None = None,
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
+        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
@@ -228,9 +232,11 @@ class Engine:
         try:
             pages = self.memory.total - self._reserved(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
+            if output == HIDDEN and not self.runner.limits.hidden_states:
+                raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            if len(self._placing.waiting) >= self._queue_depth:
+            if not self._may_wait(tenant):
                 raise QueueFull(self._queue_depth, self._queue.retry_after())
         except ZincError:
             self.ledger.rejected(tenant.id)
@@ -247,6 +253,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            output=output,
             allowed=allowed,
             scored=logits_from,
             arrived=self._clock(),
@@ -257,6 +264,11 @@ class Engine:
         self.tenants.occupy(request.tenant, live=1)
         self._placing.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
+
+    def _may_wait(self, tenant: Tenant) -> bool:
+        usage = self.tenants.usage(tenant.id)
+        own, waiting = usage.live - usage.slots, len(self._placing.waiting)
+        return may_wait(own, waiting, self._queue_depth, len(self.tenants))
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is

@@ -13,7 +13,7 @@ from contract.types import QosClass, Request
 from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
@@ -180,6 +180,7 @@ class Residents:
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
+            hidden=sequence.output == HIDDEN,
             samples=sequence.samples,
             lockstep=placement.masked,
             bias=bias_records(sequence.request),

@@ -15,7 +15,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import LOG_PROBABILITIES, LOGITS, StepInput
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import PENDING
 
 Int32 = NDArray[np.int32]
@@ -27,11 +27,11 @@ class SlotTable:
     Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
     those that come next. The first ``known`` tokens are the host's to give, the others the device
     samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
-    logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
-    step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
-    No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
-    behind the known ones are guesses, computed in one step with the last known one. Of the
-    ``listed`` ones the log-probabilities are wanted.
+    logits are wanted at every position, or ``hidden`` states in their place, ``samples`` those that
+    go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
+    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
+    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
+    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -42,8 +42,10 @@ class SlotTable:
         # Together, so that those of some slots are picked at once.
         self._numbers = np.zeros((6, slots), np.int32)
         self.page_count, self.computed, self.known, self.end, self.cut, self.draft = self._numbers
-        self._flags = np.zeros((5, slots), bool)
-        self.every_row, self.samples, self.lockstep, self.stalled, self.listed = self._flags
+        self._flags = np.zeros((6, slots), bool)
+        self.every_row, self.hidden, self.samples, self.lockstep, self.stalled, self.listed = (
+            self._flags
+        )
         self._sampling = np.zeros(slots, SAMPLING)
         self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
 
@@ -60,6 +62,7 @@ class SlotTable:
         lockstep: bool,
         bias: NDArray[np.void],
         listed: bool,
+        hidden: bool = False,
     ) -> None:
         """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
 
@@ -70,6 +73,7 @@ class SlotTable:
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
         self.listed[slot] = listed
+        self.hidden[slot] = hidden
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
@@ -86,7 +90,7 @@ class SlotTable:
     def pending(self, slots: Int32) -> NDArray[np.void]:
         """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
         _, computed, known, end, cut, draft = self._numbers.take(slots, 1)
-        _, _, lockstep, stalled, _ = self._flags.take(slots, 1)
+        _, _, _, lockstep, stalled, _ = self._flags.take(slots, 1)
         following = np.minimum(computed + ~lockstep, end)
         length = np.where(computed < known, known + draft, following)
         length = np.where(computed < cut, np.minimum(length, cut), length)
@@ -107,7 +111,7 @@ class SlotTable:
         """Rows of logits each chunk needs."""
         count = chunks["count"]
         _, _, known, _, _, draft = self._numbers.take(chunks["slot"], 1)
-        every, samples, *_ = self._flags.take(chunks["slot"], 1)
+        every, _, samples, *_ = self._flags.take(chunks["slot"], 1)
         last = (chunks["start"] + count >= known) & samples
         return np.where(every | (draft > 0), count, last).astype(np.int32)
 
@@ -156,8 +160,10 @@ class SlotTable:
         )
 
     def _wanted(self, slots: Int32) -> tuple[str, ...]:
-        logits = (LOGITS,) if self.every_row[slots].any() else ()
-        return (*logits, *LOG_PROBABILITIES) if self.listed[slots].any() else logits
+        every, hidden = self.every_row[slots], self.hidden[slots]
+        logits = (LOGITS,) if (every & ~hidden).any() else ()
+        states = (HIDDEN,) if (every & hidden).any() else ()
+        return (*logits, *states, *(LOG_PROBABILITIES if self.listed[slots].any() else ()))
 
 
 @dataclass(slots=True)
@@ -179,7 +185,7 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
         slots = chunks["slot"]
-        if LOGITS in inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+        if table.every_row[slots].any() or (rows != 1).any() or (chunks["count"] != 1).any():
             return None
         if table.lockstep[slots].any():
             return None

@@ -19,7 +19,7 @@ from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract.dtypes import DType
-from contract.ir.graph import Graph
+from contract.ir.graph import BufferKind, Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.shape_key import ShapeKey
 from reference.exact.activation import quantize_activation
@@ -80,7 +80,8 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    plan = plan_launches(step.ops, device)
+    outputs = (decl.name for decl in graph.of_kind(BufferKind.OUTPUT))
+    plan = plan_launches(step.ops, device, outputs)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
@@ -101,10 +102,11 @@ def run_step(
             quantize_plainly(packets[launch.first], key.tokens, scratch, block)
             continue
         own = workspace.ctypes.data + launch.workspace
-        addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
+        replaced = packets.ctypes.data + launch.first * packets.itemsize
+        addresses = scratch.ctypes.data, block.ctypes.data, replaced
         assert launch.shared_bytes <= device.shared_bytes
         emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
+            launch.entry, launch.grid, launch.block[0], *addresses, own
         )
     assert not workspace.any()
 

@@ -45,7 +45,8 @@ class Case:
 
 def planned(case: Case) -> tuple[Step, Plan]:
     step = lower_graph(case.graph, ShapeKey(len(case.x), 0), 1, "cuda")
-    return step, plan_launches(step.ops, DEVICE)
+    outputs = (decl.name for decl in case.graph.of_kind(BufferKind.OUTPUT))
+    return step, plan_launches(step.ops, DEVICE, outputs)
 
 
 def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dict[str, Float32]:
@@ -257,6 +258,22 @@ def test_a_result_somebody_reads_is_not_left_out() -> None:
     step, plan = planned(replace(case, graph=builder.build()))
     assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm", "add"]
     assert len(plan.launches) == 3
+
+
+def test_what_the_host_reads_is_not_left_out() -> None:
+    """The hidden states of a model are its last norm, which nothing but the head reads."""
+    case = layer(1, dtypes.Q4_K)
+    builder = GraphBuilder("norm is an output")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    hidden = builder.output("hidden", "tokens", 256)
+    builder.emit(Opcode.RMS_NORM, x=x, eps=1e-6, groups=1, y=hidden)
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (32, 256))
+    builder.emit(Opcode.MATMUL, x=hidden, weight=w, y=builder.output("y", "tokens", 32))
+    step, plan = planned(replace(case, graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm"]
+    assert len(plan.launches) == 2
+    without = plan_launches(step.ops, DEVICE)
+    assert len(without.launches) == 1
 
 
 def test_ops_of_one_launch_share_no_memory() -> None:

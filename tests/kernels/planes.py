@@ -1,6 +1,7 @@
 """The definition of the layout of ``accel/kernels/formats.k`` in numpy, one step at a time.
 
-The dwords of a row are those of the layout of processors (``tests/opencl/lanes.py``), in another order.
+The dwords of a row are those of the layout of processors (``tests/opencl/lanes.py``) in another
+order.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ BINARY16_WORD = {Q2_K: 40, Q3_K: 54, Q6_K: 104}
 
 
 def planes(dtype: DType, blocks: Bytes, matrices: int = 1) -> ArrangedWeight:
-    """Arrange uint8[rows, row_bytes] in tiles: uint8[tiles, tile_bytes]. Float matrices stay as they
-    are. Of several ``matrices`` one below the other each begins a tile of its own."""
+    """Arrange uint8[rows, row_bytes] in tiles: uint8[tiles, tile_bytes]. Float matrices stay as
+    they are. Of several ``matrices`` one below the other each begins a tile of its own."""
     rows, row_bytes = blocks.shape
     columns = row_bytes // dtype.block_bytes * dtype.block_elements
     if dtype.storage is StorageClass.FLOAT:
@@ -94,6 +95,6 @@ def _by_fours(dwords: NDArray[np.uint32]) -> Bytes:
 
 def _by_ones(dwords: NDArray[np.uint32]) -> list[Bytes]:
     """uint32[rows, units, n] -> n planes of 4 bytes a row."""
-    rows, units, count = dwords.shape
+    _, units, count = dwords.shape
     tiles = dwords.reshape(-1, TILE_ROWS, units, count).transpose(3, 0, 2, 1)
     return list(np.ascontiguousarray(tiles).view(np.uint8))
