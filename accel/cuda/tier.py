@@ -374,8 +374,7 @@ class CudaTier:
 
 def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    outputs = (decl.name for decl in graph.of_kind(BufferKind.OUTPUT))
-    plan = plan_launches(step.ops, device, outputs)
+    plan = plan_launches(step.ops, device, step.scratch)
     return step, schedule_launches(step, plan.levels), plan
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptDetails(Struct):
@@ -36,12 +36,29 @@ class Provenance(Struct):
     preemptions: int
 
 
+class Called(Struct):
+    """A function and its arguments, the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(Struct):
+    """A tool the model calls."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
 class ChatMessage(Struct):
-    """What the model said."""
+    """What the model said; thoughts and calls only where there are some."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MadeCall] | UnsetType = UNSET
 
 
 class TokenLogprob(Struct):

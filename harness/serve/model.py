@@ -12,8 +12,13 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
-from harness.memory import host_pages
+from harness.generate import (
+    SessionOptions,
+    load_runner,
+    make_engine,
+    prepare_session,
+    recorded_tier,
+)
 from harness.progress import NullProgress, Progress
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.dialect import Dialect, dialect_of
@@ -168,15 +173,13 @@ def open_model(
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
-        return Engine(
+        return make_engine(
             runner,
-            end_of_generation=model.tokenizer.eog_ids,
-            chunk_tokens=min(session.chunk, prepared.plan.context),
+            model,
+            session,
             tenants=Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
             queue_depth=options.queue_depth,
-            prefix_cache=session.prefix_cache,
-            host_pages=host_pages(runner, session.host_cache),
             stall_steps=STALL_STEPS,
             observer=observer,
         )

@@ -82,9 +82,9 @@ class KvMemory:
         """Pages in host memory."""
         return len(self._spilled)
 
-    def held(self, tenant: int) -> int:
-        """Pages charged to the tenant."""
-        return self._pool.charged(tenant)
+    def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
+        """Pages charged to the tenant now, or once ``leaving`` are released: see ``available``."""
+        return self._pool.charged(tenant) + self._pool.effect_of(leaving)[1][tenant]
 
     def reserve(self, tenant: int, pages: int) -> None:
         """Guarantee the tenant so many pages: what it does not hold of them, nobody else can take.

@@ -19,7 +19,7 @@ from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract.dtypes import DType
-from contract.ir.graph import BufferKind, Graph
+from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.shape_key import ShapeKey
 from reference.exact.activation import quantize_activation
@@ -80,8 +80,7 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    outputs = (decl.name for decl in graph.of_kind(BufferKind.OUTPUT))
-    plan = plan_launches(step.ops, device, outputs)
+    plan = plan_launches(step.ops, device, step.scratch)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,12 @@ def allowed(masks: TokenMasks, tokens: list[int]) -> list[int]:
     return np.flatnonzero(np.unpackbits(masks(tokens).view(np.uint8), bitorder="little")).tolist()
 
 
-def walk(model: Model, masks: TokenMasks, seed: int) -> bytes | None:
-    """A text made of tokens that were allowed; None for one that did not end."""
+def walk(model: Model, masks: TokenMasks, seed: int, phrases: Sequence[bytes] = ()) -> bytes | None:
+    """A text made of tokens that were allowed; None for one that did not end. Now and then it goes
+    on with one of ``phrases``, as far as that is allowed."""
     rng = random.Random(seed)
     tokens: list[int] = []
+    planned: list[int] = []
     for _ in range(LENGTH):
         choices = allowed(masks, tokens)
         assert choices, "a dead end"
@@ -146,11 +148,16 @@ def walk(model: Model, masks: TokenMasks, seed: int) -> bytes | None:
         goes_on = [token for token in choices if token not in ends]
         if ends and (not goes_on or rng.random() < 0.5):
             return model.tokenizer.decode_bytes(tokens)
+        if phrases and not planned and rng.random() < 0.1:
+            planned = list(rng.choice(phrases))
         likely = [token for token in goes_on if token in LIKELY]
         closing = [token for token in b'"}]' if token in likely]
-        if closing and rng.random() < 0.3:
+        if planned and planned[0] in goes_on:
+            tokens.append(planned.pop(0))
+        elif closing and rng.random() < 0.3:
             tokens.append(rng.choice(closing))
         else:
+            planned = []
             tokens.append(rng.choice(likely if likely and rng.random() < 0.9 else goes_on))
     return None
 

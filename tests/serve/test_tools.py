@@ -448,3 +448,24 @@ def test_the_client_tries_again_what_was_refused_for_now(hermes: Running) -> Non
 def test_nothing_is_left_in_the_engine(hermes: Running) -> None:
     statistics = hermes.service.model.driver.call(lambda engine: engine.statistics)
     assert statistics.running == statistics.waiting == 0
+
+
+def test_responses_call_tools_too(client: OpenAI) -> None:
+    """The same call as of a chat completion, under the names of the other route."""
+    (chat,) = (
+        client.chat.completions.create(**{**CALLING, "seed": 1, "reasoning_effort": "none"})
+        .choices[0]
+        .message.tool_calls
+    )
+    answer = client.responses.create(
+        model="tiny",
+        input=[{"role": "user", "content": MESSAGES[0]["content"]}],
+        tools=[{"type": "function", **tool["function"]} for tool in TOOLS],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=150,
+        reasoning={"effort": "none"},
+        extra_body={"seed": 1},
+    )
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert (call.name, call.arguments) == (chat.function.name, chat.function.arguments)
