@@ -25,6 +25,8 @@ from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
 LOGITS = "output.logits"
+HIDDEN = "output.hidden"
+"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -76,7 +78,11 @@ class StepOutput:
     @property
     def logits(self) -> NDArray[np.float32]:
         """float32[rows, vocab]; the step must have wanted LOGITS."""
-        return self._rows(LOGITS, np.float32)
+        return self.rows(LOGITS)
+
+    def rows(self, name: str) -> NDArray[np.float32]:
+        """float32[rows, n] of the output ``name``, which the step must have wanted."""
+        return self._rows(name, np.float32)
 
     @property
     def log_probability(self) -> NDArray[np.float32]:

@@ -31,8 +31,8 @@ WARPS = 8
 BLOCK_ROWS = WARPS * UNIT_ROWS
 BLOCK_TOKENS = 64
 STAGES = 2
-TOKEN_BYTES = 512 + 64
-"""Of a unit in shared memory: two planes, and what keeps two tokens in different banks."""
+TOKEN_BYTES = 512
+"""Of a unit: two planes."""
 SUM_BYTES = 32
 MOST_PACKING_BLOCKS = 1 << 12
 
@@ -40,9 +40,11 @@ GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
 GROUP_WARPS = 4
 GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
+SINGLE_WARP_FORMATS = (Q6_K,)
+"""Sub-blocks of 16 columns: products of four warps are of 32, half of them zeros."""
 MOST_SPLIT_TOKENS = 64
 """With so many tokens there are too few blocks unless the columns are split among groups."""
-PLANE_BYTES = 512
+BARRIER_BYTES = 8
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -54,9 +56,8 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
         if products[0].count.most <= FEW or any(p.dtype not in FORMATS for p in products):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
-            product = _grouped if device.capability == GROUP_CAPABILITY else _product
-            launches = [_pack(ops, run, product is _grouped)]
-            launches += [product(ops, run, number, device) for number in range(len(products))]
+            launches = [_pack(ops, run)]
+            launches += [_product(ops, run, number, device) for number in range(len(products))]
             return Replacement(run.length, tuple(launches))
     return None
 
@@ -67,7 +68,7 @@ def shared_bytes(dtype: DType) -> int:
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
-def _pack(ops: Sequence[Op], run: Run, in_columns: bool) -> KernelLaunch:
+def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, columns = quantize.count.most, quantize.most_sizes()["columns"]
@@ -80,7 +81,6 @@ def _pack(ops: Sequence[Op], run: Run, in_columns: bool) -> KernelLaunch:
         4 * unit_count(columns),
         {
             "WARPS": WARPS,
-            "IN_COLUMNS": int(in_columns),
             "HELD_UNITS": held_units(run, unit_count(columns), WARPS),
             "X": operand_place(ops, first, "x"),
             "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
@@ -96,6 +96,17 @@ def _pack(ops: Sequence[Op], run: Run, in_columns: bool) -> KernelLaunch:
 
 
 def _product(ops: Sequence[Op], run: Run, number: int, device: Device) -> KernelLaunch:
+    """By groups of four warps where there are such products and they are faster."""
+    product = ops[run.products[number]]
+    many = product.count.most > MOST_SPLIT_TOKENS
+    if device.capability == GROUP_CAPABILITY and not (
+        many and product.dtype in SINGLE_WARP_FORMATS
+    ):
+        return _grouped(ops, run, number, device)
+    return _single(ops, run, number)
+
+
+def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     """By single warps, on any device."""
     product = ops[run.products[number]]
     rows = product.most_sizes()["rows"]
@@ -126,6 +137,7 @@ def _grouped(ops: Sequence[Op], run: Run, number: int, device: Device) -> Kernel
             "WARP_GROUPS": shape.groups,
             "BLOCK_TOKENS": shape.tokens,
             "SPLIT": int(shape.split),
+            "STAGES": shape.stages,
             **_places(ops, run, number),
         },
     )
@@ -133,11 +145,13 @@ def _grouped(ops: Sequence[Op], run: Run, number: int, device: Device) -> Kernel
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Groups of a block and tokens it takes; ``split`` groups share rows and split the columns."""
+    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by
+    each of the groups that are ``split``: they share rows and split the columns."""
 
     groups: int
     tokens: int
     split: bool
+    stages: int = 2
 
     @property
     def rows(self) -> int:
@@ -145,14 +159,18 @@ class GroupShape:
         return GROUP_ROWS * (1 if self.split else self.groups)
 
     def shared_bytes(self, dtype: DType) -> int:
-        """Two stages of what is read of one unit, by a block or by each group; totals of a block
-        whose groups have rows of their own."""
-        of_tokens = self.tokens * (PLANE_BYTES + SUM_BYTES + 4)
-        stages = STAGES * (of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype))
+        """Stages with their barriers; totals of a block whose groups have rows of their own."""
+        of_tokens = self.tokens * (TOKEN_BYTES + SUM_BYTES + 4)
+        stage = of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype) + BARRIER_BYTES
+        stages = self.stages * stage
         return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
 
 
-SPLIT_SHAPES = (GroupShape(4, 32, True), GroupShape(4, 16, True))
+SPLIT_SHAPES = (
+    GroupShape(4, 32, True),
+    GroupShape(4, 16, True, 3),
+    GroupShape(4, 16, True),
+)
 WHOLE_SHAPES = (GroupShape(4, 64, False), GroupShape(3, 64, False), GroupShape(2, 64, False))
 
 
@@ -160,7 +178,7 @@ def _group_shape(dtype: DType, tokens: int, device: Device) -> GroupShape:
     """The first that fits; few tokens take no more than they need."""
     shapes: tuple[GroupShape, ...] = WHOLE_SHAPES
     if tokens <= MOST_SPLIT_TOKENS:
-        shapes = SPLIT_SHAPES if tokens > SPLIT_SHAPES[-1].tokens else SPLIT_SHAPES[-1:]
+        shapes = SPLIT_SHAPES if tokens > SPLIT_SHAPES[-1].tokens else SPLIT_SHAPES[1:]
     return next(shape for shape in shapes if shape.shared_bytes(dtype) <= device.shared_bytes)
 
 

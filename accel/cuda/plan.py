@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
@@ -23,14 +23,15 @@ PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """One launch. ``first`` is the first op it is for, ``workspace`` where its own memory begins in
-    that of the step; None for a plain kernel, which has none."""
+    """One launch. ``first`` is the first of the ``count`` ops it is for, ``workspace`` where its
+    own memory begins in that of the step; None for a plain kernel, which has none."""
 
     source: Source
     entry: str
     grid: Extent
     block: Extent
     first: int
+    count: int = 1
     shared_bytes: int = 0
     cooperative: bool = False
     workspace: int | None = None
@@ -49,12 +50,16 @@ class Plan:
     levels: tuple[int, ...]
 
 
-def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
-    """Every op is launched once, by itself or as part of a replacement."""
+def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:
+    """Every op is launched once, by itself or as part of a replacement.
+
+    Results that no op reads later may be left out if they lie in one of the ``local`` buffers of
+    the step; without those, in any.
+    """
     launches: list[PlannedLaunch] = []
     levels: list[int] = []
     index = workspace_bytes = 0
-    last_read = last_reads(ops)
+    last_read = last_reads(ops, local)
     while index < len(ops):
         replacement = _replacement(Remaining(ops, index, last_read), device)
         if replacement is None:
@@ -62,7 +67,10 @@ def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
             levels.append(levels[-1] + 1 if levels else 0)
             index += 1
             continue
-        launches += [_tuned(launch, index, workspace_bytes) for launch in replacement.launches]
+        launches += [
+            _tuned(launch, index, replacement.ops, workspace_bytes)
+            for launch in replacement.launches
+        ]
         workspace_bytes += aligned(replacement.workspace_bytes)
         levels += [levels[-1] + 1 if levels else 0] * replacement.ops
         index += replacement.ops
@@ -100,15 +108,16 @@ def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
     return PlannedLaunch(source, module.entry, (groups, 1, 1), (module.group_size, 1, 1), index)
 
 
-def _tuned(launch: KernelLaunch, index: int, workspace: int) -> PlannedLaunch:
+def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> PlannedLaunch:
     x, y, z = launch.grid
     return PlannedLaunch(
-        tuned_source(launch.file, launch.macros, launch.op),
+        tuned_source(launch.file, {**launch.macros, "PACKET_COUNT": count}, launch.op),
         launch.entry,
         # No launch may be of nothing; a form of no tokens is one of kernels that find none.
         (max(1, x), max(1, y), max(1, z)),
         launch.block,
         index,
+        count,
         launch.shared_bytes,
         launch.cooperative,
         workspace,

@@ -299,16 +299,16 @@ class CudaTier:
 
     def _recorded(self, name: str, plan: Plan, packets: NDArray[np.void]) -> Recording:
         memory, runtime = self._memory, self._runtime
-        place = memory.adopt(f"packets of {name}", packets.view(np.uint8))
-        kept = [place]
+        kept, workspace = [], 0
         if plan.workspace_bytes:
             kept.append(memory.allocate(f"workspace of {name}", plan.workspace_bytes))
+            workspace = kept[0].address
         launches = []
         for launch in plan.launches:
-            own: tuple[np.generic, ...] = (packets[launch.first],)
+            replaced = packets[launch.first : launch.first + launch.count]
+            own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
             if launch.workspace is not None:
-                workspace = kept[-1].address + launch.workspace
-                own = np.uint64(place.address), np.uint32(launch.first), np.uint64(workspace)
+                own = (*own, np.uint64(workspace + launch.workspace))
             launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
         recording = Recording(
             runtime.context, launches, self._step_memory, runtime.programmatic, runtime.graphs
@@ -374,7 +374,7 @@ class CudaTier:
 
 def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    plan = plan_launches(step.ops, device)
+    plan = plan_launches(step.ops, device, step.scratch)
     return step, schedule_launches(step, plan.levels), plan
 
 

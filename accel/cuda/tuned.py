@@ -9,17 +9,18 @@ None.
 A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
 of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
 primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of
-its folder and of ``accel/kernels``. Each of its kernels has these parameters::
+its folder and of ``accel/kernels``. Each of its kernels includes ``packets.h`` and has these
+parameters::
 
-    extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
-                                     U64 workspace)
+    extern "C" __global__ void entry(U64 scratch, U64 inputs,
+                                     const __grid_constant__ PACKETS packets, U64 workspace)
 
-Packet ``index`` is that of the first op replaced; those of the others follow it, in the order of
-the step. Counts are data: the first size of a packet is read with what the inputs begin with, and
-a grid, which is chosen for the most of the form, must be right for fewer. Every kernel begins with
-``PRECEDING_DONE;`` before it touches memory that a step writes: it may be launched before the
-kernel in front of it has ended, namely once all blocks of that one have ended or have said
-``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
+``packets`` are those of the ops replaced, in the order of the step: arguments, so that they are at
+hand at once, of which a launch takes 4 KiB. Counts are data: the first size of a packet is read
+with what the inputs begin with, and a grid, which is chosen for the most of the form, must be right
+for fewer. Every kernel begins with ``PRECEDING_DONE;`` before it touches memory that a step writes:
+it may be launched before the kernel in front of it has ended, namely once all blocks of that one
+have ended or have said ``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
 
 A layout of its own for stored weights is a row of LAYOUTS; LAYOUT_RULES say which weights have it.
 A weight has one layout. So whoever gives a weight a layout must have a rule for every op that reads
@@ -28,7 +29,7 @@ it, in every form: what is left over is refused when the graph is lowered, not r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -103,14 +104,21 @@ class Remaining(Sequence[Op]):
         return self.last_read.get(buffer, -1) >= self.start + length
 
 
-def last_reads(step: Sequence[Op]) -> dict[str, int]:
-    """Of each buffer the place of the last op that reads it."""
-    return {
+def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict[str, int]:
+    """Of each buffer the place of the last op that reads it.
+
+    What is not ``local`` to the step, where that is known, is read behind all of its ops.
+    """
+    last = {
         tensor.buffer: number
         for number, op in enumerate(step)
         for place, tensor in enumerate(op.operands)
         if tensor is not None and place not in op.written
     }
+    if local is not None:
+        outside = {name for op in step for name in op.results()} - set(local)
+        last |= dict.fromkeys(outside, len(step))
+    return last
 
 
 Rule = Callable[[Remaining, Device], Replacement | None]

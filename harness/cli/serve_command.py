@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
-    from harness.serve.run import ServeOptions
+    from harness.serve.run import Running, ServeOptions
 
 NAMES = (
     *MODEL_SETTINGS,
@@ -30,6 +32,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "ray",
     "record",
     "repeat_last_n",
     *ENGINE_SETTINGS,
@@ -39,6 +42,7 @@ SLOTS = 4
 QUEUE_DEPTH = 256
 DIFFERENT = 1
 MOST_BIASES = 1024
+QUESTION = "Why is the sky blue?"
 LISTED = 20
 """Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
 
@@ -86,6 +90,7 @@ def serve(args: argparse.Namespace) -> int:
     settings = resolve(args, NAMES)
     need_server_extra()
     from harness.progress import progress_on
+    from harness.serve import supervisor
     from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
@@ -101,6 +106,10 @@ def serve(args: argparse.Namespace) -> int:
         )
         with announced(server, settings["drain_seconds"]):
             note(f"listening on {server.url}")
+            if not args.quiet:
+                for line in _ways_in(server):
+                    note(line)
+            supervisor.tell("READY=1")
             interrupted = run_until_told(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
@@ -127,6 +136,18 @@ def verify(args: argparse.Namespace) -> int:
     return 0 if place is None else DIFFERENT
 
 
+def _ways_in(server: Running) -> Iterator[str]:
+    """The page, and a request that can be pasted into a shell."""
+    body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
+    key = "-H 'Authorization: Bearer KEY' " if server.service.accounts.keyed else ""
+    if server.service.model.template is not None:
+        yield f"chat page: {server.url}/"
+        yield (
+            f"curl {server.url}/v1/chat/completions {key}"
+            f"-H 'Content-Type: application/json' -d '{body}'"
+        )
+
+
 def need_server_extra() -> None:
     """Raises ConfigError where the libraries of a server are missing."""
     try:
@@ -151,6 +172,7 @@ def options_of(settings: Settings) -> ServeOptions:
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        replicas=settings["ray"],
         record=settings["record"],
     )
 

@@ -15,6 +15,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as BaseResponse
 
+from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
@@ -22,6 +23,7 @@ from harness.serve.model_routes import ModelHandlers
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.responses import ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
 from harness.serve.serving import Serving
@@ -34,8 +36,8 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """``page`` are the files of the chat page by path, ``max_body`` the longest body in bytes;
-    models are pulled into ``cache_dir``."""
+    """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
+    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
@@ -53,7 +55,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     general = Handlers(options.version)
     general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
     models = ModelHandlers(serving, options.cache_dir, pulls)
-    handlers = (general, models, TenantHandlers(serving))
+    texts = (general, ResponsesHandlers(), EmbeddingHandlers())
+    handlers = (*texts, models, TenantHandlers(serving))
 
     @app.before_request
     def admit() -> None:
@@ -61,7 +64,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
         options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
         g.lease = serving.lease()
         g.service = g.lease.service
-        if request.path == OPEN_PATH:
+        if request.path == OPEN_PATH or request.path in options.page:
             return
         serving.refresh()
         g.account = serving.accounts.of(request.headers.get("Authorization"))

@@ -79,6 +79,12 @@ class Metrics:
             for interval in choice.intervals:
                 self._between.observe(interval)
 
+    def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
+        """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
+        who = (tenant.name, tenant.qos.value)
+        self._prompt.labels(*who).inc(tokens)
+        self._success.labels(*who, reason).inc()
+
     def rejected(self, reason: str) -> None:
         """A request was refused; ``reason`` is the code of its error."""
         self._rejected.labels(reason).inc()

@@ -13,12 +13,12 @@ from harness.serve.accounts import Accounts
 from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
 from harness.serve.driver import EngineStopped
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
-from harness.serve.generation import COMPLETION_TOKENS, Generation, check_choices, requests_of
+from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
-from harness.serve.wire import ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -52,16 +52,16 @@ class Service:
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
-            prompt = self.model.encode_chat(body.messages, body.chat_template_kwargs)
+            plan = self.model.chat_plan(body)
             requests = requests_of(
                 body,
-                [prompt],
+                [self.model.encode_chat(plan.prompt)],
                 self.model,
                 tenant,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests, body.logits_digest)
+            generation = Generation(self.model, requests, body.logits_digest, plan)
             answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
             return generation, ChatShape(answer, listed is not None)
 
@@ -79,7 +79,7 @@ class Service:
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
-            prompts = self._prompts(body.prompt)
+            prompts = self.prompts_of(body.prompt)
             requests = requests_of(
                 body,
                 prompts,
@@ -193,8 +193,14 @@ class Service:
         texts = named or [decode(ids, special=True).decode(errors="replace") for ids in prompts]
         return [text for text in texts for _ in range(n)]
 
-    def _prompts(self, prompt: str | Sequence[str | int | list[int]]) -> list[Sequence[int]]:
-        """The token ids of every prompt of a completion request."""
+    def prompts_of(
+        self,
+        prompt: str | Sequence[str | int | list[int]],
+        field: str = "prompt",
+        most: int = MOST_CHOICES,
+    ) -> list[Sequence[int]]:
+        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
+        when there are more than ``most``, before one is looked at."""
         if isinstance(prompt, str):
             return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
@@ -202,14 +208,15 @@ class Service:
         lists = [part for part in prompt if isinstance(part, list)]
         if len(ids) == len(prompt):
             return [ids]
-        check_choices(len(prompt))
+        if len(prompt) > most:
+            raise RequestError(field, f"has more than {most} texts")
         if len(texts) == len(prompt):
             for text in texts:
                 self.model.check_length(text)
             return [self.model.encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
-        raise RequestError("prompt", "mixes texts, token ids and lists of ids; use one kind")
+        raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 
 def _wants_usage(body: Sampled) -> bool:

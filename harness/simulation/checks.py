@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from contract.types import QosClass, Tenant
 from harness.simulation.invariants import Invariant, Violation, require
@@ -11,16 +12,23 @@ from harness.simulation.invariants import Invariant, Violation, require
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A request that has a slot and pages. It ``decodes`` when its next token is the device's to
-    sample and there is one to come; its consumer may have ``stalled``."""
+    """A request that has a slot and pages."""
 
     request_id: int
     tenant: int
     qos: QosClass
     slot: int
     pages: Sequence[int]
-    decodes: bool = False
-    stalled: bool = False
+
+
+class Place(NamedTuple):
+    """What may be computed for a request that has a slot. It ``decodes`` when its next token is the
+    device's to sample and there is one to come; its consumer may have ``stalled``."""
+
+    request_id: int
+    slot: int
+    decodes: bool
+    stalled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +103,27 @@ def check_pages(state: State) -> None:
     require(
         state.free_pages + held + state.cached_pages == len(referrers),
         Invariant.PAGE_SUM,
-        f"{state.free_pages} free, {held} held and {state.cached_pages} cached of {len(referrers)}",
+        lambda: (
+            f"{state.free_pages} free, {held} held and {state.cached_pages} cached of "
+            f"{len(referrers)}"
+        ),
     )
     require(
         len(paid) == held,
         Invariant.PAGE_REFERENCES,
-        f"{held} pages are held, {len(paid)} charged to one that holds them",
+        lambda: f"{held} pages are held, {len(paid)} charged to one that holds them",
     )
 
 
-def check_decodes(state: State, computed: Collection[int]) -> None:
+def check_decodes(places: Iterable[Place], computed: Collection[int]) -> None:
     """The step that computes for the slots ``computed`` delays no decode, and computes nothing for
     a consumer that takes no tokens."""
-    for resident in state.residents:
-        if resident.stalled:
-            require(
-                resident.slot not in computed,
-                Invariant.BACKPRESSURE,
-                f"request {resident.request_id} is computed",
-            )
-        elif resident.decodes:
-            require(
-                resident.slot in computed,
-                Invariant.EVERY_DECODE,
-                f"request {resident.request_id} in slot {resident.slot} is left out",
+    for request_id, slot, decodes, stalled in places:
+        if stalled and slot in computed:
+            raise Violation(Invariant.BACKPRESSURE, f"request {request_id} is computed")
+        if decodes and not stalled and slot not in computed:
+            raise Violation(
+                Invariant.EVERY_DECODE, f"request {request_id} in slot {slot} is left out"
             )
 
 
@@ -135,9 +140,12 @@ def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: 
         and decode_rate < tenant.decode_tokens_per_s
         and prefill_rate < tenant.prefill_tokens_per_s,
         Invariant.QUOTA,
-        f"tenant {tenant.id} was admitted to {len(own)} slots and {pages} pages at {decode_rate:g} "
-        f"and {prefill_rate:g} tokens/s; allowed are {tenant.max_slots}, {tenant.max_kv_pages}, "
-        f"{tenant.decode_tokens_per_s} and {tenant.prefill_tokens_per_s}",
+        lambda: (
+            f"tenant {tenant.id} was admitted to {len(own)} slots and {pages} pages at "
+            f"{decode_rate:g} and {prefill_rate:g} tokens/s; allowed are {tenant.max_slots}, "
+            f"{tenant.max_kv_pages}, {tenant.decode_tokens_per_s} and "
+            f"{tenant.prefill_tokens_per_s}"
+        ),
     )
 
 
@@ -153,25 +161,26 @@ def check_admission(
     require(
         chosen is None or picked is not None,
         Invariant.ADMISSION_ORDER,
-        f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
+        lambda: f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
     )
     for other in candidates if picked is not None else ():
         if other is picked:
             continue
         if other.aged:
-            require(
-                picked is not None and picked.aged,
-                Invariant.ADMISSION_ORDER,
-                f"{chosen} passed {other.order}, which waited too long",
-            )
-        elif picked is not None and not picked.aged and other in passed_over:
-            require(
-                _turn(picked) < _turn(other),
-                Invariant.ADMISSION_ORDER,
-                f"{picked} was admitted before {other}",
-            )
+            if picked is None or not picked.aged:
+                raise Violation(
+                    Invariant.ADMISSION_ORDER,
+                    f"{chosen} passed {other.order}, which waited too long",
+                )
+        elif (
+            picked is not None
+            and not picked.aged
+            and other in passed_over
+            and _turn(picked) >= _turn(other)
+        ):
+            raise Violation(Invariant.ADMISSION_ORDER, f"{picked} was admitted before {other}")
     if picked is None and passed_over and not any(c.aged for c in candidates):
-        require(False, Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
+        raise Violation(Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
 
 
 def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
@@ -192,5 +201,5 @@ def check_preemption(
     require(
         not others or state.charged(tenant.id) + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
-        f"request {leaver.request_id} was preempted, though {others[:1]} ran",
+        lambda: f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

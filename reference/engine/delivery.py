@@ -163,6 +163,6 @@ def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     assert sequence.on_logits is not None
     skipped = max(0, sequence.scored - part.start)
     if skipped < part.stop - part.start:
-        rows = output.logits[part.first_row + skipped : part.end_row].copy()
+        rows = output.rows(sequence.output)[part.first_row + skipped : part.end_row].copy()
         sequence.on_logits(part.start + skipped, rows)
         sequence.scored = part.stop

@@ -91,7 +91,7 @@ class Placing:
         them, and the step is to be planned anew."""
         residents = self.residents
         missing = residents.table.missing_pages(chunks)
-        for index in np.flatnonzero(missing).tolist():
+        for index in missing.nonzero()[0].tolist():
             placement = residents.running[int(chunks["slot"][index])]
             count = int(missing[index])
             if self._beyond_quota(placement, count) or not residents.grow(placement, count):

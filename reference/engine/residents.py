@@ -13,7 +13,7 @@ from contract.types import QosClass, Request
 from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
@@ -53,10 +53,15 @@ class Residents:
         return pages_for(sequence.known) + len(self.running)
 
     def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
-        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        """Whether there are pages for a sequence, within its tenant's quota, once ``leaving`` are
+        removed."""
+        tenant = sequence.request.tenant
         left = [(p.sequence.request.tenant, p.pages) for p in leaving]
-        available = self.memory.available(sequence.request.tenant, left)
-        return self.pages_needed(sequence) - len(left) <= available
+        if self.pages_needed(sequence) - len(left) > self.memory.available(tenant, left):
+            return False
+        # Of pages they share with it, the tenant pays for those nobody else holds then.
+        inherited = self.memory.held(tenant, left) - self.memory.held(tenant)
+        return self._tenants.within_quota(tenant, pages_for(sequence.known) + max(0, inherited))
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.
@@ -175,6 +180,7 @@ class Residents:
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
+            hidden=sequence.output == HIDDEN,
             samples=sequence.samples,
             lockstep=placement.masked,
             bias=bias_records(sequence.request),

@@ -28,7 +28,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="cpu", context=1024, slots=2)
     model = ModelOptions(session, "tiny", folder / "digests.json")
-    with running(ServeOptions(tiny_model, model, folder / "ledger.sqlite")) as opened:
+    with running(ServeOptions(tiny_model, model, folder / "ledger.sqlite", folder)) as opened:
         yield opened
 
 
@@ -66,7 +66,7 @@ def test_a_key_is_sent_and_not_shown(tiny_model: Path, tmp_path: Path) -> None:
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
     model = ModelOptions(SessionOptions(tier="cpu", context=64), "tiny", tmp_path / "digests.json")
-    options = ServeOptions(tiny_model, model, tmp_path / "ledger.sqlite", tenants=tenants)
+    options = ServeOptions(tiny_model, model, tmp_path / "ledger.sqlite", tmp_path, tenants=tenants)
     with running(options) as keyed:
         words = ("chat", "--server", keyed.url, "--max-tokens", 2)
         assert "key" in zinc_process(*words, stdin=b"hi\n").err

@@ -80,7 +80,7 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    plan = plan_launches(step.ops, device)
+    plan = plan_launches(step.ops, device, step.scratch)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
@@ -101,10 +101,11 @@ def run_step(
             quantize_plainly(packets[launch.first], key.tokens, scratch, block)
             continue
         own = workspace.ctypes.data + launch.workspace
-        addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
+        replaced = packets.ctypes.data + launch.first * packets.itemsize
+        addresses = scratch.ctypes.data, block.ctypes.data, replaced
         assert launch.shared_bytes <= device.shared_bytes
         emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
+            launch.entry, launch.grid, launch.block[0], *addresses, own
         )
     assert not workspace.any()
 

@@ -45,7 +45,7 @@ class Case:
 
 def planned(case: Case) -> tuple[Step, Plan]:
     step = lower_graph(case.graph, ShapeKey(len(case.x), 0), 1, "cuda")
-    return step, plan_launches(step.ops, DEVICE)
+    return step, plan_launches(step.ops, DEVICE, step.scratch)
 
 
 def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dict[str, Float32]:
@@ -257,6 +257,17 @@ def test_a_result_somebody_reads_is_not_left_out() -> None:
     step, plan = planned(replace(case, graph=builder.build()))
     assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm", "add"]
     assert len(plan.launches) == 3
+
+
+def test_an_output_is_written_whoever_reads_it() -> None:
+    """A run ends before the op that would take an output in: the host reads it."""
+    builder = GraphBuilder("product is an output")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (256, 256))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", 256))
+    builder.emit(Opcode.ADD, a=x, b=product, y=builder.output("z", "tokens", 256))
+    step, plan = planned(replace(layer(1, dtypes.Q4_K), graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["add"]
 
 
 def test_ops_of_one_launch_share_no_memory() -> None:

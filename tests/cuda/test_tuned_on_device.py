@@ -73,8 +73,8 @@ def run_on_device(
     parts: int = 1,
     device: Device = DEVICE,
 ) -> None:
-    """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. Whatever ``device`` the
-    case is for, the one there is runs it."""
+    """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. The device there is
+    runs the case, whichever it is for."""
     key, form = sizes
     layout = input_layout(graph, form)
     stored = {name: bits for name, (_, bits) in matrices.items()}

@@ -21,6 +21,7 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n)
 
 struct uint2 {
@@ -280,9 +281,26 @@ DEVICE uint64_t group_operand(const unsigned char *place, unsigned lead, unsigne
 }
 DEVICE void begin_group_product() {}
 DEVICE void end_group_product() {}
-DEVICE void await_group_products() {}
+template <int N> DEVICE void await_group_products(int (&)[N]) {}
+template <int N> DEVICE void take_sums(int (&)[N]) {}
 DEVICE void show_to_products() {}
 DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
+
+// A barrier of copies counts how often its stage was filled above the bytes that have yet to come.
+constexpr int FILLS = 40;
+DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
+    for (int i = 0; i < count; i++) barriers[i] = 0;
+}
+DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
+    *barrier += (1ull << FILLS) + bytes;
+}
+DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, unsigned bytes) {
+    memcpy(to, from, bytes);
+    *barrier -= bytes;
+}
+DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
+    while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
+}
 template <int N>
 DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     emulator::Message mine = {};
@@ -302,4 +320,7 @@ DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bo
         sum[i] = total;
     }
     __syncwarp();
+}
+template <int N> DEVICE void begin_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    multiply_group(sum, a, b, false);
 }

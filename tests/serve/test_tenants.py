@@ -51,7 +51,17 @@ def test_every_route_but_health_needs_a_key(keyed: Running) -> None:
     http = Http(keyed.url)
     paths = [(route.method, route.path) for route in ROUTES if route.path != "/health"]
     assert len(paths) > 10
-    more = ("/", "/nowhere", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/./v1/models")
+    more = (
+        "/nowhere",
+        "/page/nowhere",
+        "/operator/",
+        "/page/../v1/models",
+        "//v1/models",
+        "/v1/%6dodels",
+        "/health/",
+        "/health/x",
+        "/./v1/models",
+    )
     for method, path in [*paths, *(("GET", path) for path in more)]:
         for headers in ({}, bearer(new_key()), bearer(""), bearer(key_digest(ALICE))):
             reply = http.send(method, path, b"{}", headers)
@@ -69,11 +79,20 @@ def test_a_key_opens_the_routes_of_its_tenant(keyed: Running) -> None:
     assert http.get("/metrics", **bearer(OPERATOR)).status == 200
 
 
-def test_a_browser_may_send_the_key_as_a_password(keyed: Running) -> None:
+def test_the_pages_need_no_key_and_nothing_of_a_tenant_is_in_them(keyed: Running) -> None:
+    """A page asks for the key itself. A file is only read: whatever else is done with it is not."""
+    http = Http(keyed.url)
+    for path in ("/", "/operator", "/page/js/key.js", "/page/css/base.css"):
+        assert http.get(path).status == 200
+        assert http.send("POST", path, b"{}", {}).status == 405
+        assert b"alice" not in http.get(path).body
+
+
+def test_a_key_may_be_sent_as_a_password_but_no_browser_is_told_to(keyed: Running) -> None:
     pair = base64.b64encode(f"anybody:{ALICE}".encode()).decode()
     http = Http(keyed.url)
     assert http.get("/v1/models", Authorization=f"Basic {pair}").status == 200
-    assert "Basic" in http.get("/v1/models").headers["WWW-Authenticate"]
+    assert http.get("/v1/models").headers["WWW-Authenticate"].startswith("Bearer ")
 
 
 def test_the_client_sends_its_key(keyed: Running) -> None:

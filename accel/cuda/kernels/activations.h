@@ -30,10 +30,12 @@ DEVICE unsigned four_bytes(int a, int b, int c, int d) {
 }
 
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
-    const unsigned of_lane =
-        x.in_columns ? 4 * lane : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
-    const unsigned of_half = x.in_columns ? 128 : 8, of_low = x.in_columns ? 256 : 64;
-    unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + of_lane;
+    const unsigned of_lane = x.in_eights
+                                 ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
+                                 : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
+    const unsigned of_half = x.in_eights ? 2048 : 8, of_low = x.in_eights ? 256 : 64;
+    const size_t apart = x.in_eights ? 8 : 1;
+    unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int *v = m + 4 * half;
@@ -44,7 +46,7 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (lane % 4 == 0)
-            x.sums[(size_t)index * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
+            x.sums[index * apart * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
     }
 }
 
@@ -64,9 +66,10 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
         m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
     store_integers(x, index, lane, m);
     if (lane == 0)
-        x.scales[index] = broken   ? __uint_as_float(0x7FC00000u)
-                          : silent ? 0.0f
-                                   : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+        x.scales[index * (x.in_eights ? 8 : 1)] =
+            broken   ? __uint_as_float(0x7FC00000u)
+            : silent ? 0.0f
+                     : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
 }
 
 // Rule R4 over the squares of a unit; every lane gets it.

@@ -499,9 +499,9 @@ DEVICE void find_positions(BLOCK_WORK &work, unsigned window) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    attention_blocks(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    attention_blocks(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *packet = packet_of(launch, 0);
     const unsigned tokens = count_of(launch, packet);
     const unsigned heads = packet->size[FLASH_ATTN_BATCHED_HEADS];

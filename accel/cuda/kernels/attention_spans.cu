@@ -289,10 +289,10 @@ DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, float *y, uns
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    attention_spans(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    attention_spans(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned *last = (unsigned *)(shared + AT_LAST);
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     const unsigned tokens = count_of(launch, packet), heads = packet->size[FLASH_ATTN_PART_HEADS];

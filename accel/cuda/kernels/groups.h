@@ -17,12 +17,42 @@ DEVICE U64 group_operand(const unsigned char *place, unsigned lead, unsigned str
 
 DEVICE void begin_group_product() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_group_product() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEVICE void await_group_products() {
+
+// Sums of products begun before have their values from here on: nothing may read them earlier.
+template <int N> DEVICE void take_sums(int (&sum)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(sum[i])::"memory");
+}
+template <int N> DEVICE void await_group_products(int (&sum)[N]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    take_sums(sum);
 }
 
 // What threads wrote to shared memory is seen by products behind the next barrier.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies into a stage of shared memory, by whoever: a barrier counts the bytes, which one thread
+// announces. `await_stage` returns when they have come, `phase` counting how often the stage was
+// filled before.
+DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
+    for (int i = 0; i < count; i++)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers + i))
+                     : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, unsigned bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
 
 // A barrier of the four warps of a group; id from 1 on.
 DEVICE void group_barrier(unsigned id) {
@@ -30,11 +60,13 @@ DEVICE void group_barrier(unsigned id) {
 }
 
 // sum = A B, or where `more` sum += A B: A of unsigned bytes, B of signed ones. Sums as of
-// mma.m16n8k32, four for every 8 tokens.
+// mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
+// leave out what reads those that have none.
 DEVICE void multiply_group(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
         "{%8,%9,%10,%11}, %12, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7])
@@ -44,8 +76,9 @@ DEVICE void multiply_group(int (&sum)[8], const unsigned (&a)[4], U64 b, bool mo
 DEVICE void multiply_group(int (&sum)[16], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,"
-        "%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p; }"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{%16,%17,%18,%19}, %20, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
           "+r"(sum[12]), "+r"(sum[13]), "+r"(sum[14]), "+r"(sum[15])
@@ -55,8 +88,9 @@ DEVICE void multiply_group(int (&sum)[16], const unsigned (&a)[4], U64 b, bool m
 DEVICE void multiply_group(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,"
-        "%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
         "{%32,%33,%34,%35}, %36, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
@@ -65,6 +99,30 @@ DEVICE void multiply_group(int (&sum)[32], const unsigned (&a)[4], U64 b, bool m
           "+r"(sum[24]), "+r"(sum[25]), "+r"(sum[26]), "+r"(sum[27]), "+r"(sum[28]), "+r"(sum[29]),
           "+r"(sum[30]), "+r"(sum[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
+}
+
+// sum = A B of sums that need no values before.
+DEVICE void begin_sum(int (&sum)[8], const unsigned (&a)[4], U64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
+        "{%8,%9,%10,%11}, %12, p; }"
+        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
+          "=r"(sum[6]), "=r"(sum[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+DEVICE void begin_sum(int (&sum)[16], const unsigned (&a)[4], U64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{%16,%17,%18,%19}, %20, p; }"
+        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
+          "=r"(sum[6]), "=r"(sum[7]), "=r"(sum[8]), "=r"(sum[9]), "=r"(sum[10]), "=r"(sum[11]),
+          "=r"(sum[12]), "=r"(sum[13]), "=r"(sum[14]), "=r"(sum[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 #endif

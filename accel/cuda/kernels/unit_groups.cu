@@ -1,11 +1,11 @@
 // y = x weight^T for many tokens by products of warp groups (sm_90a): a group takes 64 rows, a warp
 // of it one tile of 16, with BLOCK_TOKENS tokens in shared memory. x is what unit_pack.cu made, in
-// the order of columns (rules R3 and R5).
+// eights of tokens (rules R3 and R5).
 //
 // Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it is 1
 // they share 64 rows and take spans of the columns in turn, which are folded in order.
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K. Compiled with the places of operands as packets.h has them: M,
+// FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Compiled with the places of operands as packets.h has them: M,
 // SCALE, SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the
 // product's packet.
 
@@ -22,51 +22,69 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define VALUES (4 * EIGHTS)  // of a thread
 // Tokens whose sums of both parts have room in registers at once.
 #define PART_TOKENS (BLOCK_TOKENS < 64 ? BLOCK_TOKENS : 32)
-#define STAGES 2
 // What is loaded together: of a group or, where tokens are shared, of a block.
 #define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
+#define SHARES (WARP_GROUPS / SHARE_GROUPS)
 #define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
-#define SHARE_THREADS (SHARE_GROUPS * GROUP_THREADS)
-#define EIGHT_BYTES (8 * UNIT_PLANES)
 #define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
 #define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
 #define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
 #define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
-#define AT_TOTALS (STAGES * (SPLIT ? WARP_GROUPS : 1) * STAGE_BYTES)  // [VALUES][thread]
+#define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
+#define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
 
 struct GROUP_WORK {
     const unsigned char *planes, *weights, *sums;
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
+
+    __device__ __forceinline__ unsigned own_tiles() const {
+        return min(tiles - first_tile, (unsigned)SHARE_TILES);
+    }
+    // Eights of tokens that exist.
+    __device__ __forceinline__ unsigned eights() const {
+        return min((tokens - first_token + 7) / 8, (unsigned)EIGHTS);
+    }
 };
 
-// Begins to copy unit `unit` of all the share reads into a stage: of tokens pieces of 16 columns.
-DEVICE void begin_stage(const GROUP_WORK &work, unsigned char *stage, unsigned unit) {
-    const unsigned thread = threadIdx.x % SHARE_THREADS;
-    for (unsigned i = thread; i < BLOCK_TOKENS * 34; i += SHARE_THREADS) {
-        const unsigned row = i / 34, piece = i % 34;
-        const unsigned token = min(work.first_token + row, work.tokens - 1);
-        const size_t index = (size_t)token * work.units + unit;
-        if (piece < 32)
-            begin_part(stage + row / 8 * EIGHT_BYTES +
-                           (piece % 16 / 2 * 4 + piece / 16 * 2 + piece % 2) * 128 + row % 8 * 16,
-                       work.planes + index * UNIT_PLANES + piece * 16);
-        else
-            begin_part(stage + AT_TOKEN_SUMS + row * 32 + (piece - 32) * 16,
-                       work.sums + index * 32 + (piece - 32) * 16);
+// Stages of a share, filled by its first warp.
+struct STAGE_RING {
+    unsigned char *stages;
+    COPY_BARRIER *barriers;
+
+    __device__ __forceinline__ unsigned char *stage(unsigned step) const {
+        return stages + step % STAGES * STAGE_BYTES;
     }
-    if (thread < BLOCK_TOKENS) {
-        const unsigned token = min(work.first_token + thread, work.tokens - 1);
-        begin_word(stage + AT_SCALES + thread * 4,
-                   work.scales + (size_t)token * work.units + unit);
+    // Weights of `unit`, which do not change while a step runs. All lanes of the warp call.
+    __device__ __forceinline__ void fetch_weights(const GROUP_WORK &work, unsigned step,
+                                                  unsigned unit) const {
+        const unsigned lane = threadIdx.x % WARP_LANES;
+        const unsigned of_eight = EIGHT_BYTES + 8 * UNIT_SUMS * 2 + 8 * 4;
+        COPY_BARRIER *barrier = barriers + step % STAGES;
+        if (lane == 0)
+            announce(barrier, work.own_tiles() * FORMAT::unit_bytes + work.eights() * of_eight);
+        __syncwarp();
+        if (lane >= work.own_tiles()) return;
+        const size_t place = (size_t)(work.first_tile + lane) * work.units + unit;
+        copy_to_stage(barrier, stage(step) + AT_UNITS + lane * FORMAT::unit_bytes,
+                      work.weights + place * FORMAT::unit_bytes, FORMAT::unit_bytes);
     }
-    const unsigned tile_of = thread / WARP_LANES;
-    const unsigned tile = min(work.first_tile + tile_of, work.tiles - 1);
-    const unsigned char *source =
-        work.weights + ((size_t)tile * work.units + unit) * FORMAT::unit_bytes;
-    for (unsigned at = thread % WARP_LANES * 16; at < FORMAT::unit_bytes; at += WARP_LANES * 16)
-        begin_part(stage + AT_UNITS + tile_of * FORMAT::unit_bytes + at, source + at);
-}
+    __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
+                                                 unsigned unit) const {
+        const unsigned eight = threadIdx.x % WARP_LANES;
+        if (eight >= work.eights()) return;
+        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
+        COPY_BARRIER *barrier = barriers + step % STAGES;
+        unsigned char *to = stage(step);
+        copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
+                      EIGHT_BYTES);
+        copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * 256, work.sums + place * 256, 256);
+        copy_to_stage(barrier, to + AT_SCALES + eight * 32, work.scales + place * 8, 32);
+    }
+    __device__ __forceinline__ void await(unsigned step) const {
+        await_stage(barriers + step % STAGES, step / STAGES);
+    }
+};
 
 // Sub-block b of part `low` of m, from token 8 `eight` on.
 DEVICE U64 tokens_operand(const unsigned char *stage, int b, int low, int eight) {
@@ -78,13 +96,13 @@ DEVICE int factor_of(const SCALES &scales, int e, int s) { return scales.factor(
 // Adds the scaled sums of sub-block b, codes of four bits, of all tokens: 16 times the codes
 // multiply the high parts, the codes themselves the low ones, in one sum.
 DEVICE void add_narrow(const SCALES &scales, const unsigned char *stage, const unsigned (&codes)[4],
-                       const unsigned (&shifted_codes)[4], int b, int (&j)[VALUES]) {
-    int sum[VALUES];
+                       const unsigned (&shifted_codes)[4], int b, int (&sum)[VALUES],
+                       int (&j)[VALUES]) {
     begin_group_product();
     multiply_group(sum, shifted_codes, tokens_operand(stage, b, 0, 0), false);
     multiply_group(sum, codes, tokens_operand(stage, b, 1, 0), true);
     end_group_product();
-    await_group_products();
+    await_group_products(sum);
 #pragma unroll
     for (int e = 0; e < VALUES; e++) j[e] += factor_of(scales, e, b) * sum[e];
 }
@@ -96,10 +114,11 @@ DEVICE void add_wide(const SCALES &scales, const unsigned char *stage, const uns
     for (int first = 0; first < BLOCK_TOKENS; first += PART_TOKENS) {
         int high[PART_TOKENS / 2], low[PART_TOKENS / 2];
         begin_group_product();
-        multiply_group(high, a, tokens_operand(stage, b, 0, first / 8), false);
-        multiply_group(low, a, tokens_operand(stage, b, 1, first / 8), false);
+        begin_sum(high, a, tokens_operand(stage, b, 0, first / 8));
+        begin_sum(low, a, tokens_operand(stage, b, 1, first / 8));
         end_group_product();
-        await_group_products();
+        await_group_products(high);
+        take_sums(low);
 #pragma unroll
         for (int e = 0; e < PART_TOKENS / 2; e++)
             j[first / 2 + e] += factor_of(scales, e, s) * (16 * high[e] + low[e]);
@@ -113,9 +132,7 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
     scales.load(unit, lane);
     UPPER_PLANES<FORMAT_ID> upper;
     upper.load(unit, lane);
-    int j[VALUES];
-#pragma unroll
-    for (int e = 0; e < VALUES; e++) j[e] = 0;
+    int j[VALUES] = {}, sum[VALUES] = {};
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         unsigned codes[2][4];
@@ -130,7 +147,7 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
                     shifted_codes[i] = odd ? codes[1][i] : codes[0][i] << 4;
                     if (odd) codes[1][i] >>= 4;
                 }
-                add_narrow(scales, stage, codes[odd], shifted_codes, b, j);
+                add_narrow(scales, stage, codes[odd], shifted_codes, b, sum, j);
             } else if (FORMAT::halves) {
                 const unsigned first[4] = {codes[odd][0], codes[odd][1], 0, 0};
                 const unsigned second[4] = {0, 0, codes[odd][2], codes[odd][3]};
@@ -174,45 +191,66 @@ struct RESULT {
     }
 };
 
+// The units of a share, in order: `count` steps, of which step n is unit `unit_of(n)`.
+DEVICE unsigned unit_of(unsigned group, unsigned step) {
+    if (!SPLIT) return step;
+    return (step / SPAN_UNITS * WARP_GROUPS + group) * SPAN_UNITS + step % SPAN_UNITS;
+}
+
+DEVICE unsigned steps_of(unsigned group, unsigned units) {
+    if (!SPLIT) return units;
+    const unsigned round = WARP_GROUPS * SPAN_UNITS, rest = units % round;
+    const unsigned first = group * SPAN_UNITS, own = rest > first ? rest - first : 0;
+    return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
+}
+
+// Fills all stages, weights first: those may be read while the kernels in front still run.
+DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned group,
+                       unsigned steps) {
+    const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
+    if (threadIdx.x % (SHARE_TILES * WARP_LANES) == 0) open_stages(ring.barriers, STAGES);
+    __syncthreads();
+    for (unsigned step = 0; warp == 0 && step < min(steps, (unsigned)STAGES); step++)
+        ring.fetch_weights(work, step, unit_of(group, step));
+    PRECEDING_DONE;
+    for (unsigned step = 0; warp == 0 && step < min(steps, (unsigned)STAGES); step++)
+        ring.fetch_tokens(work, step, unit_of(group, step));
+}
+
 #if SPLIT
 
-// The span's values lie where its last unit's tokens were; the next unit is on its way elsewhere.
+// A span's values lie where its last unit's tokens were; what is on its way goes elsewhere.
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
     const int lane = threadIdx.x % WARP_LANES, warp = thread / WARP_LANES;
+    const unsigned steps = steps_of(group, work.units);
     const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS;
-    unsigned char *own = memory + group * STAGES * STAGE_BYTES;
-    unsigned step = 0;
+    const STAGE_RING ring = {memory + group * STAGES * STAGE_BYTES,
+                             (COPY_BARRIER *)(memory + AT_BARRIERS) + group * STAGES};
+    begin_rows(work, ring, group, steps);
     float total[EIGHTS] = {};
-    if (group < spans) begin_stage(work, own, group * SPAN_UNITS);
-    end_parts();
+    unsigned step = 0;
     for (unsigned first = 0; first < spans; first += WARP_GROUPS) {
-        const unsigned begin = (first + group) * SPAN_UNITS;
-        const unsigned end = min(begin + SPAN_UNITS, work.units);
         float span[VALUES] = {};
-        for (unsigned unit = begin; unit < end; unit++, step++) {
-            const unsigned next = unit + 1 < end ? unit + 1 : begin + WARP_GROUPS * SPAN_UNITS;
-            if (next < work.units)
-                begin_stage(work, own + (step + 1) % STAGES * STAGE_BYTES, next);
-            end_parts();
-            await_parts<STAGES - 1>();
-            show_to_products();
+        for (const unsigned end = min(step + SPAN_UNITS, steps); step < end; step++) {
+            ring.await(step);
             group_barrier(1 + group);
-            add_unit(own + step % STAGES * STAGE_BYTES, warp, lane, span);
-            group_barrier(1 + group);
+            const unsigned next = step + STAGES - 1;
+            if (warp == 0 && next < steps && next >= STAGES) {
+                ring.fetch_weights(work, next, unit_of(group, next));
+                ring.fetch_tokens(work, next, unit_of(group, next));
+            }
+            add_unit(ring.stage(step), warp, lane, span);
         }
-        // Groups without a span have made as many steps as those with a shorter one, or none.
-        unsigned used = step + STAGES - 1;
-        float *values = (float *)(own + used % STAGES * STAGE_BYTES) + thread;
-        if (begin < work.units)
+        group_barrier(1 + group);
+        float *values = (float *)ring.stage(step + STAGES - 1) + thread;
+        if (first + group < spans)
 #pragma unroll
             for (int i = 0; i < VALUES; i++) values[i * GROUP_THREADS] = span[i];
         __syncthreads();
         for (unsigned of = 0; of < WARP_GROUPS && first + of < spans; of++) {
-            // Units that group `of` has done so far.
-            const unsigned left = work.units - (first + of) * SPAN_UNITS;
             const unsigned done =
-                first / WARP_GROUPS * SPAN_UNITS + (left < SPAN_UNITS ? left : SPAN_UNITS);
+                min(steps_of(of, work.units), (first / WARP_GROUPS + 1) * SPAN_UNITS);
             const float *theirs = (const float *)(memory + of * STAGES * STAGE_BYTES +
                                                   (done - 1) % STAGES * STAGE_BYTES) +
                                   thread;
@@ -220,6 +258,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
             for (int i = 0; i < EIGHTS; i++)
                 total[i] = total[i] + theirs[(group * EIGHTS + i) * GROUP_THREADS];
         }
+        show_to_products();
         __syncthreads();
     }
 #pragma unroll
@@ -232,23 +271,23 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const int lane = threadIdx.x % WARP_LANES;
-    const unsigned tile = threadIdx.x / WARP_LANES;
+    const unsigned tile = threadIdx.x / WARP_LANES, steps = work.units;
     float *totals = (float *)(memory + AT_TOTALS) + threadIdx.x;
+    const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
+    begin_rows(work, ring, 0, steps);
     float span[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) span[i] = totals[i * THREADS] = 0.0f;
-    begin_stage(work, memory, 0);
-    end_parts();
-    for (unsigned unit = 0; unit < work.units; unit++) {
-        unsigned char *stage = memory + unit % STAGES * STAGE_BYTES;
-        await_parts<0>();
-        show_to_products();
+    for (unsigned step = 0; step < steps; step++) {
+        ring.await(step);
         __syncthreads();
-        if (unit + 1 < work.units)
-            begin_stage(work, memory + (unit + 1) % STAGES * STAGE_BYTES, unit + 1);
-        end_parts();
-        add_unit(stage, tile, lane, span);
-        if (unit % SPAN_UNITS != SPAN_UNITS - 1 && unit + 1 != work.units) continue;
+        const unsigned next = step + STAGES - 1;
+        if (tile == 0 && next < steps && next >= STAGES) {
+            ring.fetch_weights(work, next, next);
+            ring.fetch_tokens(work, next, next);
+        }
+        add_unit(ring.stage(step), tile, lane, span);
+        if (step % SPAN_UNITS != SPAN_UNITS - 1 && step + 1 != steps) continue;
 #pragma unroll
         for (int i = 0; i < VALUES; i++) {
             totals[i * THREADS] = totals[i * THREADS] + span[i];
@@ -263,9 +302,9 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    unit_groups(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, PRODUCT);
     GROUP_WORK work;
     RESULT result;
@@ -284,6 +323,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     result.bias = (const float *)operand_at(launch, B);
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
-    PRECEDING_DONE;
-    if (work.first_token < work.tokens) multiply_rows(work, result, shared);
+    FOLLOWING_MAY_START;
+    if (work.first_token < work.tokens)
+        multiply_rows(work, result, shared);
+    else
+        PRECEDING_DONE;
 }

@@ -64,9 +64,9 @@ DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, U
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
-    unit_product(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_product(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned columns = product->size[MATMUL_COLUMNS];
