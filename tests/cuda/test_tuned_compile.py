@@ -29,12 +29,12 @@ def compiler() -> Compiler:
 
 def sources(device: Device) -> list[Source]:
     """Of products with norms, biases, gates and residuals, of attention and what stands before."""
-    graphs = [layer(tokens, dtypes.Q6_K, biases).graph for tokens in (1, 4) for biases in (0, 1)]
-    graphs += [attention(4, 1, head_dim, 0, 0.0) for head_dim in (64, 128, 256)]
-    graphs += [heads_graph(dtypes.I12, 128, 1, True, 1), heads_graph(dtypes.F16, 64, 0, False, 1)]
+    graphs = [layer(1, dtypes.Q6_K, biases).graph for biases in (False, True)]
+    graphs += [attention(4, 1, head_dim, 0, 0.0) for head_dim in (128, 256)]
+    graphs += [heads_graph(dtypes.I12, 128, 1, True, 1)]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
     for graph in graphs:
-        for tokens in (1, 4, 9, 80):
+        for tokens in (1, 9, 80):
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
             found += [launch.source for launch in plan_launches(step.ops, device).launches]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
