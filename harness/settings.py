@@ -198,6 +198,12 @@ SETTINGS: Mapping[str, Setting] = {
             "what is available, less a margin",
         ),
         Setting(
+            "host_cache",
+            size(0),
+            0,
+            "memory of the host, beside that, for what the prefix cache has no room for",
+        ),
+        Setting(
             "kv_dtype",
             choice(*sorted(dtype.name for dtype in KV_DTYPES)),
             DEFAULT_KV.name,
@@ -250,12 +256,28 @@ SETTINGS: Mapping[str, Setting] = {
             "requests that may wait for a slot; more are refused with 503",
         ),
         Setting(
+            "ray",
+            integer(0, 64),
+            0,
+            "replicas under Ray Serve that answer instead of this process; a stream goes on where "
+            "one of them dies",
+            "none",
+        ),
+        Setting(
             "allowed_hosts",
             TEXT,
             "",
             "names, separated by commas, that the server answers to beside addresses, localhost "
             "and this machine's name",
             "none",
+        ),
+        Setting(
+            "record",
+            PATH,
+            None,
+            "folder for traces of all that the tier is told (python -m harness.replay); they hold "
+            "every prompt and answer",
+            "nothing is recorded",
         ),
         Setting(
             "drain_seconds",
@@ -314,13 +336,18 @@ def default_config_path() -> Path:
 
 
 def resolve(
-    args: argparse.Namespace, names: Iterable[str], env: Mapping[str, str] | None = None
+    args: argparse.Namespace,
+    names: Iterable[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    flags: bool = True,
 ) -> Settings:
     """The value and origin of each named setting.
 
-    ``args`` are parsed flags (absent attributes count as not given); ``env`` defaults to the
-    process environment, where an empty variable counts as unset. Raises ConfigError on a value
-    that is not accepted, an unreadable file, or a key in the file that is not a setting.
+    ``args`` are parsed flags (absent attributes count as not given), or without ``flags`` the
+    arguments of a Python call; ``env`` defaults to the process environment, where an empty
+    variable counts as unset. Raises ConfigError on a value that is not accepted, an unreadable
+    file, or a key in the file that is not a setting.
     """
     env = os.environ if env is None else env
     path, required = _config_path(args, env)
@@ -331,7 +358,7 @@ def resolve(
         setting = SETTINGS[name]
         given = getattr(args, name, None)
         if given is not None:
-            sources[name] = f"flag {setting.flag}"
+            sources[name] = f"flag {setting.flag}" if flags else f"argument {name}"
             values[name] = _checked(setting, given, sources[name])
         elif env.get(setting.env):
             sources[name] = f"environment {setting.env}"

@@ -9,7 +9,7 @@ from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
-from accel.kernels.source import GROUP_SIZE, module_of
+from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.step import Op
@@ -17,7 +17,7 @@ from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
-PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.LANES)
+PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """What plain kernels read."""
 
 
@@ -85,7 +85,7 @@ def plain_ops(plan: Plan) -> list[int]:
 def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
     """How a quantized matrix is kept on ``device``."""
     found = (rule(decl, device) for rule in LAYOUT_RULES)
-    return next((layout for layout in found if layout is not None), WeightLayout.LANES)
+    return next((layout for layout in found if layout is not None), WeightLayout.PLANES)
 
 
 def sources_of(plan: Plan) -> Iterable[Source]:
@@ -103,9 +103,9 @@ def _replacement(ops: Remaining, device: Device) -> Replacement | None:
 
 def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
     module = module_of(op)
-    groups = op.launch_groups(GROUP_SIZE, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
+    groups = op.launch_groups(module.group_size, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
     source = plain_source(module)
-    return PlannedLaunch(source, module.entry, (groups, 1, 1), (GROUP_SIZE, 1, 1), index)
+    return PlannedLaunch(source, module.entry, (groups, 1, 1), (module.group_size, 1, 1), index)
 
 
 def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> PlannedLaunch:

@@ -41,7 +41,7 @@ from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -237,11 +237,15 @@ class CudaTier:
         return CudaBatch(form, len(plan.launches), recording, inputs.nbytes, outputs)
 
     def submit(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> CudaFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         with self._guarded("submitting a step"):
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
 
     def wait(self, fence: CudaFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""

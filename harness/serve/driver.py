@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,16 +19,21 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
-from contract.types import Request, TokenEvent
+from contract.types import Request, Tenant, TokenEvent
 from harness.serve.faults import log_fault
+from harness.serve.structured.ahead import IN_TIME_SECONDS, MasksAhead
+from harness.serve.structured.grammars import TokenMasks
+from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.observer import NullObserver, Observer
+from reference.observer import Observer
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
 log = logging.getLogger("zinc_rt.serve")
@@ -36,19 +41,6 @@ log = logging.getLogger("zinc_rt.serve")
 
 class EngineStopped(ZincError):
     """The engine takes no more work: the server ends, or its device was lost."""
-
-
-@dataclass(slots=True)
-class RequestFacts:
-    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
-
-    ``cached`` prompt tokens came from the prefix cache when it was first admitted.
-    """
-
-    submitted: float
-    admitted: float | None = None
-    cached: int = 0
-    preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +51,38 @@ class Delivered:
     event: TokenEvent
 
 
-class EventStream:
-    """The events of the requests that were submitted together. One thread takes from it."""
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Requests that are accepted together or not at all.
 
-    def __init__(self, driver: EngineDriver, requests: Sequence[Request], capacity: int) -> None:
-        now = time.monotonic()
-        self.facts = {request.id: RequestFacts(now) for request in requests}
+    ``logits`` receive, by request id and on the engine's thread, those of every position from
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token. ``masks``, by request id, say which
+    token may come next.
+    """
+
+    requests: Sequence[Request]
+    logits: Mapping[int, LogitsSink] = field(default_factory=dict)
+    logits_from: int | None = None
+    output: str = LOGITS
+    masks: Mapping[int, TokenMasks] = field(default_factory=dict)
+
+
+class EventStream:
+    """The events of any number of requests. One thread takes from it.
+
+    ``ready`` is called on the engine's thread whenever there is something to take.
+    """
+
+    def __init__(
+        self, driver: EngineDriver, capacity: int, ready: Callable[[], None] | None = None
+    ) -> None:
+        self.facts: dict[int, RequestFacts] = {}
         self._driver = driver
         self._capacity = capacity
+        self._ready = ready
         self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
-        self._live = set(self.facts)
+        self._live: set[int] = set()
         self._stalled = False
 
     def take(self, timeout: float) -> list[Delivered]:
@@ -92,23 +106,14 @@ class EventStream:
         """End one request, or all of them: before the next step, without waiting for it."""
         self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
 
+    def release(self, request_ids: Sequence[int]) -> None:
+        """As ``cancel``, and their facts are gone: for a stream of requests without end."""
+        self._driver.cancel(self, request_ids, release=True)
 
-@dataclass(slots=True)
-class _Watch(NullObserver):
-    """Notes when requests of streams are admitted and preempted."""
-
-    streams: dict[int, EventStream] = field(default_factory=dict)
-
-    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None and stream.facts[request_id].admitted is None:
-            stream.facts[request_id].admitted = time.monotonic()
-            stream.facts[request_id].cached = reused
-
-    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None:
-            stream.facts[request_id].preempted += 1
+    def _put(self, item: Delivered | ZincError) -> None:
+        self._events.put(item)
+        if self._ready is not None:
+            self._ready()
 
 
 class EngineDriver:
@@ -120,7 +125,8 @@ class EngineDriver:
     def __init__(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
-        self._watch = _Watch()
+        self._watch = Watch()
+        self._ahead = MasksAhead(self._mask_arrived)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
         self._ids = itertools.count(1)
@@ -130,6 +136,10 @@ class EngineDriver:
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.statistics = self._engine.statistics
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener``, and nobody else, of every step from now on."""
+        self._watch.listener = listener
 
     def start(self) -> None:
         """Begin to step."""
@@ -160,42 +170,60 @@ class EngineDriver:
         self._post(carry_out, future)
         return future.result()
 
-    def submit(
-        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+    def open_stream(
+        self, capacity: int | None = None, ready: Callable[[], None] | None = None
     ) -> EventStream:
-        """Queue requests that belong together: all of them, or none.
+        """A stream for requests to come."""
+        return EventStream(self, self._buffered if capacity is None else capacity, ready)
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
+    ) -> EventStream:
+        """Queue requests that belong together, on a stream of their own.
 
         ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
-        from, before the event with the last such token. Raises RequestError, QueueFull and
+        from, and ``masks`` say which token may come next. Raises RequestError, QueueFull and
         EngineStopped.
         """
-        stream = EventStream(self, requests, self._buffered)
+        stream = self.open_stream()
+        (error,) = self.submit_to(stream, [Submission(requests, logits, masks=masks)])
+        if error is not None:
+            raise error
+        return stream
 
-        def begin(engine: Engine) -> EventStream:
-            accepted: list[int] = []
-            try:
-                for request in requests:
-                    self._watch.streams[request.id] = stream
-                    sink = logits.get(request.id)
-                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0)
-                    accepted.append(request.id)
-            except BaseException:
-                for request in requests:
-                    self._watch.streams.pop(request.id, None)
-                for request_id in accepted:
-                    engine.cancel(request_id)
-                raise
-            return stream
+    def submit_to(
+        self, stream: EventStream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue what is submitted, all between the same two steps; for each why it was refused, or
+        None. Raises EngineStopped."""
+        now = time.monotonic()
+
+        def begin(engine: Engine) -> list[ZincError | None]:
+            refused: list[ZincError | None] = []
+            for submission in submissions:
+                try:
+                    self._begin(engine, stream, submission, now)
+                    refused.append(None)
+                except ZincError as error:
+                    refused.append(error)
+            return refused
 
         return self.call(begin)
 
-    def cancel(self, stream: EventStream, request_ids: Sequence[int]) -> None:
-        """End requests of a stream; unknown and finished ones are."""
+    def cancel(
+        self, stream: EventStream, request_ids: Sequence[int], *, release: bool = False
+    ) -> None:
+        """End requests of a stream; unknown and finished ones are. See ``EventStream.release``."""
 
         def end() -> None:
             for request_id in request_ids:
                 self._forget(stream, request_id)
                 self._engine.cancel(request_id)
+                if release:
+                    stream.facts.pop(request_id, None)
 
         self._post(end)
 
@@ -204,7 +232,7 @@ class EngineDriver:
 
         def go_on() -> None:
             stream._stalled = False
-            for request_id in stream._live:
+            for request_id in stream._live - self._ahead.late:
                 self._engine.unstall(request_id)
 
         self._post(go_on)
@@ -219,6 +247,32 @@ class EngineDriver:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _begin(
+        self, engine: Engine, stream: EventStream, submission: Submission, now: float
+    ) -> None:
+        accepted: list[int] = []
+        try:
+            for request in submission.requests:
+                self._watch.streams[request.id] = stream
+                stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
+                sink, first = submission.logits.get(request.id), submission.logits_from
+                if first is None:
+                    first = len(request.prompt) - 1
+                mask = submission.masks.get(request.id)
+                first = first if sink else 0
+                engine.submit(request, sink, first, mask, output=submission.output)
+                accepted.append(request.id)
+                if mask is not None:
+                    self._ahead.add(request.id, mask)
+                stream._live.add(request.id)
+        except BaseException:
+            for request in submission.requests:
+                self._forget(stream, request.id)
+                stream.facts.pop(request.id, None)
+            for request_id in accepted:
+                engine.cancel(request_id)
+            raise
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
         with self._changed:
@@ -251,8 +305,8 @@ class EngineDriver:
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            streams = self._watch.streams.values()
-            if not self._commands and streams and all(stream._stalled for stream in streams):
+            streams = self._watch.streams
+            if not self._commands and streams and all(self._rests(*one) for one in streams.items()):
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -266,19 +320,52 @@ class EngineDriver:
             log_fault("a step failed", error)
             return
         now = time.monotonic()
+        self._count(events)
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
                 continue
-            stream._events.put(Delivered(now, event))
+            stream._put(Delivered(now, event))
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
-            elif not stream._stalled and stream._events.qsize() >= stream._capacity:
+                continue
+            self._ahead.received(event.request_id, event.token)
+            if not stream._stalled and stream._events.qsize() >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
+        # Without tokens for anybody there is nothing better to do than to wait for a late mask.
+        for request_id in self._ahead.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
+            self._engine.stall(request_id)
+
+    def _rests(self, request_id: int, stream: EventStream) -> bool:
+        """Whether nothing is computed for a request for now."""
+        return stream._stalled or request_id in self._ahead.late
+
+    def _mask_arrived(self, request_id: int) -> None:
+        """A late mask is there, on a thread of its own: its request goes on."""
+
+        def go_on() -> None:
+            stream = self._watch.streams.get(request_id)
+            if self._ahead.settled(request_id) and stream is not None and not stream._stalled:
+                self._engine.unstall(request_id)
+
+        self._post(go_on)
+
+    def _count(self, events: Sequence[TokenEvent]) -> None:
+        """Tell the listener who was given how many tokens."""
+        listener, streams = self._watch.listener, self._watch.streams
+        if listener is None:
+            return
+        given: Counter[Tenant] = Counter()
+        for event in events:
+            if event.token >= 0 and event.request_id in streams:
+                given[streams[event.request_id].facts[event.request_id].tenant] += 1
+        for tenant, tokens in given.items():
+            listener.generated(tenant, tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
+        self._ahead.forget(request_id)
         stream._live.discard(request_id)
         self._watch.streams.pop(request_id, None)
 
@@ -290,7 +377,8 @@ class EngineDriver:
             self._commands.clear()
         for request_id, stream in list(self._watch.streams.items()):
             self._engine.cancel(request_id)
-            stream._events.put(reason)
+            stream._put(reason)
         self._watch.streams.clear()
+        self._ahead.close()
         for command in left:
             command()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant
 from harness.simulation.clients import Client, Clients
+from harness.simulation.constraint import Constraint
 from harness.simulation.guesses import Guesses
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import (
@@ -31,7 +32,9 @@ from harness.simulation.watch import Watch
 from harness.simulation.world import SimulatedWorld, World
 from reference.engine import Engine
 from reference.engine.engine import FAULTS
+from reference.engine.sequence import MaskProvider
 from reference.limits import pages_for
+from reference.sched.constraints import Mask
 from reference.sched.tenants import Tenants
 
 IDLE_SECONDS = 0.5
@@ -138,8 +141,10 @@ class Simulation:
             require(
                 self._step <= deadline,
                 Invariant.LIVENESS,
-                f"requests {[c.request.id for c in self.clients.live]} still live after "
-                f"{deadline} steps",
+                lambda: (
+                    f"requests {[c.request.id for c in self.clients.live]} still live after "
+                    f"{deadline} steps"
+                ),
             )
             self._step_engine()
         self._end()
@@ -156,11 +161,15 @@ class Simulation:
 
     def _end(self) -> None:
         """Nobody is left, and neither is anything they had."""
-        require(self._engine.idle, Invariant.LIVENESS, "the engine has requests without clients")
+        require(
+            self._engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
+        )
         self._watch.between_steps(0)
         self._leave()
         state = self._watch.state()
-        require(not state.residents, Invariant.SLOT_OWNER, "a slot is taken without requests")
+        require(
+            not state.residents, Invariant.SLOT_OWNER, lambda: "a slot is taken without requests"
+        )
 
     def _leave(self) -> None:
         """Check what an engine must have right at its end, and note what it did."""
@@ -209,7 +218,7 @@ class Simulation:
     def _act(self, action: Action) -> None:
         match action:
             case Arrive():
-                self._arrive(action.request, action.logits)
+                self._arrive(action)
             case Cancel():
                 self._cancel(action.request_id)
             case Stall():
@@ -223,33 +232,39 @@ class Simulation:
             case Pause():
                 self.world.clock.advance(action.seconds)
 
-    def _arrive(self, request: Request, logits: bool) -> None:
-        waiting = len(self._watch.state().waiting)
+    def _arrive(self, arrival: Arrive) -> None:
+        request, logits, constraint = arrival.request, arrival.logits, arrival.constraint
+        waiting = self._watch.state().waiting
+        sink = self._sink(request) if logits else None
         try:
-            self._engine.submit(request, self._sink(request) if logits else None)
+            self._engine.submit(request, sink, allowed=self._masks(constraint))
         except QueueFull:
             self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
-            depth = self.schedule.shape.queue_depth
-            require(waiting >= depth, Invariant.LIVENESS, f"{waiting} wait of {depth} that may")
+            free = self.schedule.shape.queue_depth - len(waiting)
+            own = sum(self.clients.by_id[id].request.tenant == request.tenant for id in waiting)
+            require(
+                free <= 0 or own >= free,
+                Invariant.LIVENESS,
+                lambda: f"{own} of tenant {request.tenant} wait, and {free} places are free",
+            )
             return
         except RequestError as error:
             self.counts["refused"] += 1
             if request.tenant in self._engine.tenants:
                 self._watch.accounts.add(request.tenant, "requests_rejected")
-            require(
-                not self._acceptable(request),
-                Invariant.ONLY_DOCUMENTED_ERRORS,
-                f"request {request.id} was refused: {error}",
-            )
+            if self._acceptable(request):
+                raise Violation(
+                    Invariant.ONLY_DOCUMENTED_ERRORS, f"request {request.id} was refused: {error}"
+                ) from error
             return
         require(
             self._acceptable(request),
             Invariant.ONLY_DOCUMENTED_ERRORS,
-            f"request {request.id} was accepted",
+            lambda: f"request {request.id} was accepted",
         )
         self._watch.accounts.add(request.tenant, "tokens_prompted", len(request.prompt))
-        self.clients.accepted(request, logits)
+        self.clients.accepted(request, logits, constraint)
 
     def _cancel(self, request_id: int) -> None:
         client = self.clients.by_id.get(request_id)
@@ -276,6 +291,18 @@ class Simulation:
             and pages_for(reach) <= min(tenant.max_kv_pages, limits.pages - reserved)
         )
 
+    def _masks(self, constraint: Constraint | None) -> MaskProvider | None:
+        """What an engine asks which tokens may come next."""
+        if constraint is None:
+            return None
+        vocab = self.world.runner.model.config.vocab
+
+        def mask(generated: list[int]) -> Mask | None:
+            self.counts["masks"] += 1
+            return constraint.mask(generated, vocab)
+
+        return mask
+
     def _sink(self, request: Request) -> Any:
         """Takes the logits of a request, each position once and in order."""
         position = 0
@@ -286,7 +313,10 @@ class Simulation:
             require(
                 start == position and self.world.logits_match(request, start, logits),
                 Invariant.TOKENS,
-                f"request {request.id} got other logits from position {start} on, after {position}",
+                lambda: (
+                    f"request {request.id} got other logits from position {start} on, after "
+                    f"{position}"
+                ),
             )
             position = start + len(logits)
 
@@ -319,7 +349,8 @@ class Simulation:
         rest = client.rest
         sink = self._sink(client.request) if client.logits else None
         try:
-            self._engine.submit(rest, sink)
+            constraint = client.constraint and client.constraint.after(client.tokens)
+            self._engine.submit(rest, sink, allowed=self._masks(constraint))
         except (QueueFull, RequestError):
             client.ended = FinishReason.CANCELLED
             self._watch.accounts.add(rest.tenant, "requests_rejected")

@@ -171,9 +171,27 @@ class PrefixTrees:
                 del self._nodes[gone.page]
         return dropped
 
+    def below(self, scope: Hashable) -> list[Node]:
+        """The nodes of the first pages in a scope."""
+        root = self._roots.get(scope)
+        return [] if root is None else list(root.children.values())
+
     def scopes(self) -> Iterator[tuple[Hashable, Node]]:
         """Every scope and its root."""
         yield from self._roots.items()
+
+    def check(self) -> Iterator[tuple[Hashable, Node]]:
+        """Every node with its scope. Raises AssertionError where the books contradict each
+        other."""
+        for scope, root in self.scopes():
+            assert root.children, "a scope without pages is remembered"
+            for node in self.walk(root):
+                if node.page is None:
+                    assert node.saved is not None, "a node has its tokens nowhere"
+                else:
+                    assert node.saved is None, "a node has its tokens twice"
+                    assert self.of_page(node.page) is node, "a page is not its node's"
+                yield scope, node
 
     def walk(self, root: Node) -> Iterator[Node]:
         """Every node below ``root``, parents first."""

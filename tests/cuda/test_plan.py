@@ -122,7 +122,7 @@ def test_layout_rules_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
         return ask
 
     monkeypatch.setattr(plan_module, "LAYOUT_RULES", [])
-    assert layout_of(decl, DEVICE) is WeightLayout.LANES
+    assert layout_of(decl, DEVICE) is WeightLayout.PLANES
     rules = [rule("a", None), rule("b", WeightLayout.STORED), rule("c", None)]
     monkeypatch.setattr(plan_module, "LAYOUT_RULES", rules)
     assert layout_of(decl, DEVICE) is WeightLayout.STORED

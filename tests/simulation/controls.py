@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.types import TokenEvent
+from contract.types import QosClass, TokenEvent
 from harness.simulation.invariants import Invariant
 from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
@@ -78,10 +78,10 @@ def first_come_first_served(patch: Patch) -> None:
 
 
 def classes_reversed(patch: Patch) -> None:
-    def broken(running: Sequence[Running], tenants: Tenants, claimant: int | None) -> Any:
+    def broken(running: Sequence[Running], tenants: Tenants, claimant: QosClass | None) -> Any:
         if claimant is not None:
             return victim(running, tenants, claimant)
-        return min(running, key=lambda entry: tenants[entry.tenant].qos.rank, default=None)
+        return min(running, key=lambda entry: entry.qos.rank, default=None)
 
     patch.setattr("reference.engine.placing.victim", broken)
 
@@ -123,6 +123,10 @@ def published_too_early(patch: Patch) -> None:
         return publish(self, scope, base[: len(tokens) + 1], pages, end)
 
     patch.setattr(KvMemory, "publish", broken)
+
+
+def masks_are_forgotten(patch: Patch) -> None:
+    patch.setattr("reference.engine.pipeline.with_masks", lambda inputs, *rest: inputs)
 
 
 def copies_do_nothing(patch: Patch) -> None:
@@ -191,7 +195,7 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.ADMISSION_ORDER: (first_come_first_served,),
     Invariant.INTERACTIVE_STAYS: (classes_reversed,),
     Invariant.BACKPRESSURE: (stalled_ones_go_on,),
-    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten),
+    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten, masks_are_forgotten),
     Invariant.HISTORY: (
         copies_do_nothing,
         saved_pages_do_not_come_back,
