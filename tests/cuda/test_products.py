@@ -121,21 +121,25 @@ def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
 
 
-@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
 @pytest.mark.parametrize(
-    ("device", "most", "tokens", "rows", "columns"),
+    ("dtype", "device", "most", "tokens", "rows", "columns"),
     [
-        (OLDER, 80, 70, 150, 1280),
-        (DEVICE, 80, 70, 270, 1280),
-        (DEVICE, 64, 37, 70, 5 * 1024 + 256),
-        (DEVICE, 12, 9, 40, 512),
+        (dtypes.Q4_K, OLDER, 80, 70, 150, 1280),
+        (dtypes.Q5_K, OLDER, 80, 9, 20, 512),
+        (dtypes.Q6_K, DEVICE, 80, 70, 150, 1280),
+        (dtypes.Q4_K, DEVICE, 80, 70, 270, 1280),
+        (dtypes.Q5_K, DEVICE, 80, 66, 40, 512),
+        (dtypes.Q4_K, DEVICE, 64, 37, 70, 5 * 1024 + 256),
+        (dtypes.Q6_K, DEVICE, 64, 20, 40, 5 * 1024 + 256),
+        (dtypes.Q5_K, DEVICE, 12, 9, 40, 512),
     ],
-    ids=("single warps", "groups", "split", "few, split"),
+    ids=str,
 )
 def test_many_tokens(
     dtype: DType, device: Device, most: int, tokens: int, rows: int, columns: int, folder: Path
 ) -> None:
-    """Two blocks of rows and two of tokens, neither full; a span of one unit; broken segments."""
+    """Single warps and groups of them, with rows of their own or spans: two blocks of rows and two
+    of tokens, neither full; a span of one unit; broken segments."""
     case = one_product(dtype, rows, columns, tokens)
     case.x[3, 300] = np.inf
     case.x[tokens - 4] = 0
