@@ -44,6 +44,7 @@ class KfdDevice:
     def __init__(self, kernel: Kernel, wanted: str, most_bytes: int | None = None) -> None:
         self.kernel = kernel
         self.held = 0
+        self._allocations: set[Allocation] = set()
         with ExitStack() as undo:
             self._file = _opened(kernel, KFD)
             undo.callback(kernel.close, self._file)
@@ -98,10 +99,13 @@ class KfdDevice:
             undo.pop_all()
         self.held += size if device else 0
         host = self.kernel.view(address, size)
-        return Allocation(address, nbytes, size, handle, device, host[:nbytes])
+        allocation = Allocation(address, nbytes, size, handle, device, host[:nbytes])
+        self._allocations.add(allocation)
+        return allocation
 
     def free(self, allocation: Allocation) -> None:
         """Give memory back that nothing uses any more."""
+        self._allocations.remove(allocation)
         self._set_mapped(uapi.UNMAP_MEMORY_FROM_GPU, allocation.handle)
         self._release(allocation.handle)
         self.kernel.unmap(allocation.address, allocation.reserved)
@@ -121,8 +125,10 @@ class KfdDevice:
         return address, words[offset % DOORBELL_BYTES // 8 :]
 
     def close(self) -> None:
-        """Files are closed; the kernel takes back whatever they still hold."""
-        self._undo.close()
+        """Give all memory back, of which nothing may run any more, and the files."""
+        with self._undo:
+            for allocation in list(self._allocations):
+                self.free(allocation)
 
     def _acquire(self) -> None:
         apertures = np.zeros(56, np.uint8)
@@ -147,12 +153,14 @@ class KfdDevice:
             raise OSError(errno.EIO, f"{request.name}: not done")
 
 
+NO_FILE = "there is no {path}"
+NO_AMDKFD = NO_FILE.format(path=KFD)
+SIMULATE = "--device simulated needs no GPU"
 REMEDIES = {
-    errno.ENOENT: ("there is no {path}", "load the amdgpu driver (a Radeon RX 9070 is needed), or "
-                   "add --simulate"),
+    errno.ENOENT: (NO_FILE, f"load the amdgpu driver; {SIMULATE}"),
     errno.EACCES: ("{path} may not be opened", "add yourself to the groups render and video"),
     errno.EAGAIN: ("the GPU is being reset", "try again in a few seconds"),
-}  # fmt: skip
+}
 
 
 def _opened(kernel: Kernel, path: str) -> int:
@@ -190,4 +198,4 @@ def _chosen(kernel: Kernel, wanted: str) -> Gpu:
         raise TierUnavailable(TIER, f"no kernels for {listed}", f"there are some for {known}")
     listed = ", ".join(gpu.name for gpu in found) or "none"
     reason = f"no AMD GPU is named {wanted!r}" if wanted else "there is no AMD GPU"
-    raise TierUnavailable(TIER, reason, f"GPUs here: {listed}; add --simulate to do without")
+    raise TierUnavailable(TIER, reason, f"GPUs here: {listed}; {SIMULATE}")

@@ -62,7 +62,7 @@ class Registers:
                 array = np.array([value], np.uint64).view(DTYPES[kind])
             else:
                 array = np.array([value], np.uint32).view(DTYPES[kind])
-            name = f"k{kind}_{value & 0xFFFF_FFFF_FFFF_FFFF:x}" + ("c" if column else "")
+            name = f"k{kind}_{value & 0xFFFF_FFFF_FFFF_FFFF:x}" + ("_column" if column else "")
             array = array[:, None] if column else array
         self.names[name] = array
         return name

@@ -103,15 +103,16 @@ class _Emitter:
             self._execution(expressions[0], names, results[0] if not vector else None)
             expressions, letters = expressions[1:], letters[1:]
             results = results[1:]
-        for expression, letter, typed in zip(expressions, letters, results, strict=True):
-            if typed.operand.value == NULL and typed.operand.kind is Kind.SCALAR:
-                continue
-            number = typed.operand.value
-            if typed.operand.kind is Kind.SCALAR and number not in needed and letter not in "UI":
-                continue
-            value = self._registers.let(_filled(expression, names))
-            names.setdefault("r", value)
-            self._result(letter, typed, value, vector)
+        useful = [not needed.isdisjoint(typed.registers) or _is_vector(typed) for typed in results]
+        for n, (expression, letter, typed) in enumerate(
+            zip(expressions, letters, results, strict=True)
+        ):
+            # Later results may be made from the first.
+            if any(useful[n:] if n == 0 else useful[n : n + 1]):
+                value = self._registers.let(_filled(expression, names))
+                names.setdefault("r", value)
+                if useful[n]:
+                    self._result(letter, typed, value, vector)
 
     def _execution(self, expression: str, names: dict[str, str], saved: Typed | None) -> None:
         value = self._registers.let(_filled(expression, names))
@@ -292,6 +293,10 @@ class _Emitter:
             return f"~{value}" if what == "scc0" else value
         value = f"nonzero({self._registers.either(register)})"
         return value if what.endswith("nz") else f"~{value}"
+
+
+def _is_vector(typed: Typed) -> bool:
+    return typed.operand.kind is Kind.VECTOR
 
 
 def _filled(expression: str, names: dict[str, str]) -> str:
