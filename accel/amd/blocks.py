@@ -26,6 +26,8 @@ class Block:
     instructions: list[Instruction]
     live: frozenset[int] = frozenset()
     functions: dict[tuple[bool, bool], Function] = field(default_factory=dict)
+    successors: tuple[int, ...] = ()
+    """Addresses of the blocks that may follow."""
 
     @property
     def address(self) -> int:
@@ -36,16 +38,6 @@ class Block:
     def last(self) -> Instruction:
         """What it ends with."""
         return self.instructions[-1]
-
-    @property
-    def successors(self) -> tuple[int, ...]:
-        """Addresses of the blocks that may follow."""
-        last = self.last
-        if last.name == "s_endpgm":
-            return ()
-        if last.name == "s_branch":
-            return (last.target,)
-        return (last.end, last.target) if last.name.startswith("s_cbranch") else (last.end,)
 
 
 def blocks_of(code: bytes) -> Mapping[int, Block]:
@@ -66,8 +58,18 @@ def blocks_of(code: bytes) -> Mapping[int, Block]:
             current = instruction.address
             blocks[current] = Block([])
         blocks[current].instructions.append(instruction)
+    for block in blocks.values():
+        block.successors = _successors(block.last)
     _find_live(blocks)
     return MappingProxyType(blocks)
+
+
+def _successors(last: Instruction) -> tuple[int, ...]:
+    if last.name == "s_endpgm":
+        return ()
+    if last.name == "s_branch":
+        return (last.target,)
+    return (last.end, last.target) if last.name.startswith("s_cbranch") else (last.end,)
 
 
 def _executed(code: bytes) -> Iterator[Instruction]:

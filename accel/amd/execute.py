@@ -90,6 +90,8 @@ class Machine:
         self._vector: list[Array] = [np.zeros((1, 1), np.uint32)] * launch.vector_registers
         self._scalar: list[Array] = [np.zeros(1, np.uint32)] * (SCC + 1)
         self._start(groups, launch)
+        self._exec = self._lanes = self._scalar[EXEC]
+        self._full = True
 
     def _start(self, groups: range, launch: Launch) -> None:
         item = np.arange(launch.waves * WAVE, dtype=np.uint32).reshape(launch.waves, WAVE)
@@ -132,11 +134,14 @@ class Machine:
                 self._branch(waiting, block, waves, condition)
 
     def _execute(self, block: Block, waves: Array | None) -> Array | None:
-        lanes = arithmetic.as_lanes(self._scalar[EXEC])
-        base = self._local_base
+        if self._scalar[EXEC] is not self._exec:
+            self._exec = self._scalar[EXEC]
+            self._lanes = arithmetic.as_lanes(self._exec)
+            self._full = bool(self._lanes.all())
+        lanes, base, full = self._lanes, self._local_base, self._full
         if waves is not None:
             lanes, base = taken(lanes, waves), base[waves]
-        full = bool(lanes.all())
+            full = full or bool(lanes.all())
         count = self.waves if waves is None else len(waves)
         self.instructions += count * len(block.instructions)
         function = block_function(block, not full, waves is not None)
@@ -244,13 +249,7 @@ class Machine:
     ) -> None:
         """Raises GpuFault."""
         places = self.memory.offsets(addresses, nbytes, taking_part)
-        shape = np.broadcast_shapes(places.shape, *(part.shape for part in data))
-        places = np.broadcast_to(places, shape)
-        values = [np.broadcast_to(part, shape) for part in data]
-        if taking_part is not None:
-            chosen = np.broadcast_to(taking_part, np.broadcast_shapes(shape, taking_part.shape))
-            places = np.broadcast_to(places, chosen.shape)[chosen]
-            values = [np.broadcast_to(value, chosen.shape)[chosen] for value in values]
+        places, values = _taking_part(places, data, taking_part)
         if self._watcher is not None:
             for word in range(-(-nbytes // 4)):
                 self._watcher.wrote(places + 4 * word >> 2)
@@ -293,15 +292,9 @@ class Machine:
     ) -> None:
         """Raises GpuFault."""
         places = self._local_places(addresses, first, 4 * dwords, base, taking_part)
-        for n, part in enumerate(data):
-            shape = np.broadcast_shapes(places.shape, part.shape)
-            if taking_part is not None:
-                shape = np.broadcast_shapes(shape, taking_part.shape)
-            where, values = np.broadcast_to(places, shape), np.broadcast_to(part, shape)
-            if taking_part is not None:
-                chosen = np.broadcast_to(taking_part, shape)
-                where, values = where[chosen], values[chosen]
-            self._local[where + n] = values
+        where, values = _taking_part(places, data, taking_part)
+        for n, part in enumerate(values):
+            self._local[where + n if n else where] = part
 
     def local_add(
         self, addresses: Array, first: int, base: Array, data: Array, taking_part: Array | None
@@ -324,6 +317,19 @@ class Machine:
         found[chosen] = earlier
         np.add.at(self._local, where, amounts)
         return found
+
+
+def _taking_part(
+    places: Array, data: tuple[Array, ...], taking_part: Array | None
+) -> tuple[Array, list[Array]]:
+    """Places and what goes there, of the lanes that take part."""
+    arrays = [places, *data] if taking_part is None else [places, *data, taking_part]
+    if any(array.shape != places.shape for array in arrays):
+        arrays = list(np.broadcast_arrays(*arrays))
+    if taking_part is not None:
+        chosen = arrays.pop()
+        arrays = [array[chosen] for array in arrays]
+    return arrays[0], arrays[1:]
 
 
 def run_launch(

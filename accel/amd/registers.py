@@ -213,7 +213,11 @@ def put(register: Any, waves: Any, value: Any, count: int) -> Any:
     """A register with the values of some waves replaced, of ``count`` waves in all."""
     if register.ndim != value.ndim:
         register, value = (arithmetic.as_words(x) for x in (register, value))
-    width = np.broadcast_shapes(register.shape[1:], value.shape[1:])
-    result = np.broadcast_to(register, (count, *width)).copy()
+    if len(register) == count and register.shape[1:] == value.shape[1:]:
+        result = register.copy()
+    else:
+        width = (max(register.shape[1], value.shape[1]),) if register.ndim == 2 else ()
+        result = np.empty((count, *width), register.dtype)
+        result[:] = register
     result[waves] = value
     return result
