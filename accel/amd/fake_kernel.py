@@ -216,7 +216,7 @@ class FakeKernel:
         pass
 
     def _version(self, file: int, argument: Argument) -> None:
-        argument["major"], argument["minor"] = self.behaviour.version
+        argument["major_version"], argument["minor_version"] = self.behaviour.version
 
     def _apertures(self, file: int, argument: Argument) -> None:
         argument["num_of_nodes"] = 1

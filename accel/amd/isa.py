@@ -26,6 +26,14 @@ INLINE_FLOATS = (
 )
 """Constants 240 to 248 as binary32: +-0.5, 1, 2, 4 and 1 / (2 pi)."""
 LITERAL_AFTER = ("s_fmaak_f32", "s_fmamk_f32", "v_fmaak_f32", "v_fmamk_f32")
+SHORT_ONLY = frozenset(
+    f"v_{name}"
+    for name in (
+        *("fmamk_f32", "fmaak_f32", "fmamk_f16", "fmaak_f16", "pk_fmac_f16", "readfirstlane_b32"),
+        *("mov_b16", "swap_b32", "swaprel_b32", "permlane64_b32"),
+    )
+)
+"""Of VOP1 and VOP2 those that VOP3 has not."""
 CARRYING = frozenset(
     f"v_{name}"
     for name in (
@@ -164,12 +172,18 @@ def opcodes() -> Mapping[tuple[str, int], str]:
     table = {(encoding, int(number, 16)): name for encoding, number, name in rows}
     for encoding, first in (("VOPC", 0), ("VOP2", 0x100), ("VOP1", 0x180)):
         alike = {key: name for key, name in table.items() if key[0] == encoding}
-        table |= {("VOP3", first + number): name for (_, number), name in alike.items()}
+        table |= {
+            ("VOP3", first + number): name
+            for (_, number), name in alike.items()
+            if name not in SHORT_ONLY
+        }
     return MappingProxyType(table)
 
 
 def decode(code: bytes, address: int) -> Instruction:
     """The instruction at byte ``address``. Raises CodecError for none or an unknown one."""
+    if address + 4 > len(code):
+        raise CodecError(f"code at {address:#x}: an instruction goes past the end")
     words = [int.from_bytes(code[address + i : address + i + 4], "little") for i in (0, 4, 8, 12)]
     for encoding in ENCODINGS:
         if words[0] & encoding.mask == encoding.match:

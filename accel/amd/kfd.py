@@ -50,13 +50,17 @@ class KfdDevice:
             undo.callback(kernel.close, self._file)
             version = uapi.GET_VERSION.argument()
             kernel.ioctl(self._file, uapi.GET_VERSION, version)
-            self.version = int(version["major"][0]), int(version["minor"][0])
+            self.version = int(version["major_version"][0]), int(version["minor_version"][0])
             _check_version(self.version)
             self.gpu = _chosen(kernel, wanted)
             self.capacity = min(self.gpu.memory_bytes, most_bytes or self.gpu.memory_bytes)
             self._render = _opened(kernel, self.gpu.render_node)
             undo.callback(kernel.close, self._render)
-            self._acquire()
+            try:
+                self._acquire()
+            except OSError as error:
+                reason = f"{self.gpu.name} cannot be used: {error}"
+                raise TierUnavailable(TIER, reason, "free the GPU, or see dmesg") from None
             self._undo = undo.pop_all()
 
     @property

@@ -33,7 +33,7 @@ class Request:
 
 
 U32, U64 = "<u4", "<u8"
-GET_VERSION = Request("GET_VERSION", 0x80084B01, 8, major=(U32, 0), minor=(U32, 4))
+GET_VERSION = Request("GET_VERSION", 0x80084B01, 8, major_version=(U32, 0), minor_version=(U32, 4))
 CREATE_QUEUE = Request(
     "CREATE_QUEUE",
     0xC0604B02,
