@@ -37,7 +37,7 @@ install_peer() {
     requirement=$(grep '^llama-cpp-python==' "$constraints")
     key=$(peer_key "$requirement") || return 1
     # The environment may have come from another machine, as the wheels may.
-    [ "$(cat .venv/peer-key 2>/dev/null)" != "$key" ] || return 0
+    [ "$(cat .venv/peer-key 2>/dev/null)" != "$key with its server" ] || return 0
     kept=$wheels/$key
     if ! pip_install --no-index --find-links "$kept" --no-deps --force-reinstall "$requirement" \
         2>/dev/null; then
@@ -55,6 +55,7 @@ install_peer() {
         pip_install --no-index --find-links "$kept" --no-deps --force-reinstall "$requirement" ||
             return 1
     fi
-    pip_install diskcache || return 1
-    echo "$key" >.venv/peer-key
+    pip_install diskcache fastapi pydantic-settings PyYAML sse-starlette starlette-context uvicorn ||
+        return 1
+    echo "$key with its server" >.venv/peer-key
 }

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ExecutionError
-from contract.ir.inputs import input_layout, step_of
+from contract.ir.inputs import InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -106,9 +106,14 @@ class ExecutableGraph:
         self.record(form)
         return self._batches[form]
 
-    def replay(self, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> Fence:
+    def replay(
+        self,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> Fence:
         """Submit a step; see ``Tier.submit``."""
-        fence: Fence = self.tier.submit(self.batch(inputs), inputs, wanted)
+        fence: Fence = self.tier.submit(self.batch(inputs), inputs, wanted, rows)
         return fence
 
     def replay_on(self, inputs: NDArray[np.uint8], stream: Stream) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
-from contract.ir.inputs import InputLayout
+from contract.ir.inputs import InputLayout, InputRows
 from contract.kernel import KernelHeader
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -187,10 +187,17 @@ class DeviceTier(Protocol[B, P, F]):
         as ``inputs`` says.
         """
 
-    def submit(self, batch: P, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> F:
+    def submit(
+        self,
+        batch: P,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> F:
         """Execute a step after everything submitted before it.
 
         ``inputs`` is the step's block, of which a snapshot is taken: the caller may overwrite it.
+        ``rows`` says what of it need not be copied again.
         ``wanted`` are the OUTPUT buffers that the fence shall hold. Raises ValueError for counts
         beyond the batch's form.
         """

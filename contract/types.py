@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 class QosClass(Enum):
-    """What a tenant's requests are for: who waits and who is preempted first."""
+    """What requests are for: who waits and who is preempted first."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -33,6 +33,11 @@ class QosClass(Enum):
     def rank(self) -> int:
         """0 for the most urgent class, then 1 and 2."""
         return _CLASS_RANK[self]
+
+    def lowered_to(self, asked: QosClass | None) -> QosClass:
+        """The class of a request that asks for ``asked`` where its tenant has this one: the lower
+        of both, the tenant's for None."""
+        return self if asked is None or asked.rank < self.rank else asked
 
 
 _CLASS_RANK = {qos: rank for rank, qos in enumerate(QosClass)}
@@ -170,7 +175,8 @@ class Request:
     Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
     ``ignore_end``, at an end-of-generation token. ``logit_bias`` are pairs (token, what is added to
     its logit), the tokens distinct. ``log_probabilities`` k asks for that of every generated token
-    and of the k likeliest in its place; None asks for nothing.
+    and of the k likeliest in its place; None asks for nothing. ``qos`` asks for a lower class than
+    the tenant's.
     """
 
     id: int
@@ -182,6 +188,7 @@ class Request:
     ignore_end: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     log_probabilities: int | None = None
+    qos: QosClass | None = None
 
 
 class FinishReason(Enum):

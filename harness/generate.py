@@ -1,4 +1,4 @@
-"""One conversation partner: a model on a tier that turns prompts into streamed text.
+"""A model on a tier for one user: opened, asked, closed.
 
 A ``Session`` owns everything a single user needs; sharing an engine between users is the
 scheduler's business.
@@ -7,23 +7,23 @@ scheduler's business.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.dtypes import BY_NAME, DEFAULT_KV
-from contract.errors import NonFiniteLogits
 from contract.tier import Tier
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import Request, SamplingParams, TokenEvent
+from harness.generation import SILENT, Generation
 from harness.memory import budget_of, longest_context, plan_context
-from harness.progress import NullProgress, Progress
+from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.engine.speculation import PromptLookup
@@ -31,11 +31,8 @@ from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
-from reference.model.text_stream import TextStream
 from reference.observer import NOBODY, Observer
 from reference.runner import ModelRunner
-
-SILENT = NullProgress()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,8 @@ class SessionOptions:
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
     again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
     of the whole context run at once, each with up to ``biases`` logit biases and
-    ``top_log_probabilities`` tokens listed with theirs.
+    ``top_log_probabilities`` tokens listed with theirs. With ``hidden_states`` the engine can hand
+    over what logits are computed from.
     """
 
     tier: str = "auto"
@@ -74,6 +72,7 @@ class SessionOptions:
     slots: int = 1
     biases: int = 0
     top_log_probabilities: int = 0
+    hidden_states: bool = False
     recording: Recording = Recording()
 
     def limits(self, context: int) -> Limits:
@@ -93,150 +92,8 @@ class SessionOptions:
             saved_states=self.slots if self.slots > 1 else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
+            hidden_states=self.hidden_states,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """The text that became certain with ``token``; the token is None for what comes at the end."""
-
-    token: int | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationStats:
-    """What a generation took, in tokens and seconds.
-
-    ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
-    ``decode_steps`` counts the tokens computed in that second part, one that ended the text
-    included.
-    """
-
-    prompt_tokens: int
-    prefill_seconds: float
-    decode_steps: int
-    decode_seconds: float
-
-    @property
-    def prompt_rate(self) -> float:
-        """Prompt tokens per second."""
-        return _rate(self.prompt_tokens, self.prefill_seconds)
-
-    @property
-    def decode_rate(self) -> float:
-        """Generated tokens per second, the first one apart."""
-        return _rate(self.decode_steps, self.decode_seconds)
-
-
-class Generation(Iterator[TextPiece]):
-    """An answer in the making: iterate for its pieces, read the rest at any time.
-
-    ``finish_reason`` is None while it runs. A KeyboardInterrupt, or whatever else stops the
-    iteration, is followed by ``cancel``.
-    """
-
-    def __init__(self, session: Session, request: Request, progress: Progress = SILENT) -> None:
-        """Submits ``request``; raises RequestError when it cannot be served."""
-        self.tokens: list[int] = []
-        self.finish_reason: FinishReason | None = None
-        self._session = session
-        self._request = request
-        self._progress = progress
-        self._text: list[str] = []
-        self._stream = TextStream(request.stop)
-        self._steps = self._read = 0
-        self._reading = False
-        session.engine.submit(request)
-        self._started = self._first = self._latest = time.perf_counter()
-        self._pieces = self._run()
-
-    def __next__(self) -> TextPiece:
-        piece = next(self._pieces)
-        self._text.append(piece.text)
-        return piece
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._text)
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._stream.stop_string
-
-    @property
-    def stats(self) -> GenerationStats:
-        """Counts and times so far."""
-        return GenerationStats(
-            prompt_tokens=len(self._request.prompt),
-            prefill_seconds=self._first - self._started,
-            decode_steps=max(0, self._steps - 1),
-            decode_seconds=self._latest - self._first,
-        )
-
-    def cancel(self) -> None:
-        """Stop for good; harmless when finished."""
-        if self.finish_reason is None:
-            self.finish_reason = FinishReason.CANCELLED
-            self._progress.close()
-            self._session.engine.cancel(self._request.id)
-
-    def _run(self) -> Iterator[TextPiece]:
-        engine, tokenizer = self._session.engine, self._session.model.tokenizer
-        self._start_progress()
-        while self.finish_reason is None:
-            for event in self._events():
-                self._count_step()
-                if event.finish_reason is FinishReason.ERROR:
-                    self.finish_reason = event.finish_reason
-                    raise NonFiniteLogits(
-                        f"the logits at position {event.position} hold NaN or infinity; "
-                        "the model file is damaged or overflows binary32"
-                    )
-                finish = event.finish_reason
-                if finish is not FinishReason.STOP:
-                    self.tokens.append(event.token)
-                    piece = self._stream.feed(tokenizer.token_bytes(event.token))
-                    if self._stream.stopped:
-                        engine.cancel(self._request.id)
-                        finish = FinishReason.STOP
-                    self.finish_reason = finish
-                    yield TextPiece(event.token, piece)
-                self.finish_reason = finish
-        rest = self._stream.finish()
-        if rest:
-            yield TextPiece(None, rest)
-
-    def _start_progress(self) -> None:
-        """Show the reading of a prompt that takes several steps."""
-        count = len(self._request.prompt)
-        self._reading = count > self._session.engine.chunk_tokens
-        if self._reading:
-            self._progress.start("reading the prompt", count, "token")
-
-    def _events(self) -> list[TokenEvent]:
-        """What a step gave; until there is a token the progress of the prompt goes on."""
-        try:
-            events = self._session.step(self._request.id)
-        except BaseException:
-            self._progress.close()
-            raise
-        if self._reading:
-            read = self._session.engine.progress(self._request.id)
-            self._progress.advance(max(0, read - self._read))
-            self._read = read
-            if events:
-                self._progress.close()
-                self._reading = False
-        return events
-
-    def _count_step(self) -> None:
-        self._latest = time.perf_counter()
-        if self._steps == 0:
-            self._first = self._latest
-        self._steps += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +154,13 @@ class Session:
         started = time.perf_counter()
         with ExitStack() as owned:
             prepared = prepare_session(path, options, owned)
-            model, tier = prepared.model, _recorded(prepared, options.recording, owned)
+            model, tier = prepared.model, recorded_tier(prepared, options.recording, owned)
             runner = owned.enter_context(load_runner(model, tier, prepared.limits, progress))
             observer = _observed(options.recording, owned)
-            engine = Engine(
+            engine = make_engine(
                 runner,
-                end_of_generation=model.tokenizer.eog_ids,
-                chunk_tokens=min(options.chunk, prepared.plan.context),
-                prefix_cache=options.prefix_cache,
+                model,
+                options,
                 drafter=PromptLookup() if options.draft else None,
                 draft_tokens=options.draft,
                 observer=observer,
@@ -400,8 +256,8 @@ def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def _recorded(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
-    """The session's tier, behind a recorder if there is to be a trace."""
+def recorded_tier(prepared: Prepared, recording: Recording, owned: ExitStack) -> Tier:
+    """The session's tier, behind a recorder if there is to be a trace. Raises ConfigError."""
     if recording.trace is None:
         return prepared.tier
     from harness.trace.record import record_on
@@ -432,5 +288,12 @@ def load_runner(
         progress.close()
 
 
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **more: Any) -> Engine:
+    """The engine of a loaded model; ``more`` goes to ``Engine``."""
+    return Engine(
+        runner,
+        end_of_generation=model.tokenizer.eog_ids,
+        chunk_tokens=min(options.chunk, runner.limits.context),
+        prefix_cache=options.prefix_cache,
+        **more,
+    )

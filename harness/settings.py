@@ -258,6 +258,14 @@ SETTINGS: Mapping[str, Setting] = {
             "none",
         ),
         Setting(
+            "record",
+            PATH,
+            None,
+            "folder for traces of all that the tier is told (python -m harness.replay); they hold "
+            "every prompt and answer",
+            "nothing is recorded",
+        ),
+        Setting(
             "drain_seconds",
             number(0, 3600),
             30.0,
@@ -314,13 +322,18 @@ def default_config_path() -> Path:
 
 
 def resolve(
-    args: argparse.Namespace, names: Iterable[str], env: Mapping[str, str] | None = None
+    args: argparse.Namespace,
+    names: Iterable[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    flags: bool = True,
 ) -> Settings:
     """The value and origin of each named setting.
 
-    ``args`` are parsed flags (absent attributes count as not given); ``env`` defaults to the
-    process environment, where an empty variable counts as unset. Raises ConfigError on a value
-    that is not accepted, an unreadable file, or a key in the file that is not a setting.
+    ``args`` are parsed flags (absent attributes count as not given), or without ``flags`` the
+    arguments of a Python call; ``env`` defaults to the process environment, where an empty
+    variable counts as unset. Raises ConfigError on a value that is not accepted, an unreadable
+    file, or a key in the file that is not a setting.
     """
     env = os.environ if env is None else env
     path, required = _config_path(args, env)
@@ -331,7 +344,7 @@ def resolve(
         setting = SETTINGS[name]
         given = getattr(args, name, None)
         if given is not None:
-            sources[name] = f"flag {setting.flag}"
+            sources[name] = f"flag {setting.flag}" if flags else f"argument {name}"
             values[name] = _checked(setting, given, sources[name])
         elif env.get(setting.env):
             sources[name] = f"environment {setting.env}"

@@ -7,14 +7,16 @@
     keys = ["sha256:..."]
 
 Keys are the fields of ``contract.types.Tenant``, all but ``id`` with its defaults, and what a
-server wants to know: the digests of the tenant's API ``keys``, and whether it is an ``operator``,
-who may see what every tenant uses.
+server wants to know: the digests of the tenant's API ``keys``, whether it is an ``operator``, who
+may see what every tenant uses, and whether it is an ``admin``, who may also change models and
+tenants.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,31 @@ KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant, the digests of its API keys, and whether it may see all tenants."""
+    """A tenant, the digests of its API keys, and whether it may see all tenants, and change them.
+    Every admin is an operator."""
 
     tenant: Tenant
     keys: tuple[str, ...] = ()
     operator: bool = False
+    admin: bool = False
 
 
-KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys", "operator")
+RIGHTS = ("operator", "admin")
+KEYS = (*(field.name for field in fields(Tenant) if field.name != "name"), "keys", *RIGHTS)
+
+
+def account_facts(account: Account) -> dict[str, Any]:
+    """An account as JSON values, with how many keys it has in place of their digests."""
+    facts = asdict(account.tenant) | {"qos": account.tenant.qos.value, "keys": len(account.keys)}
+    return facts | {right: getattr(account, right) for right in RIGHTS}
+
+
+def named_account(accounts: Iterable[Account], name: str) -> Account | None:
+    """The account with a name or an id, None if there is none."""
+    for account in accounts:
+        if name in (account.tenant.name, str(account.tenant.id)):
+            return account
+    return None
 
 
 def read_tenants(path: Path) -> tuple[Tenant, ...]:
@@ -46,7 +65,11 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
 def read_accounts(path: Path) -> tuple[Account, ...]:
     """The accounts the file declares, by id. Raises ConfigError, naming the file, the tenant and
     the field, for the first thing in it that is wrong."""
-    sections = read_toml(path, "file of tenants")
+    return accounts_of(read_toml(path, "file of tenants"), path)
+
+
+def accounts_of(sections: Mapping[str, Any], path: Path) -> tuple[Account, ...]:
+    """The accounts that the tables of the file declare; see ``read_accounts``."""
     for key in sections:
         if key != SECTION:
             raise ConfigError(
@@ -91,7 +114,7 @@ def _account(path: Path, name: str, values: Any) -> Account:
             accepted = ", ".join(repr(qos.value) for qos in QosClass)
             raise ConfigError(f"{place}: qos is {values['qos']!r}, not one of {accepted}") from None
     values = dict(values)
-    keys, operator = values.pop("keys", []), values.pop("operator", False)
+    keys, rights = values.pop("keys", []), {name: values.pop(name, False) for name in RIGHTS}
     if not isinstance(keys, list) or not all(
         isinstance(key, str) and KEY_DIGEST.fullmatch(key) for key in keys
     ):
@@ -99,11 +122,13 @@ def _account(path: Path, name: str, values: Any) -> Account:
             f"{place}: keys is not a list of digests; `zinc-rt tenants key` makes a key "
             'and prints the line keys = ["sha256:..."]'
         )
-    if type(operator) is not bool:
-        raise ConfigError(f"{place}: operator is {operator!r}, not true or false")
+    for which, right in rights.items():
+        if type(right) is not bool:
+            raise ConfigError(f"{place}: {which} is {right!r}, not true or false")
     tenant = Tenant(name=name, **values)
     try:
         tenant.validate()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return Account(tenant, tuple(keys), operator)
+    operator, admin = rights.values()
+    return Account(tenant, tuple(keys), operator or admin, admin)

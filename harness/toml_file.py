@@ -19,24 +19,30 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
     A file that is not there is an error too, unless it ``may_be_absent`` and counts as empty.
     """
     try:
+        return tomllib.loads(read_text(path, what, may_be_absent=may_be_absent))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path}: not a table of values") from None
+
+
+def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
+    """The text of the file, as ``read_toml`` reads it."""
+    try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         if not may_be_absent:
             raise ConfigError(f"{path}: no such {what}") from None
-        return {}
+        return ""
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: longer than {FILE_BYTES_MAX:,} bytes")
     try:
-        return tomllib.loads(content.decode())
+        return content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except (RecursionError, ValueError):
-        raise ConfigError(f"{path}: not a table of values") from None
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

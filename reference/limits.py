@@ -27,7 +27,8 @@ class Limits:
 
     Up to ``masks`` rows of a step can have an allowed-token mask and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` tokens of a row can be listed with theirs.
-    Where one of these is 0 the graph has nothing of it.
+    Where one of these is 0 the graph has nothing of it. With ``hidden_states`` the rows of what the
+    logits are computed from, the normed state of the last layer, can be read too.
 
     Raises ValueError for storage that keys and values cannot have, and for a number of these three
     out of range.
@@ -44,6 +45,7 @@ class Limits:
     masks: int = 0
     biases: int = 0
     top_log_probabilities: int = 0
+    hidden_states: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
+from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Heap, Tier
@@ -24,6 +25,8 @@ from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
 LOGITS = "output.logits"
+HIDDEN = "output.hidden"
+"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -44,6 +47,8 @@ class StepInput:
 
     ``output_rows`` int32[rows] indexes query; ``sampling`` is SAMPLING[rows]; ``page_table``
     int32[slots, slot_pages]. ``wanted`` names the OUTPUT buffers to keep, such as LOGITS.
+    ``page_versions``, int64[slots], is one array with the table for all steps: it numbers the
+    latest change of each row, so that the others are not copied again. None: all may have changed.
 
     ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
     records of ``sampling`` refer to; None where no record does. Of n there are at most
@@ -57,6 +62,7 @@ class StepInput:
     wanted: tuple[str, ...] = ()
     allowed: NDArray[np.uint32] | None = None
     bias: NDArray[np.void] | None = None
+    page_versions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,11 @@ class StepOutput:
     @property
     def logits(self) -> NDArray[np.float32]:
         """float32[rows, vocab]; the step must have wanted LOGITS."""
-        return self._rows(LOGITS, np.float32)
+        return self.rows(LOGITS)
+
+    def rows(self, name: str) -> NDArray[np.float32]:
+        """float32[rows, n] of the output ``name``, which the step must have wanted."""
+        return self._rows(name, np.float32)
 
     @property
     def log_probability(self) -> NDArray[np.float32]:
@@ -135,7 +145,10 @@ class ModelRunner:
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
-        self._page_table = self._optional_input(PAGE_TABLE, np.int32)
+        pages = self._optional_input(PAGE_TABLE, np.int32)
+        self._page_table = None if pages is None else pages.reshape(limits.slots, -1)
+        self._page_rows: InputRows | None = None
+        self._page_version = 0
         allowed = self._optional_input("request.allowed", np.uint32)
         self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
@@ -165,9 +178,7 @@ class ModelRunner:
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
-        if self._page_table is not None:
-            self._page_table[:] = inputs.page_table.reshape(-1)
-        fence = self._executable.replay(self._inputs, inputs.wanted)
+        fence = self._executable.replay(self._inputs, inputs.wanted, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -230,6 +241,24 @@ class ModelRunner:
             heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
             buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
         return buffer
+
+    def _put_pages(self, inputs: StepInput) -> InputRows | None:
+        """Bring the page table of the block up to date; what tells the tier which rows changed."""
+        table, versions = self._page_table, inputs.page_versions
+        if table is None or versions is None:
+            if table is not None:
+                table[:] = inputs.page_table
+            self._page_rows = None
+            return None
+        if self._page_rows is None or self._page_rows.versions is not versions:
+            table[:] = inputs.page_table
+            start = self._executable.inputs.offsets[PAGE_TABLE]
+            self._page_rows = InputRows(start, table[0].nbytes, versions)
+        else:
+            changed = (versions > self._page_version).nonzero()[0]
+            table[changed] = inputs.page_table[changed]
+        self._page_version = int(versions.max())
+        return self._page_rows
 
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]

@@ -6,13 +6,14 @@ would be wrong now and then.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.ir.inputs import InputCopy, InputRows
 from contract.tier import TierInfo
 from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
 
@@ -24,7 +25,7 @@ class LateFence:
     """A submission and, once it ran, what it left."""
 
     batch: CpuBatch
-    inputs: Bytes
+    inputs: InputCopy
     wanted: tuple[str, ...]
     done: bool = False
     outputs: dict[str, Bytes] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class LateTier(CpuTier):
         super().__init__(threads)
         self.queue: deque[LateFence] = deque()
         self.longest = 0
+        self._free: defaultdict[int, list[InputCopy]] = defaultdict(list)
 
     @property
     def info(self) -> TierInfo:
@@ -44,10 +46,17 @@ class LateTier(CpuTier):
         return replace(super().info, asynchronous=True)
 
     def submit(  # type: ignore[override]
-        self, batch: CpuBatch, inputs: Bytes, wanted: Sequence[str] = ()
+        self,
+        batch: CpuBatch,
+        inputs: Bytes,
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> LateFence:
-        """Queue the step with a snapshot of its inputs."""
-        fence = LateFence(batch, inputs.copy(), tuple(wanted))
+        """Queue the step with a snapshot of its inputs, in memory of a step that ran."""
+        free = self._free[len(inputs)]
+        snapshot = free.pop() if free else InputCopy(np.empty_like(inputs))
+        snapshot.update(inputs, rows)
+        fence = LateFence(batch, snapshot, tuple(wanted))
         self.queue.append(fence)
         self.longest = max(self.longest, len(self.queue))
         return fence
@@ -57,8 +66,9 @@ class LateTier(CpuTier):
         while not fence.done:
             late = self.queue.popleft()
             outputs: Mapping[str, Bytes] = (
-                super().submit(late.batch, late.inputs, late.wanted).outputs
+                super().submit(late.batch, late.inputs.data, late.wanted).outputs
             )
+            self._free[late.inputs.data.nbytes].append(late.inputs)
             late.outputs.update(outputs)
             late.done = True
 

@@ -1,4 +1,5 @@
-"""Which package may import which: contract <- reference, accel <- harness, and no way around."""
+"""Which package may import which: contract <- reference, accel <- harness <- zinc_rt, and no way
+around."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ import pytest
 
 from tests.paths import ROOT
 
-PROJECT = {"contract", "reference", "accel", "harness", "tests", "ci"}
+PROJECT = {"contract", "reference", "accel", "harness", "zinc_rt", "tests", "ci"}
 MAY_IMPORT = {
     "contract": {"contract"},
     "reference": {"contract", "reference"},
     "accel": {"contract", "accel"},
     "harness": {"contract", "reference", "accel", "harness"},
+    "zinc_rt": {"contract", "reference", "harness", "zinc_rt"},
 }
+PYTHON_API = ROOT / "harness" / "python" / "zinc_rt"
+"""A package of its own, whatever folder it lies in: nobody else imports it."""
 CONTRACT_LIBRARIES = {"numpy"}
 DYNAMIC = {"import_module", "__import__"}
 
@@ -53,7 +57,9 @@ def violations(package: str, source: str) -> list[str]:
 
 
 FILES = [
-    (package, path) for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))
+    ("zinc_rt" if path.is_relative_to(PYTHON_API) else package, path)
+    for package in ("contract", "reference", "accel", "harness")
+    for path in sorted((ROOT / package).rglob("*.py"))
 ]
 
 
@@ -83,6 +89,8 @@ def test_there_is_something_to_check() -> None:
         ("accel", "__import__('harness')", ["1: harness"]),
         ("harness", "import reference, accel, contract", []),
         ("harness", "from tests.paths import ROOT", ["1: tests"]),
+        ("harness", "from zinc_rt import LLM", ["1: zinc_rt"]),
+        ("zinc_rt", "from zinc_rt.llm import LLM\nimport accel", ["2: accel"]),
     ],
 )  # fmt: skip
 def test_the_check_finds_what_it_should(package: str, source: str, found: list[str]) -> None:

@@ -169,6 +169,11 @@ def root(a: Array) -> Array:
     return np.sqrt(a)
 
 
+def times_power(a: Array, power: Array) -> Array:
+    """a * 2^power, rounded once."""
+    return np.ldexp(a.astype(f64), np.clip(power, -400, 400)).astype(f32)
+
+
 def larger(a: Array, b: Array) -> Array:
     """maximumNumber of IEEE 754: a number before NaN, +0 above -0."""
     return np.where((a == 0) & (b == 0), a + b, np.fmax(a, b))

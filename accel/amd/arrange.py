@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from accel.amd.kfd import Allocation
 from accel.amd.launcher import MOST_GROUPS, launch_alone
 from accel.amd.runtime import Runtime
-from accel.kernels.source import GROUP_SIZE, Module
-from accel.packets.layouts import LANES, WeightLayout, group_bytes
+from accel.kernels.source import Module
+from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
+from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 
@@ -40,20 +41,21 @@ def arranged(
         place = device.allocate(name, data.nbytes)
         place.host[:] = data.reshape(-1)
         return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
-    stack = Stack(dtype, data, len(data) // matrices)
-    row_bytes = group_bytes(dtype, stack.columns)
+    stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
+    row_bytes = tile_bytes(dtype, stack.columns)
     place = device.allocate(name, stack.groups * row_bytes)
     parts = stack.parts(STORED_BYTES)
     most = max(stack.stored(groups).nbytes for groups in parts)
     staging = device.allocate(f"{name} as stored", most, device=False)
-    kernel = runtime.modules.kernel(Module("arrange", dtype))
-    units = stack.columns // dtype.block_elements * LANES
+    module = Module("arrange", dtype)
+    kernel = runtime.modules.kernel(module)
+    row_items = TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
     for groups in parts:
         part = stack.stored(groups)
         staging.host[: part.nbytes] = part.reshape(-1)
         sizes = len(groups), stack.rows, stack.columns, groups.start
-        launched = min(-(-len(groups) * units // GROUP_SIZE), MOST_GROUPS)
+        launched = min(pieces(len(groups) * row_items, module.group_size), MOST_GROUPS)
         addresses = staging.address, place.address
         launch_alone(device, runtime.queue, kernel, addresses, sizes, launched)
     device.free(staging)
-    return ArrangedMatrix(place, row_bytes, WeightLayout.LANES)
+    return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)

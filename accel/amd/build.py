@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel.amd.checks import check_code
-from accel.amd.code_object import kernel_of, read_code_object
+from accel.amd.code_object import kernel_of, read_code_object, uses_scratch
 from accel.kernels.source import Language, Module, Traits, module_source, modules
 from accel.kernels.stored import refresh
 from contract.kernel import KernelHeader, encode_kernel
@@ -25,6 +25,13 @@ OPTIONS = (
     # Dual issue and hints for the scheduler are worth nothing that was measured.
     *("-mllvm", "-amdgpu-enable-vopd=0", "-mllvm", "-amdgpu-enable-delay-alu=0"),
 )
+WITHOUT_SCRATCH = (
+    (),
+    ("-mllvm", "-enable-misched=0"),
+    ("-mllvm", "-amdgpu-unroll-threshold-private=6000"),
+)
+"""Tried in turn until a kernel keeps nothing in scratch memory: in the order of the text where the
+compiler's own takes too many registers, and with loops over arrays of an item unrolled."""
 FOLDER = Path(__file__).with_name("modules")
 NATIVE = Traits(dot=True)
 INTEGER = Traits(divide=False, root=False, dot=True)
@@ -68,12 +75,12 @@ def compiler_version() -> str:
     return done.stdout.splitlines()[0].strip()
 
 
-def compiled(text: str) -> bytes:
+def compiled(text: str, more: Sequence[str] = ()) -> bytes:
     """The code object clang makes of OpenCL C. Raises CompileError with its log."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.cl"), Path(folder, "kernel.elf")
         source.write_text(text)
-        command = [COMPILER, *OPTIONS, str(source), "-o", str(target)]
+        command = [COMPILER, *OPTIONS, *more, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CompileError(done.stderr.strip())
@@ -81,21 +88,26 @@ def compiled(text: str) -> bytes:
 
 
 def kernel_made(build: Build) -> KernelHeader:
-    """The kernel. Raises CompileError, and CodecError for code that a launch could not run."""
+    """The kernel, not checked yet. Raises CompileError, and CodecError for code that wants what a
+    launch does not give it."""
+    module = build.module
     try:
-        elf = compiled(build.text)
+        for more in WITHOUT_SCRATCH:
+            code = read_code_object(compiled(build.text, more))
+            if not uses_scratch(code, module.entry):
+                break
     except CompileError as error:
         raise CompileError(f"{build.name}: {error}") from None
-    kernel = kernel_of(read_code_object(elf), build.name, build.module.entry)
-    check_code(kernel)
-    return kernel
+    return kernel_of(code, build.name, module.entry, module.group_size)
 
 
 def made(build: Build) -> bytes | None:
-    """Its file; None for integers in place of nothing. Raises what ``kernel_made`` raises."""
+    """Its file; None for integers in place of nothing. Raises what ``kernel_made`` raises, and
+    CodecError for code that ``check_code`` refuses."""
     kernel = kernel_made(build)
     if not build.native and kernel.code == kernel_made(replace(build, native=True)).code:
         return None
+    check_code(kernel)
     return encode_kernel(kernel)
 
 

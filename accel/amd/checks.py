@@ -20,15 +20,22 @@ def check_code(kernel: KernelHeader) -> None:
         raise CodecError(f"{kernel.name}: target {kernel.target.name}, not GFX1201")
     if kernel.scratch_bytes:
         raise CodecError(f"{kernel.name}: {kernel.scratch_bytes} bytes of scratch memory a lane")
+    try:
+        _check(kernel)
+    except CodecError as error:
+        raise CodecError(f"{kernel.name}: {error}") from None
+
+
+def _check(kernel: KernelHeader) -> None:
     addresses = {instruction.address for instruction in instructions(kernel.code)}
     blocks = blocks_of(kernel.code)
     for block in blocks.values():
         for address in block.successors:
             if address not in addresses:
-                raise CodecError(f"{kernel.name}: {block.last.name} leads to {address:#x}, no code")
+                raise CodecError(f"{block.last.name} leads to {address:#x}, no code")
         for partial in (True, False):
             block_function(block, partial, subset=False)
     missing = missing_waits(kernel.code)
     if missing:
         named = "; ".join(str(found) for found in missing[:NOTED])
-        raise CodecError(f"{kernel.name}: {len(missing)} waits are missing: {named}")
+        raise CodecError(f"{len(missing)} waits are missing: {named}")

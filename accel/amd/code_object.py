@@ -94,8 +94,13 @@ def read_code_object(data: bytes) -> CodeObject:
     return CodeObject(data, ARCHITECTURES[flags & 0xFF], sections, symbols)
 
 
-def kernel_of(code: CodeObject, name: str, symbol: str) -> KernelHeader:
-    """The kernel ``symbol`` as a file that calls it ``name``.
+def uses_scratch(code: CodeObject, symbol: str) -> bool:
+    """Whether a kernel keeps registers in memory. Raises CodecError."""
+    return struct.unpack_from("<II", code.at(f"{symbol}.kd"), SIZES_AT)[1] > 0
+
+
+def kernel_of(code: CodeObject, name: str, symbol: str, items: int) -> KernelHeader:
+    """The kernel ``symbol`` as a file that calls it ``name``, in groups of ``items`` items.
 
     Raises CodecError where it needs what a launch does not give: scratch memory, other arguments,
     waves of 64 or another float mode.
@@ -121,7 +126,7 @@ def kernel_of(code: CodeObject, name: str, symbol: str) -> KernelHeader:
         code.at(symbol),
         push_constant_bytes=ARGUMENT_BYTES,
         subgroup_size=32,
-        workgroup_size=(128, 1, 1),
+        workgroup_size=(items, 1, 1),
         lds_bytes=lds,
         vgpr_count=((rsrc1 & 63) + 1) * VGPR_GRANULE,
         sgpr_count=SGPRS,

@@ -11,9 +11,10 @@ from accel.amd import pm4
 from accel.amd.kfd import KfdDevice
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
-from accel.kernels.source import GROUP_SIZE, module_of
+from accel.kernels.source import module_of
 from accel.packets.packet import ABSENT, PACKET, aligned
 from accel.packets.step import Op, Placement
+from contract.ir.inputs import InputCopy
 
 ARGUMENTS = np.dtype(
     [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("groups", "<u4")]
@@ -47,9 +48,9 @@ def launches_of(
     """How each op of a step is dispatched. Kernels are loaded that were not."""
     return [
         PlannedLaunch(
-            modules.kernel(module_of(op)), op.launch_groups(GROUP_SIZE, MOST_GROUPS), place.wait
+            modules.kernel(module), op.launch_groups(module.group_size, MOST_GROUPS), place.wait
         )
-        for op, place in zip(ops, placed, strict=True)
+        for module, op, place in zip(map(module_of, ops), ops, placed, strict=True)
     ]
 
 
@@ -72,7 +73,8 @@ class Recording:
         words = self._words(0)
         nbytes = self._words_at + 4 * len(words)
         self.place = device.allocate(f"launches of {name}", nbytes, device=False)
-        self.inputs = self.place.host[self._inputs_at : self._inputs_at + input_bytes]
+        inputs = self.place.host[self._inputs_at : self._inputs_at + input_bytes]
+        self.inputs = InputCopy(inputs)
         self.buffer = self.place.address + self._words_at
         self.length = len(words)
         self.number = 0

@@ -18,7 +18,7 @@ from accel.amd.kfd import Allocation
 from accel.amd.launcher import Places, Recording
 from accel.amd.queue import Queue
 from accel.packets.under_way import Pace, Waiting
-from contract.ir.inputs import step_of
+from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -76,7 +76,12 @@ class Submissions:
     _last: AmdFence | None = None
 
     def submit(
-        self, batch: AmdBatch, inputs: NDArray[np.uint8], wanted: Sequence[str], seconds: float
+        self,
+        batch: AmdBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str],
+        rows: InputRows | None,
+        seconds: float,
     ) -> AmdFence:
         """See ``contract.tier.Tier.submit``. Raises DeviceLost."""
         step = step_of(inputs)
@@ -86,7 +91,7 @@ class Submissions:
             assert self._last.done
         recording = self._free(batch)
         recording.bind(self.places)
-        recording.inputs[: len(inputs)] = inputs
+        recording.inputs.update(inputs, rows)
         outputs = {
             name: np.empty(buffer_bytes(batch.outputs[name][0], step), np.uint8) for name in wanted
         }

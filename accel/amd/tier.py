@@ -23,14 +23,15 @@ from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.footprint import StepMemory, device_footprint, step_memory
 from accel.packets.forms import step_forms
-from accel.packets.layouts import WeightLayout
+from accel.packets.fused import fuse
+from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import DeviceLost, TierError
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout
+from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -112,7 +113,7 @@ class AmdTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory(graph, largest))
+        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory."""
@@ -216,11 +217,15 @@ class AmdTier:
         return batch
 
     def submit(
-        self, batch: AmdBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: AmdBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> AmdFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted, DEFAULT_TIMEOUT_SECONDS)
+            return self._submissions.submit(batch, inputs, wanted, rows, DEFAULT_TIMEOUT_SECONDS)
 
     def wait(self, fence: AmdFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
@@ -281,7 +286,7 @@ class AmdTier:
         return buffer.place
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = lower_graph(graph, form, ROW_PARTS, TIER)
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:

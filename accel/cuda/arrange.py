@@ -14,7 +14,7 @@ from accel.cuda.registered import LAYOUTS
 from accel.cuda.tuned import ArrangedLayout
 from accel.cuda.upload import Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
-from accel.packets.layouts import LANES, WeightLayout, group_bytes
+from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
 from accel.packets.mirrors import Bytes
 from accel.packets.ops import pieces
 from accel.packets.packet import PACKET
@@ -44,14 +44,14 @@ class ArrangedMatrix:
 
 def arranged_row_bytes(dtype: DType, layout: WeightLayout, columns: int) -> int:
     """The stride of a layout."""
-    if layout is WeightLayout.LANES:
-        return group_bytes(dtype, columns)
+    if layout is WeightLayout.PLANES:
+        return tile_bytes(dtype, columns)
     return LAYOUTS[layout].group_bytes(dtype, columns)
 
 
 def group_rows(layout: WeightLayout) -> int:
     """Rows that a layout keeps together."""
-    return LANES if layout is WeightLayout.LANES else LAYOUTS[layout].group_rows
+    return TILE_ROWS if layout is WeightLayout.PLANES else LAYOUTS[layout].group_rows
 
 
 @dataclass(slots=True)
@@ -76,14 +76,14 @@ class Arranger:
         stack = Stack(dtype, data, len(data) // matrices, group_rows(layout))
         row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
         place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
-        if layout is WeightLayout.LANES:
-            launch = self._into_lanes(stack, place)
+        if layout is WeightLayout.PLANES:
+            launch = self._into_planes(stack, place)
         else:
             launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
         self.uploader.arrange(stack, launch)
         return ArrangedMatrix(place, row_bytes, layout)
 
-    def _into_lanes(self, stack: Stack, place: Allocation) -> Launch:
+    def _into_planes(self, stack: Stack, place: Allocation) -> Launch:
         module = Module("arrange", stack.dtype)
         function = self.modules.function(plain_source(module), module.entry)
         op = ALL_OPS["arrange"]

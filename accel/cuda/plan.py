@@ -9,7 +9,7 @@ from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
-from accel.kernels.source import GROUP_SIZE, module_of
+from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.step import Op
@@ -17,20 +17,21 @@ from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
-PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.LANES)
+PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """What plain kernels read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """One launch. ``first`` is the first op it is for, ``workspace`` where its own memory begins in
-    that of the step; None for a plain kernel, which has none."""
+    """One launch. ``first`` is the first of the ``count`` ops it is for, ``workspace`` where its
+    own memory begins in that of the step; None for a plain kernel, which has none."""
 
     source: Source
     entry: str
     grid: Extent
     block: Extent
     first: int
+    count: int = 1
     shared_bytes: int = 0
     cooperative: bool = False
     workspace: int | None = None
@@ -62,7 +63,10 @@ def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
             levels.append(levels[-1] + 1 if levels else 0)
             index += 1
             continue
-        launches += [_tuned(launch, index, workspace_bytes) for launch in replacement.launches]
+        launches += [
+            _tuned(launch, index, replacement.ops, workspace_bytes)
+            for launch in replacement.launches
+        ]
         workspace_bytes += aligned(replacement.workspace_bytes)
         levels += [levels[-1] + 1 if levels else 0] * replacement.ops
         index += replacement.ops
@@ -77,7 +81,7 @@ def plain_ops(plan: Plan) -> list[int]:
 def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
     """How a quantized matrix is kept on ``device``."""
     found = (rule(decl, device) for rule in LAYOUT_RULES)
-    return next((layout for layout in found if layout is not None), WeightLayout.LANES)
+    return next((layout for layout in found if layout is not None), WeightLayout.PLANES)
 
 
 def sources_of(plan: Plan) -> Iterable[Source]:
@@ -95,18 +99,21 @@ def _replacement(ops: Remaining, device: Device) -> Replacement | None:
 
 def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
     module = module_of(op)
-    groups = op.launch_groups(GROUP_SIZE, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
+    groups = op.launch_groups(module.group_size, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
     source = plain_source(module)
-    return PlannedLaunch(source, module.entry, (groups, 1, 1), (GROUP_SIZE, 1, 1), index)
+    return PlannedLaunch(source, module.entry, (groups, 1, 1), (module.group_size, 1, 1), index)
 
 
-def _tuned(launch: KernelLaunch, index: int, workspace: int) -> PlannedLaunch:
+def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> PlannedLaunch:
+    x, y, z = launch.grid
     return PlannedLaunch(
-        tuned_source(launch.file, launch.macros, launch.op),
+        tuned_source(launch.file, {**launch.macros, "PACKET_COUNT": count}, launch.op),
         launch.entry,
-        launch.grid,
+        # No launch may be of nothing; a form of no tokens is one of kernels that find none.
+        (max(1, x), max(1, y), max(1, z)),
         launch.block,
         index,
+        count,
         launch.shared_bytes,
         launch.cooperative,
         workspace,

@@ -32,6 +32,8 @@ MOST_FORMATS = 2
 CHUNK_UNITS = 2
 """Units a warp copies at a time."""
 RING_SLOTS = 2
+MOST_HELD_UNITS = 4
+"""Units of rows a warp holds in registers at once, while a norm's factor is found."""
 SINGLE, FEW = 1, 4
 """Tokens kernels are built for."""
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
@@ -161,6 +163,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         "SLOTS": RING_SLOTS,
         "TOKENS": together,
         "SLOT_BITS": slot_bits,
+        "HELD_UNITS": held_units(run, together * unit_count(columns), warps),
     }
     return KernelLaunch(
         "unit_product.cu",
@@ -170,6 +173,11 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         shared_bytes,
         {**numbers, **_places(ops, run)},
     )
+
+
+def held_units(run: Run, units: int, warps: int) -> int:
+    """Without a norm a warp quantizes what it loads at once."""
+    return 1 if run.norm is None else min(MOST_HELD_UNITS, -(-units // warps))
 
 
 def _shape(

@@ -12,17 +12,33 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel.cuda.attention import attention_rule
+from accel.cuda.attention import attention_blocks_rule, attention_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.units import UNITS, embed_rule, unit_layout
+from accel.packets.forms import SPLIT_TOKENS, step_forms
 from accel.packets.layouts import WeightLayout
+from contract.shape_key import ShapeKey
 
 PROVEN: tuple[Rule, ...] = (embed_rule, product_rule)
-ALL: tuple[Rule, ...] = (embed_rule, head_rows_rule, attention_rule, matrix_rule, product_rule)
+ALL: tuple[Rule, ...] = (
+    embed_rule,
+    head_rows_rule,
+    attention_rule,
+    attention_blocks_rule,
+    matrix_rule,
+    product_rule,
+)
 """With those that never ran on a device."""
 RULES = ALL if os.environ.get("ZINC_RT_CUDA_UNPROVEN") == "1" else PROVEN
+FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
+"""Of the forms below the largest: what the tuned kernels for few tokens are made for."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
+
+
+def cuda_forms(largest: ShapeKey) -> tuple[ShapeKey, ...]:
+    """The forms steps up to ``largest`` are lowered as."""
+    return step_forms(largest, FORM_TOKENS)

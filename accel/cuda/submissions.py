@@ -21,7 +21,7 @@ from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.packets.under_way import Pace, UnderWay
 from contract.errors import DeviceLost
-from contract.ir.inputs import step_of
+from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -103,7 +103,11 @@ class Submissions:
         self.place: Allocation | None = None
 
     def submit(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], wanted: Sequence[str]
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str],
+        rows: InputRows | None = None,
     ) -> CudaFence:
         """See ``contract.tier.Tier.submit``. Raises CudaError."""
         step = step_of(inputs)
@@ -113,9 +117,9 @@ class Submissions:
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._under_way:
             memory.mirrors.to_device()
-        snapshot = self._under_way.snapshot(inputs, batch.input_bytes)
+        snapshot = self._under_way.snapshot(inputs, batch.input_bytes, rows)
         assert self.place is not None
-        memory.transfer(self.place, snapshot, True, 0)
+        memory.transfer(self.place, snapshot.data, True, 0)
         batch.recording.enqueue(memory.stream)
         outputs = {name: self._kept(batch.outputs[name], step) for name in wanted}
         memory.mirrors.to_host()

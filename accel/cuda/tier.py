@@ -26,12 +26,12 @@ from accel.cuda.plan import (
     sources_of,
 )
 from accel.cuda.program import Compiler, Source
+from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step, product_factors
 from accel.packets.build import Progress
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES, device_footprint, step_memory
-from accel.packets.forms import step_forms
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.rules import OPCODES, lower_graph
@@ -41,7 +41,7 @@ from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -131,7 +131,7 @@ class CudaTier:
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return cuda_forms(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
@@ -237,11 +237,15 @@ class CudaTier:
         return CudaBatch(form, len(plan.launches), recording, inputs.nbytes, outputs)
 
     def submit(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> CudaFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         with self._guarded("submitting a step"):
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
 
     def wait(self, fence: CudaFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
@@ -295,16 +299,16 @@ class CudaTier:
 
     def _recorded(self, name: str, plan: Plan, packets: NDArray[np.void]) -> Recording:
         memory, runtime = self._memory, self._runtime
-        place = memory.adopt(f"packets of {name}", packets.view(np.uint8))
-        kept = [place]
+        kept, workspace = [], 0
         if plan.workspace_bytes:
             kept.append(memory.allocate(f"workspace of {name}", plan.workspace_bytes))
+            workspace = kept[0].address
         launches = []
         for launch in plan.launches:
-            own: tuple[np.generic, ...] = (packets[launch.first],)
+            replaced = packets[launch.first : launch.first + launch.count]
+            own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
             if launch.workspace is not None:
-                workspace = kept[-1].address + launch.workspace
-                own = np.uint64(place.address), np.uint32(launch.first), np.uint64(workspace)
+                own = (*own, np.uint64(workspace + launch.workspace))
             launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
         recording = Recording(
             runtime.context, launches, self._step_memory, runtime.programmatic, runtime.graphs
@@ -331,8 +335,8 @@ class CudaTier:
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
         device = self._runtime.device
-        lowered = {form: _scheduled(graph, form, device) for form in step_forms(largest)}
-        steps = step_memory(lambda form: lowered[form][:2], largest)
+        lowered = {form: _scheduled(graph, form, device) for form in cuda_forms(largest)}
+        steps = step_memory(lambda form: lowered[form][:2], largest, cuda_forms)
         factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
         workspaces = sum(
             aligned(plan.workspace_bytes) for _, _, plan in lowered.values() if plan.workspace_bytes

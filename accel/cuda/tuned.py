@@ -9,17 +9,18 @@ None.
 A ``.cu`` file of ``accel/cuda/kernels`` is compiled by itself, behind the text that plain kernels
 of ``accel/kernels`` have in this language: ``cu.h``, the constants, ``PACKET`` and the exact
 primitives; with ``op`` named, ``OP`` and ``opened`` of that op as well. It may include files of
-its folder and of ``accel/kernels``. Each of its kernels has these parameters::
+its folder and of ``accel/kernels``. Each of its kernels includes ``packets.h`` and has these
+parameters::
 
-    extern "C" __global__ void entry(U64 scratch, U64 inputs, U64 packets, uint index,
-                                     U64 workspace)
+    extern "C" __global__ void entry(U64 scratch, U64 inputs,
+                                     const __grid_constant__ PACKETS packets, U64 workspace)
 
-Packet ``index`` is that of the first op replaced; those of the others follow it, in the order of
-the step. Counts are data: the first size of a packet is read with what the inputs begin with, and
-a grid, which is chosen for the most of the form, must be right for fewer. Every kernel begins with
-``PRECEDING_DONE;`` before it touches memory that a step writes: it may be launched before the
-kernel in front of it has ended, namely once all blocks of that one have ended or have said
-``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
+``packets`` are those of the ops replaced, in the order of the step: arguments, so that they are at
+hand at once, of which a launch takes 4 KiB. Counts are data: the first size of a packet is read
+with what the inputs begin with, and a grid, which is chosen for the most of the form, must be right
+for fewer. Every kernel begins with ``PRECEDING_DONE;`` before it touches memory that a step writes:
+it may be launched before the kernel in front of it has ended, namely once all blocks of that one
+have ended or have said ``FOLLOWING_MAY_START;``. ``workspace`` is memory that nothing else writes.
 
 A layout of its own for stored weights is a row of LAYOUTS; LAYOUT_RULES say which weights have it.
 A weight has one layout. So whoever gives a weight a layout must have a rule for every op that reads

@@ -20,6 +20,8 @@ RECORDS = {
     "EVENT": OUTPUT_EVENT,
 }
 """Records kernels read or write, by the prefix of their fields' names."""
+MOST_PUSHED_BYTES = 128
+"""Push constants that every Vulkan device has room for."""
 ABSENT_ADDRESS = "TO_U64(0u)"
 
 
@@ -45,6 +47,29 @@ def _words() -> dict[str, int]:
         }
         words[f"{prefix}_WORDS"] = record.itemsize // 4
     return words
+
+
+def pushed_counts(op: DeviceOp) -> tuple[int, int, int]:
+    """Operands, sizes and reals of a packet of ``op`` that is pushed to a kernel in Vulkan."""
+    return len(op.operands), len(op.sizes), max(1, len(op.reals))
+
+
+def pushed_bytes(op: DeviceOp) -> int:
+    """Bytes of ``LAUNCH`` of ``vk.h`` with such a packet, which counts only if there is room."""
+    operands, sizes, reals = pushed_counts(op)
+    return -(-(8 + 12 * operands + 4 * (sizes + reals + 2)) // 8) * 8
+
+
+def is_pushed(op: DeviceOp) -> bool:
+    """Whether what kernels read of a packet has room among what every device takes for a launch."""
+    return pushed_bytes(op) <= MOST_PUSHED_BYTES
+
+
+def pushed_macros(op: DeviceOp) -> dict[str, int]:
+    """What ``vk.h`` is told of it."""
+    names = "PUSHED_OPERANDS", "PUSHED_SIZES", "PUSHED_REALS"
+    counts = dict(zip(names, pushed_counts(op), strict=True))
+    return {"PUSHED_PACKET": int(is_pushed(op))} | counts
 
 
 def packet_struct() -> str:

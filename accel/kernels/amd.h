@@ -15,7 +15,8 @@
 #define max(a, b) __builtin_elementwise_max(a, b)
 #define clz(x) __builtin_clzg(x, 32)
 #define sqrt(x) __builtin_sqrtf(x)
-#define NATIVE_F16_AT(p, i) ((float)((const __global half *)(p))[i])
+#define vload_half(i, p) ((float)(p)[i])
+#define NATIVE_WIDENED(bits) ((float)__builtin_astype((ushort)(bits), half))
 #define NATIVE_SDOT4(a, b) __builtin_amdgcn_sudot4(true, (int)(a), true, (int)(b), 0, false)
 #define NATIVE_SUDOT4(a, b) __builtin_amdgcn_sudot4(true, (int)(a), false, (int)(b), 0, false)
 #define atomic_add(place, x)                                                                  \

@@ -40,15 +40,18 @@
 #define NATIVE_QUOTIENT(a, b) ((a) / (b))
 #define NATIVE_SQUARE_ROOT(a) sqrt(a)
 
+#ifndef NATIVE_WIDENED
+FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bits); }
+#define NATIVE_WIDENED(bits) half_in_register((ushort)(bits))
+#endif
+
 #define F32_AT(p, i) (((__global float *)(p))[i])
 #define I32_AT(p, i) (((__global int *)(p))[i])
 #define U32_AT(p, i) (((__global uint *)(p))[i])
 #define U32_SHARED_AT(p, i) (((volatile __global uint *)(p))[i])
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((__global uint4 *)(p))[i])
-#ifndef NATIVE_F16_AT
 #define NATIVE_F16_AT(p, i) vload_half(i, (const __global half *)(p))
-#endif
 #define U16_AT(p, i) ((uint)((__global ushort *)(p))[i])
 #define U8_AT(p, i) ((uint)((__global uchar *)(p))[i])
 #define I8_AT(p, i) ((int)((__global char *)(p))[i])
@@ -60,6 +63,9 @@
 #define PASS_CTX group_memory,
 #define PASS_CTX_ONLY group_memory
 #define GROUP_MEMORY(words) enum { GROUP_WORDS = words };
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
+    enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
+#define GROUP_U32X4(i) ((__local uint4 *)(group_memory + VECTORS_AT))[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) as_int(group_memory[i])
 #define GROUP_F32(i) as_float(group_memory[i])
@@ -156,7 +162,7 @@ FN ADDRESS address_of(LAUNCH_CTX, ulong stored) {
     const LAUNCH launch_ = {BANK_POINTERS, scratch, inputs, packets, index};                  \
     const OP op = opened(&launch_)
 #define OPEN_GROUP                                                                            \
-    __local uint group_memory[GROUP_WORDS];                                                   \
+    __local uint group_memory[GROUP_WORDS] __attribute__((aligned(16)));                                                   \
     OPEN
 
 #include "packet.h"

@@ -48,6 +48,7 @@ FN float widened_half(unsigned short bits) {
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) widened_half(((unsigned short *)(p))[i])
+#define NATIVE_WIDENED(bits) widened_half((unsigned short)(bits))
 #define U16_AT(p, i) ((uint)((unsigned short *)(p))[i])
 #define U8_AT(p, i) ((uint)((unsigned char *)(p))[i])
 #define I8_AT(p, i) ((int)((signed char *)(p))[i])
@@ -59,6 +60,10 @@ FN float widened_half(unsigned short bits) {
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) __shared__ uint group_memory[words];
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
+    __shared__ uint group_memory[words];                                                      \
+    __shared__ uint4 group_vectors[vectors];
+#define GROUP_U32X4(i) group_vectors[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) ((int)group_memory[i])
 #define GROUP_F32(i) __uint_as_float(group_memory[i])

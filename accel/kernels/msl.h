@@ -46,6 +46,7 @@ using namespace metal;
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((device uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) ((float)((device half *)(p))[i])
+#define NATIVE_WIDENED(bits) ((float)as_type<half>((ushort)(bits)))
 #define U16_AT(p, i) ((uint)((device ushort *)(p))[i])
 #define U8_AT(p, i) ((uint)((device uchar *)(p))[i])
 #define I8_AT(p, i) ((int)((device char *)(p))[i])
@@ -59,6 +60,9 @@ using namespace metal;
 #define PASS_CTX_ONLY group_memory, item_in_group, group_in_grid, groups_in_grid
 #define PASS_CTX PASS_CTX_ONLY,
 #define GROUP_MEMORY(words) enum { GROUP_WORDS = words };
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
+    enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
+#define GROUP_U32X4(i) ((threadgroup uint4 *)(group_memory + VECTORS_AT))[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) ((int)group_memory[i])
 #define GROUP_F32(i) as_type<float>(group_memory[i])
@@ -102,7 +106,7 @@ FN ADDRESS address_of(LAUNCH_CTX, ulong stored) {
                               uint groups_in_grid [[threadgroups_per_grid]])
 #define OPEN const OP op = opened(launch)
 #define OPEN_GROUP                                                                            \
-    GROUP_STORAGE uint group_memory[GROUP_WORDS];                                             \
+    alignas(16) GROUP_STORAGE uint group_memory[GROUP_WORDS];                                             \
     OPEN
 
 #include "packet.h"

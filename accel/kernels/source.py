@@ -9,14 +9,17 @@ from enum import Enum
 from importlib import resources
 from types import MappingProxyType
 
-from accel.kernels.accessors import op_struct, packet_constants, packet_struct
-from accel.packets.layouts import LANES
-from accel.packets.ops import TABLE, DeviceOp, DeviceOperand
-from accel.packets.step import Op
+from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
+from accel.packets.fused import FUSED
+from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
+from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
+from accel.packets.step import PRODUCTS, Op
 from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
-"""Items of a work-group."""
+"""Items of a work-group, but where ``Module.group_size`` says otherwise."""
+PRODUCT_GROUP_SIZE = 256
+"""Items of a group that multiplies quantized weights: 32 rows, and eight segments of each."""
 
 
 def _beside_steps(
@@ -36,7 +39,7 @@ BESIDE_STEPS = MappingProxyType(
                 "stored",
                 "arranged",
                 "groups rows columns first_group",
-                lambda groups, columns, **_: groups * LANES * (columns // 32),
+                lambda groups, columns, **_: groups * TILE_ROWS * pieces(columns, UNIT_COLUMNS),
             ),
             _beside_steps(
                 "self_test", "a b words", "results", "samples", lambda samples, **_: samples
@@ -45,15 +48,18 @@ BESIDE_STEPS = MappingProxyType(
     }
 )
 """Ops that are launched like those of a step, but are in none: their packets have no number."""
-ALL_OPS = MappingProxyType({**TABLE, **BESIDE_STEPS})
+ALL_OPS = MappingProxyType({**TABLE, **FUSED, **BESIDE_STEPS})
 
+QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 STORED = {
-    "arrange": tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT),
+    "arrange": QUANTIZED,
     "embed": WEIGHT_DTYPES,
     "matmul": WEIGHT_DTYPES,
+    "matmul_row": QUANTIZED,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
+    "head_rows": KV_DTYPES,
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 
@@ -101,6 +107,12 @@ class Module:
         return f"{self.op}.{self.dtype}" if self.dtype is not None else self.op
 
     @property
+    def group_size(self) -> int:
+        """Items of its work-groups."""
+        quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
+        return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
+
+    @property
     def entry(self) -> str:
         """The kernel's name; in GLSL it is main."""
         return f"launch_{self.op}"
@@ -135,6 +147,9 @@ def _combined(
 ) -> str:
     first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
     macros = _macros(module, traits or Traits())
+    if language is Language.VULKAN and module.op:
+        pushed = pushed_macros(ALL_OPS[module.op])
+        macros |= {name: str(value) for name, value in pushed.items()}
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     fields = op_struct(ALL_OPS[module.op]) if module.op else ""
     made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields}
@@ -151,7 +166,9 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
         "NATIVE_DOT": traits.dot,
         "SHARED_ADDRESSES": traits.shared_addresses,
     }
-    macros = {"GROUP_SIZE": f"{GROUP_SIZE}u"} | {name: str(int(on)) for name, on in flags.items()}
+    macros = {"GROUP_SIZE": f"{module.group_size}u"} | {
+        name: str(int(on)) for name, on in flags.items()
+    }
     if module.dtype is not None:
         macros["DTYPE"] = str(module.dtype.ggml_id)
     return macros

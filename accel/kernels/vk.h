@@ -57,6 +57,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define U32_NEAR(p, i) U32_VIEW(p).at[i]
 #define U32X4_AT(p, i) U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define NATIVE_F16_AT(p, i) float(F16_VIEW((p) + 2ul * uint64_t(i)).at[0])
+#define NATIVE_WIDENED(bits) unpackHalf2x16(bits).x
 #define U16_AT(p, i) uint(U16_VIEW((p) + 2ul * uint64_t(i)).at[0])
 #define U8_AT(p, i) uint(U8_VIEW((p) + uint64_t(i)).at[0])
 #define I8_AT(p, i) ((int(U8_AT(p, i)) ^ 128) - 128)
@@ -68,6 +69,10 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) shared uint group_memory[words];
+#define GROUP_MEMORY_AND_VECTORS(words, vectors)                          \
+    shared uint group_memory[words];                                      \
+    shared uvec4 group_vectors[vectors];
+#define GROUP_U32X4(i) group_vectors[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) int(group_memory[i])
 #define GROUP_F32(i) uintBitsToFloat(group_memory[i])
@@ -97,10 +102,25 @@ spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [
 #define NATIVE_SUDOT4(a, b) packed_sudot(a, b, 0)
 #endif
 
-// What the host pushes for a launch.
-layout(push_constant) uniform LAUNCH { uint64_t scratch, inputs, packets; uint index; } launch;
 #define LAUNCH_CTX
 #define INPUTS launch.inputs
+
+// What the host pushes for a launch: what the kernel reads of its packet, the addresses made, or where
+// the packet is if that does not fit.
+#if PUSHED_PACKET
+layout(push_constant, std430) uniform LAUNCH {
+    uint64_t inputs, operand[PUSHED_OPERANDS];
+    uint stride[PUSHED_OPERANDS];
+    int size[PUSHED_SIZES];
+    float real[PUSHED_REALS];
+    uint layout_, counted;
+} launch;
+#define PACKET_STRUCT struct PACKET
+#define LOAD_PACKET
+#define PACKET_FIELD(field) launch.field
+#define PACKET_ADDRESS(i) launch.operand[i]
+#else
+layout(push_constant) uniform LAUNCH { uint64_t scratch, inputs, packets; uint index; } launch;
 
 ADDRESS address_of(uint64_t stored) {
     const uint64_t offset = stored & OFFSET_MASK;
@@ -112,6 +132,7 @@ ADDRESS address_of(uint64_t stored) {
 #define LOAD_PACKET PACKET packet = PACKET(launch.packets + PACKET_BYTES * uint64_t(launch.index))
 #define PACKET_FIELD(field) packet.field
 #define PACKET_ADDRESS(i) address_of(packet.operand[i])
+#endif
 
 #define KERNEL(name) layout(local_size_x = GROUP_SIZE) in; void main()
 #define OPEN const OP op = opened()

@@ -16,7 +16,7 @@ from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
 from accel.packets.build import Progress
-from accel.packets.layouts import WeightLayout, group_bytes
+from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
@@ -60,8 +60,11 @@ class Arranger:
             return ArrangedMatrix(
                 memory.adopt(name, data, borrowed=True), data.shape[1], WeightLayout.STORED
             )
-        stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices)
-        row_bytes = group_bytes(dtype, stack.columns)
+        planes = isinstance(self.runtime.launcher, ModuleLauncher)
+        layout = WeightLayout.PLANES if planes else WeightLayout.LANES
+        together = TILE_ROWS if planes else LANES
+        stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, together)
+        row_bytes = (tile_bytes if planes else group_bytes)(dtype, stack.columns)
         place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if memory.shared:
             source = np.uint64(stack.data.ctypes.data)
@@ -69,7 +72,7 @@ class Arranger:
         else:
             self._stage(stack, place)
         self.runtime.launch.queue.finish()
-        return ArrangedMatrix(place, row_bytes, WeightLayout.LANES)
+        return ArrangedMatrix(place, row_bytes, layout)
 
     def _stage(self, stack: Stack, place: Allocation) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""

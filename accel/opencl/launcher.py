@@ -210,8 +210,7 @@ class PacketLauncher:
         kernels = [self.launch.cl.Kernel(self.launch.program, f"launch_{op.name}") for op in ops]
         return LaunchRecording(
             self.launch,
-            [(kernel, self.workers) for kernel in kernels],
-            None,
+            [(kernel, self.workers, None) for kernel in kernels],
             self.launch.leading_arguments,
             address,
         )
@@ -225,20 +224,18 @@ class PacketLauncher:
 
 class LaunchRecording:
     """A launch of each of ``launches``: a kernel object of its own, because binding arguments costs
-    as much as a launch, and its work-items. ``leading`` gives the arguments before the addresses of
-    inputs and packets."""
+    as much as a launch, its work-items and how many of them are a group. ``leading`` gives the
+    arguments before the addresses of inputs and packets."""
 
     def __init__(
         self,
         launch: LaunchContext,
-        launches: Sequence[tuple[Any, int]],
-        group_size: int | None,
+        launches: Sequence[tuple[Any, int, int | None]],
         leading: Callable[[], tuple[Any, ...]],
         address: int,
     ) -> None:
         self._launch = launch
         self._launches = launches
-        self._local = None if group_size is None else (group_size,)
         self._leading = leading
         self._address = np.uint64(address)
         self._bound: tuple[tuple[int, int], int] | None = None
@@ -249,10 +246,11 @@ class LaunchRecording:
         bound = launch.version(), inputs
         if self._bound != bound:
             arguments = (*self._leading(), np.uint64(inputs), self._address)
-            for index, (kernel, _) in enumerate(self._launches):
+            for index, (kernel, _, _) in enumerate(self._launches):
                 kernel.set_args(*arguments, np.uint32(index))
             self._bound = bound
         event = None
-        for kernel, items in self._launches:
-            event = launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), self._local)
+        for kernel, items, group in self._launches:
+            local = None if group is None else (group,)
+            event = launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), local)
         return event if event is not None else launch.cl.enqueue_marker(launch.queue)

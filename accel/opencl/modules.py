@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import GROUP_SIZE, Language, Module, Traits, module_of, module_source
+from accel.kernels.source import Language, Module, Traits, module_of, module_source
 from accel.opencl.launcher import LaunchContext, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
@@ -25,7 +25,7 @@ class ModuleLauncher:
         self, launch: LaunchContext, groups: int, traits: Traits, build: BuildText
     ) -> None:
         self.launch = launch
-        self.workers = groups * GROUP_SIZE
+        self.workers = groups
         self._groups = groups
         self._traits = traits
         self._build = build
@@ -33,11 +33,12 @@ class ModuleLauncher:
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
-        launches = [
-            (self.kernel(module_of(op)), op.launch_groups(GROUP_SIZE, self._groups) * GROUP_SIZE)
-            for op in ops
-        ]
-        return LaunchRecording(self.launch, launches, GROUP_SIZE, self._leading, address)
+        launches = []
+        for op in ops:
+            module = module_of(op)
+            groups = op.launch_groups(module.group_size, self._groups)
+            launches.append((self.kernel(module), groups * module.group_size, module.group_size))
+        return LaunchRecording(self.launch, launches, self._leading, address)
 
     def _leading(self) -> tuple[Any, ...]:
         return *self.launch.memory.arguments(), np.uint64(self.launch.scratch.shared)
@@ -59,7 +60,8 @@ class ModuleLauncher:
             address = len(buffers) << BANK_SHIFT
         kernel = self.kernel(module)
         kernel.set_args(*arguments, *map(np.uint64, (0, 0, address)), np.uint32(0))
-        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self.workers,), (GROUP_SIZE,))
+        size = module.group_size
+        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self._groups * size,), (size,))
         launch.queue.finish()
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
 from accel.packets.mirrors import Bytes
 from accel.packets.under_way import Pace, UnderWay
-from contract.ir.inputs import step_of
+from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -85,7 +85,11 @@ class Submissions:
         return self._under_way.nbytes
 
     def submit(
-        self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str]
+        self,
+        batch: OpenClBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str],
+        rows: InputRows | None = None,
     ) -> OpenClFence:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
@@ -94,8 +98,8 @@ class Submissions:
         memory = self._launch.memory
         # What the host wrote into mapped memory counts only if nothing was running.
         sent = [] if self._under_way else memory.to_device()
-        snapshot = self._under_way.snapshot(inputs, batch.input_bytes)
-        done = [batch.recording.enqueue(self._provided(snapshot, sent), step.tokens)]
+        snapshot = self._under_way.snapshot(inputs, batch.input_bytes, rows)
+        done = [batch.recording.enqueue(self._provided(snapshot.data, sent), step.tokens)]
         outputs = {name: self._kept(batch.outputs[name], step, done) for name in wanted}
         done += memory.to_host()
         self._launch.queue.flush()

@@ -15,6 +15,7 @@ from accel.opencl.arrange import ArrangedMatrix, Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
+from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
@@ -27,7 +28,8 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.layouts import WeightLayout
+from accel.packets.fused import fuse
+from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
@@ -35,7 +37,7 @@ from accel.packets.under_way import Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -262,13 +264,17 @@ class OpenClTier:
         return batch
 
     def submit(
-        self, batch: OpenClBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: OpenClBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> OpenClFence:
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         if self._lost:
             raise DeviceLost(self._lost)
         try:
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
         except self._cl.Error as error:
             raise self._fail(f"submitting a step failed: {error}") from None
 
@@ -333,11 +339,14 @@ class OpenClTier:
         step = lower_graph(graph, form, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
+        if isinstance(runtime.launcher, ModuleLauncher):
+            step = fuse(step)
         return step, schedule_launches(step)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers
-        return opencl_footprint(graph, largest, steps, workers, self._memory.shared)
+        arranged = planes_bytes if isinstance(self._runtime.launcher, ModuleLauncher) else None
+        return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """The answer for the graph asked about last is kept: what is planned is then made."""

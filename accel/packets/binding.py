@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from accel.packets.layouts import WeightLayout
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import ABSENT, INPUT_MEMORY, OWN_MEMORY, PACKET, SCRATCH_MEMORY
-from accel.packets.step import Op, Placement, Schedule, Step, Tensor
+from accel.packets.step import PRODUCTS, Op, Placement, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
+
+NO_NUMBER = 0xFFFF_FFFF
+"""Of an op that only kernels of their own execute, see ``fused``."""
 
 AddressOf = Callable[[str], int]
 """Device address of a buffer of the graph that outlives a step."""
@@ -50,7 +53,7 @@ def bind_step(
 def product_factors(step: Step) -> set[str]:
     """Buffers some product reads: other ops read these as arranged for it, too."""
     matrices = [
-        op.operands[op.matrix] for op in step.ops if op.name == "matmul" and op.matrix is not None
+        op.operands[op.matrix] for op in step.ops if op.name in PRODUCTS and op.matrix is not None
     ]
     return {matrix.buffer for matrix in matrices if matrix is not None}
 
@@ -67,7 +70,7 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _fill(packet: np.void, op: Op, placement: Placement) -> None:
-    packet["op"] = NUMBERS[op.name]
+    packet["op"] = NUMBERS.get(op.name, NO_NUMBER)
     packet["wait"] = placement.wait
     packet["everyone"] = placement.everyone
     packet["split_columns"] = placement.columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from accel.packets.binding import stored_operands
@@ -18,6 +18,8 @@ from contract.shape_key import ShapeKey
 
 Lower = Callable[[ShapeKey], tuple[Step, Schedule]]
 """The step of a graph for one form, and its schedule."""
+Forms = Callable[[ShapeKey], Sequence[ShapeKey]]
+"""The forms of the steps up to the largest."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
 """Outputs below this are brought to the host after every step, others when a step wants them."""
@@ -35,9 +37,9 @@ class StepMemory:
     stored: frozenset[str]
 
 
-def step_memory(lower: Lower, largest: ShapeKey) -> StepMemory:
+def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> StepMemory:
     """Looks at every form of the steps up to ``largest``."""
-    lowered = [lower(form) for form in step_forms(largest)]
+    lowered = [lower(form) for form in forms(largest)]
     return StepMemory(
         shared=max(schedule.shared_bytes for _, schedule in lowered),
         own=max(schedule.own_bytes for _, schedule in lowered),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from contract.shape_key import ShapeKey
 
 SPLIT_TOKENS = 4
@@ -10,7 +12,10 @@ FEW = 12
 """Tokens of a step whose rows of usual widths are still cheap enough to be computed repeatedly."""
 
 
-def step_forms(largest: ShapeKey) -> tuple[ShapeKey, ...]:
-    """One token, a few whose attention is split, a few whose small work is repeated, and all."""
-    counts = (count for count in (1, SPLIT_TOKENS, FEW) if count < largest.tokens)
-    return (*(ShapeKey(count, min(count, largest.rows)) for count in counts), largest)
+def step_forms(
+    largest: ShapeKey, counts: Sequence[int] = (1, SPLIT_TOKENS, FEW)
+) -> tuple[ShapeKey, ...]:
+    """One token, a few whose attention is split, a few whose small work is repeated, and all; or
+    other ``counts`` of tokens, rising, and all."""
+    smaller = (count for count in counts if count < largest.tokens)
+    return (*(ShapeKey(count, min(count, largest.rows)) for count in smaller), largest)

@@ -1,18 +1,22 @@
 """How stored matrices are arranged for the products: once, when they are uploaded.
 
-``kernels/lanes_layout.h`` describes the layout of quantized matrices: 16 rows side by side, one in
-each lane of a vector. It holds the same bits as the model file, plus at most 15 rows of zeros and
-48 bytes a row group. Float matrices stay as they are.
+Processors keep quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows
+side by side, one in each lane of a vector. That is the bits of the model file, plus at most 15 rows
+of zeros and 48 bytes a row group. The kernels of work-groups keep them in planes of 32 rows and 256
+columns, see ``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns
+of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 from contract.dtypes import (
     IQ4_XS,
     MXFP4,
     Q2_K,
+    Q3_K,
     Q4_1,
     Q4_K,
     Q5_1,
@@ -20,9 +24,12 @@ from contract.dtypes import (
     DType,
     StorageClass,
 )
+from contract.ir.nodes import BufferDecl, BufferKind
 
 LANES = 16
 VECTOR_BYTES = 64
+TILE_ROWS = 32
+UNIT_COLUMNS = 256
 
 TWO_HEADER_WORDS = frozenset((Q2_K, Q4_1, Q5_1, Q4_K, Q5_K, IQ4_XS))
 """Formats with two 16-bit words a block in the header; MXFP4 has one byte there, others a word."""
@@ -37,6 +44,8 @@ class WeightLayout(IntEnum):
     """Groups of 16 rows, as ``kernels/lanes_layout.h`` describes."""
     UNITS = 2
     """Operands of tensor cores, as ``accel/cuda/kernels/units.h`` describes."""
+    PLANES = 3
+    """Tiles of 32 rows, as ``accel/kernels/formats.k`` describes."""
 
 
 def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:
@@ -44,6 +53,22 @@ def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:
     if dtype.storage is StorageClass.FLOAT:
         return 0
     return -(-rows // LANES) * group_bytes(dtype, columns)
+
+
+def tile_bytes(dtype: DType, columns: int) -> int:
+    """Bytes of a tile of 32 rows in planes."""
+    row_bytes = 112 if dtype == Q3_K else dtype.row_bytes(UNIT_COLUMNS)
+    return -(-columns // UNIT_COLUMNS) * row_bytes * TILE_ROWS
+
+
+def planes_bytes(decl: BufferDecl) -> int:
+    """What a buffer takes in planes, 0 where it stays as stored."""
+    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
+        return 0
+    *matrices, rows, columns = (int(dim) for dim in decl.shape)
+    if decl.dtype.storage is StorageClass.FLOAT:
+        return 0
+    return math.prod(matrices) * -(-rows // TILE_ROWS) * tile_bytes(decl.dtype, columns)
 
 
 def header_bytes(dtype: DType, columns: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.ops import DeviceOp, DeviceOperand
 from accel.packets.step import Count, Op, Per, Step, Tensor
@@ -133,9 +134,10 @@ class Lowering:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)
             padded = segments * SEGMENT
-            m = self.new(f"{name}.m", tokens.most, padded, 2)
-            scale = self.new(f"{name}.scale", tokens.most, segments)
-            sums = self.new(f"{name}.sums", tokens.most, padded // 32)
+            rows = self.rounded(tokens.most)
+            m = self.new(f"{name}.m", rows, padded, 2)
+            scale = self.new(f"{name}.scale", rows, segments)
+            sums = self.new(f"{name}.sums", rows, padded // 32)
             self._quantized[x] = m, scale, sums
             self.add(
                 "quantize_activation",
@@ -148,6 +150,11 @@ class Lowering:
                 private=cheap(tokens, x.columns),
             )
         return self._quantized[x]
+
+    @staticmethod
+    def rounded(tokens: int) -> int:
+        """Rows there is room for: kernels of many tokens keep integers by eights of them."""
+        return tokens if tokens <= SPLIT_TOKENS else -(-tokens // 8) * 8
 
     def product(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from accel.packets.layouts import TILE_ROWS
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
 
@@ -27,14 +28,12 @@ class Split(Enum):
 
 ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
 
-LANES = 16
-"""Rows of a group of an arranged matrix, and columns of a processor's vector."""
 SLOTS = 8
 """Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
 SUM_SPANS = 2
 """Spans of a row a group of ``accel/kernels/log_probabilities_sum.k`` sums at a time."""
-QUANTIZED_SEGMENTS = 16
-"""Segments a group of ``accel/kernels/quantize_activation.k`` takes at a time."""
+QUANTIZED_SEGMENTS = 4
+"""Segments a group of ``accel/kernels/quantizer.k`` takes at a time."""
 STATE_ROWS = 16
 """Rows of a head's state a group of ``accel/kernels/ssm_delta_net.k`` takes."""
 GROUP_QUERIES = 8
@@ -172,7 +171,7 @@ def _product_units(
 ) -> int:
     if dtype in FLOATS:
         return tokens * rows
-    return pieces(rows, LANES) * (most_chunks if places else pieces(tokens, SLOTS))
+    return pieces(rows, TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
 
 
 _QUERIES = _any("q", "uchar kv", "int page_table", "int query")
@@ -216,7 +215,8 @@ OPS = (
         _any("void x", "scale?", "uint sums?"),
         _matrix("weight"),
         _to_columns("y"),
-        _any("int ids?", "CHUNK chunks?", "int order?"),
+        _any("int ids?", "CHUNK chunks?", "int order?", "bias?"),
+        _columns("residual?"),
         sizes="tokens rows columns places used most_chunks",
         groups=_product_units,
     ),

@@ -9,6 +9,9 @@ from enum import IntEnum
 from accel.packets.ops import DeviceOp, Split, pieces
 from contract.dtypes import DType
 
+PRODUCTS = ("matmul", "matmul_row")
+"""Ops that multiply by a stored matrix."""
+
 
 class Per(IntEnum):
     """What the count of an op grows with: ``packet->counted``."""

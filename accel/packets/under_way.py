@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.ir.inputs import InputCopy, InputRows
+
 Bytes = NDArray[np.uint8]
 
 POLL_SECONDS = 20e-6
@@ -76,7 +78,7 @@ class _Entry(Generic[F]):
     """``kept`` must not be given up before the step has ended."""
 
     step: F
-    block: Bytes
+    block: InputCopy
     kept: Any
 
 
@@ -87,7 +89,7 @@ class UnderWay(Generic[F]):
     def __init__(self, make: Callable[[int], Bytes]) -> None:
         self._make = make
         self._running: deque[_Entry[F]] = deque()
-        self._free: dict[int, list[Bytes]] = {}
+        self._free: dict[int, list[InputCopy]] = {}
 
     def __bool__(self) -> bool:
         """Whether any step was still running when ``retire`` looked last."""
@@ -96,17 +98,18 @@ class UnderWay(Generic[F]):
     @property
     def nbytes(self) -> int:
         """Host memory of all blocks."""
-        held = sum(entry.block.nbytes for entry in self._running)
+        held = sum(entry.block.data.nbytes for entry in self._running)
         return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
 
-    def snapshot(self, inputs: Bytes, nbytes: int) -> Bytes:
-        """A block of ``nbytes`` that begins with a copy of ``inputs``."""
+    def snapshot(self, inputs: Bytes, nbytes: int, rows: InputRows | None = None) -> InputCopy:
+        """A block of ``nbytes`` that begins with a copy of ``inputs``; ``rows`` as in
+        ``contract.tier.Tier.submit``."""
         free = self._free.get(nbytes)
-        block = free.pop() if free else self._make(nbytes)
-        block[: len(inputs)] = inputs
+        block = free.pop() if free else InputCopy(self._make(nbytes))
+        block.update(inputs, rows)
         return block
 
-    def add(self, step: F, block: Bytes, kept: Any = None) -> None:
+    def add(self, step: F, block: InputCopy, kept: Any = None) -> None:
         """``step`` was submitted with its inputs in ``block``."""
         self._running.append(_Entry(step, block, kept))
 
@@ -114,7 +117,7 @@ class UnderWay(Generic[F]):
         """Blocks of steps that have ended are free again."""
         while self._running and self._running[0].step.done:
             block = self._running.popleft().block
-            self._free.setdefault(block.nbytes, []).append(block)
+            self._free.setdefault(block.data.nbytes, []).append(block)
 
     def close(self) -> None:
         """Forget everything, which must have ended."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import GROUP_SIZE, Module
-from accel.packets.layouts import LANES, WeightLayout, group_bytes
+from accel.kernels.source import Module
+from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
+from accel.packets.ops import pieces
+from accel.packets.stacks import Stack
 from accel.vulkan.launcher import most_groups
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.program import Program
@@ -47,54 +49,39 @@ class Arranger:
         if dtype.storage is StorageClass.FLOAT:
             stored = self.memory.adopt(name, data)
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
-        rows = len(data) // matrices
-        columns = data.shape[1] // dtype.block_bytes * dtype.block_elements
-        row_bytes = group_bytes(dtype, columns)
-        matrix_groups = -(-rows // LANES)
-        groups = matrix_groups * matrices
-        place = self.memory.allocate(name, groups * row_bytes, zeroed=False)
+        stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
+        row_bytes = tile_bytes(dtype, stack.columns)
+        place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         try:
-            self._arrange(name, dtype, data, rows, columns, place, groups)
+            self._arrange(name, stack, place)
         except BaseException:
             self.memory.free(place)
             raise
-        return ArrangedMatrix(place, row_bytes, WeightLayout.LANES)
+        return ArrangedMatrix(place, row_bytes, WeightLayout.PLANES)
 
-    def _arrange(
-        self,
-        name: str,
-        dtype: DType,
-        data: Bytes,
-        rows: int,
-        columns: int,
-        place: Allocation,
-        groups: int,
-    ) -> None:
-        """Copy as many whole row groups as fit, arrange them, and so on."""
-        stored_bytes = min(LANES, rows) * data.shape[1]
-        step = min(max(1, STORED_BYTES // stored_bytes), groups)
-        pipeline = self.program.pipelines([Module("arrange", dtype)])[Module("arrange", dtype)]
-        staging = self.memory.allocate(f"{name} as stored", step * stored_bytes, zeroed=False)
-        units = columns // dtype.block_elements * LANES
+    def _arrange(self, name: str, stack: Stack, place: Allocation) -> None:
+        """Copy as many whole tiles as fit, arrange them, and so on."""
+        module = Module("arrange", stack.dtype)
+        pipeline = self.program.pipelines([module])[module]
+        parts = stack.parts(STORED_BYTES)
+        nbytes = max((stack.stored(tiles).nbytes for tiles in parts), default=0)
+        staging = self.memory.allocate(f"{name} as stored", nbytes, zeroed=False)
+        row_items = TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
         try:
-            for first in range(0, groups, step):
-                count = min(step, groups - first)
-                part = data[_first_row(first, rows) : _first_row(first + count, rows)]
-                self.memory.write(staging, 0, part)
+            for tiles in parts:
+                self.memory.write(staging, 0, stack.stored(tiles))
                 launch_alone(
                     self.queue,
                     self.memory,
                     self.program,
+                    module.op,
                     pipeline,
                     [staging.address, place.address],
-                    (count, rows, columns, first),
-                    min(-(-count * units // GROUP_SIZE), most_groups(self.queue.device)),
+                    (len(tiles), stack.rows, stack.columns, tiles.start),
+                    min(
+                        pieces(len(tiles) * row_items, module.group_size),
+                        most_groups(self.queue.device),
+                    ),
                 )
         finally:
             self.memory.free(staging)
-
-
-def _first_row(group: int, rows: int) -> int:
-    """Where row group ``group`` of matrices of ``rows`` rows begins."""
-    matrix, inside = divmod(group, -(-rows // LANES))
-    return matrix * rows + min(inside * LANES, rows)

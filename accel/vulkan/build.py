@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel.kernels.source import (
-    GROUP_SIZE,
+    ALL_OPS,
     Language,
     Module,
     Traits,
@@ -21,14 +21,13 @@ from accel.kernels.source import (
     modules,
 )
 from accel.kernels.stored import digest_of, refresh
+from accel.vulkan.pushed import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
 COMPILER = "glslangValidator"
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
-PUSH_BYTES = 28
-"""Of ``LAUNCH`` in ``kernels/vk.h``."""
 DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\bSU?DOT4\(", re.MULTILINE)
 """A kernel that uses packed dot products, not their definitions."""
 
@@ -99,8 +98,8 @@ def kernel_file(build: Build, code: bytes) -> bytes:
             build.name,
             GpuTarget.SPIRV,
             code,
-            push_constant_bytes=PUSH_BYTES,
-            workgroup_size=(GROUP_SIZE, 1, 1),
+            push_constant_bytes=push_size(ALL_OPS[build.module.op]),
+            workgroup_size=(build.module.group_size, 1, 1),
             lds_bytes=group_memory_bytes(code),
         )
     )

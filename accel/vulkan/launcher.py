@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from accel.kernels.source import GROUP_SIZE, module_of
-from accel.packets.step import Op, Placement
-from accel.vulkan.build import PUSH_BYTES
+from accel.kernels.source import module_of
+from accel.packets.ops import DeviceOp
+from accel.packets.step import PRODUCTS, Op, Placement
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
+from accel.vulkan.pushed import Packets, Places, pushed
 from accel.vulkan.queue import Queue
 from contract.arithmetic import PAGE_TOKENS
 
-PUSH = struct.Struct("<3QI")
-"""``LAUNCH`` of ``kernels/vk.h``: where scratch, inputs and packets lie, and the packet."""
-assert PUSH.size == PUSH_BYTES
 MOST_GROUPS = 4096
 """Work-groups of a launch: more than any device runs at a time."""
 MOST_GROUPS_OF_A_CPU = 64
@@ -32,24 +29,10 @@ class Launch:
     """One packet's dispatch; ``wait`` puts a barrier before it. ``work`` in multiplications."""
 
     pipeline: Pipeline
+    op: DeviceOp
     groups: int
     wait: bool
     work: int
-
-
-@dataclass(slots=True)
-class Places:
-    """Addresses all recordings of a tier share; ``version`` counts their moves."""
-
-    scratch: int = 0
-    inputs: int = 0
-    version: int = 0
-
-    def move(self, scratch: int, inputs: int) -> None:
-        """Note where the two lie now."""
-        if (scratch, inputs) != (self.scratch, self.inputs):
-            self.scratch, self.inputs = scratch, inputs
-            self.version += 1
 
 
 def most_groups(device: Device) -> int:
@@ -63,7 +46,13 @@ def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]
     modules = [module_of(op) for op in ops]
     pipelines = program.pipelines(modules)
     return [
-        Launch(pipelines[module], op.launch_groups(GROUP_SIZE, most), place.wait, work_of(op))
+        Launch(
+            pipelines[module],
+            op.device,
+            op.launch_groups(module.group_size, most),
+            place.wait,
+            work_of(op),
+        )
         for module, op, place in zip(modules, ops, placed, strict=True)
     ]
 
@@ -71,7 +60,7 @@ def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]
 def work_of(op: Op) -> int:
     """About how many multiplications an op takes at most."""
     sizes = op.most_sizes()
-    if op.name == "matmul":
+    if op.name in PRODUCTS:
         return sizes["tokens"] * sizes["rows"] * sizes["columns"]
     elements = max(t.columns for t in op.operands if t is not None)
     if "kv_heads" in sizes:
@@ -97,7 +86,12 @@ class Recording:
     """The command buffers of a form, recorded anew when something they name has moved."""
 
     def __init__(
-        self, queue: Queue, program: Program, places: Places, launches: list[Launch], packets: int
+        self,
+        queue: Queue,
+        program: Program,
+        places: Places,
+        launches: list[Launch],
+        packets: Packets,
     ) -> None:
         self._queue = queue
         self._layout = program.layout
@@ -141,7 +135,7 @@ class Recording:
                 if launch.pipeline is not bound:
                     self._bind_pipeline(commands, launch.pipeline)
                     bound = launch.pipeline
-                self._dispatch(commands, index, launch.groups)
+                self._dispatch(commands, index, launch)
             if last:
                 self._queue.barrier(commands)
 
@@ -150,9 +144,8 @@ class Recording:
     def _bind_pipeline(self, commands: Any, pipeline: Pipeline) -> None:
         self._queue.vulkan.run("CmdBindPipeline", commands, self._bind, pipeline.handle)
 
-    def _dispatch(self, commands: Any, index: int, groups: int) -> None:
-        vulkan, places = self._queue.vulkan, self._places
-        pushed = PUSH.pack(places.scratch, places.inputs, self._packets, index)
-        data = vulkan.ffi.from_buffer(pushed)
-        vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(pushed), data)
-        vulkan.run("CmdDispatch", commands, groups, 1, 1)
+    def _dispatch(self, commands: Any, index: int, launch: Launch) -> None:
+        vulkan = self._queue.vulkan
+        data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._places))
+        vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(data), data)
+        vulkan.run("CmdDispatch", commands, launch.groups, 1, 1)

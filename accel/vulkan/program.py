@@ -11,9 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from accel.kernels.accessors import MOST_PUSHED_BYTES
 from accel.kernels.source import Module, Traits
 from accel.packets.disk_cache import read_entry, write_entry
-from accel.vulkan.build import PUSH_BYTES, file_name
+from accel.vulkan.build import file_name
 from accel.vulkan.device import CacheKey, Device
 from accel.vulkan.queue import Queue
 from accel.vulkan.spirv import with_float_controls
@@ -76,7 +77,7 @@ class Program:
             "PushConstantRange",
             stageFlags=vulkan.flags("SHADER_STAGE", "COMPUTE"),
             offset=0,
-            size=PUSH_BYTES,
+            size=MOST_PUSHED_BYTES,
         )
         layout = vulkan.structure(
             "PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=pushed

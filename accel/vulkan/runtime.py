@@ -10,9 +10,9 @@ from pathlib import Path
 from accel.kernels.source import Traits
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
-from accel.vulkan.launcher import Places
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
+from accel.vulkan.pushed import Places
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
 from contract.errors import TierError, TierUnavailable

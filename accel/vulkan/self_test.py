@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from accel.kernels.judging import RESULTS, Found, columns, right, samples
-from accel.kernels.source import GROUP_SIZE, Module, Traits
-from accel.packets.packet import ABSENT, PACKET
+from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module, Traits
+from accel.packets.ops import pieces
 from accel.vulkan.api import TIER
-from accel.vulkan.launcher import PUSH
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
+from accel.vulkan.pushed import Packets, Places, lone_packet, pushed
 from accel.vulkan.queue import Queue
 from contract.errors import TierUnavailable
 
@@ -55,7 +55,8 @@ def ask(queue: Queue, memory: Memory, program: Program, traits: Traits) -> Found
     places = [memory.adopt("self-test", array) for array in data]
     places.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
     addresses = [place.address for place in places]
-    launch_alone(queue, memory, program, pipeline, addresses, (count,), -(-count // GROUP_SIZE))
+    groups = pieces(count, GROUP_SIZE)
+    launch_alone(queue, memory, program, "self_test", pipeline, addresses, (count,), groups)
     words = memory.read(places[-1], 0, places[-1].nbytes).view(np.int32).reshape(count, -1)
     for place in places:
         memory.free(place)
@@ -66,26 +67,24 @@ def launch_alone(
     queue: Queue,
     memory: Memory,
     program: Program,
+    name: str,
     pipeline: Pipeline,
     operands: list[int],
     sizes: tuple[int, ...],
     groups: int,
 ) -> None:
-    """Run a kernel that belongs to no step, and wait for it."""
-    packet = np.zeros(1, PACKET)
-    packet["operand"] = ABSENT
-    packet["operand"][0, : len(operands)] = operands
-    packet["size"][0, : len(sizes)] = sizes
+    """Run a kernel of op ``name`` that belongs to no step, and wait for it."""
+    packet = lone_packet(operands, sizes)
     place = memory.adopt("packet", packet.view(np.uint8))
     vulkan = queue.vulkan
     stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
-    pushed = PUSH.pack(0, 0, place.address, 0)
+    given = pushed(ALL_OPS[name], Packets(packet, place.address), 0, Places())
 
     def fill(commands: object) -> None:
         point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
         vulkan.run("CmdBindPipeline", commands, point, pipeline.handle)
-        data = vulkan.ffi.from_buffer(pushed)
-        vulkan.run("CmdPushConstants", commands, program.layout, stage, 0, len(pushed), data)
+        data = vulkan.ffi.from_buffer(given)
+        vulkan.run("CmdPushConstants", commands, program.layout, stage, 0, len(given), data)
         vulkan.run("CmdDispatch", commands, groups, 1, 1)
 
     queue.await_number(queue.run_once(fill))

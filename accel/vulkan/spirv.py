@@ -59,7 +59,7 @@ FLOAT_CONTROLS = {
 }
 """Capability and execution mode, each of a width in bits."""
 BINARY32 = 32
-TYPE_ARRAY, TYPE_POINTER, CONSTANT, VARIABLE = 28, 32, 43, 59
+TYPE_VECTOR, TYPE_ARRAY, TYPE_POINTER, CONSTANT, VARIABLE = 23, 28, 32, 43, 59
 WORKGROUP = 4
 """Storage class of group memory."""
 INTEGER_DOT_CAPABILITY = 6019
@@ -144,7 +144,8 @@ def decorated_results(found: Sequence[Instruction]) -> set[int]:
 
 
 def group_memory_bytes(code: bytes) -> int:
-    """Bytes of the group memory a module declares: arrays of 32-bit words."""
+    """Bytes of the group memory a module declares: arrays of 32-bit words or of their vectors."""
+    words: dict[int, int] = {}
     arrays: dict[int, int] = {}
     pointers: dict[int, int] = {}
     constants: dict[int, int] = {}
@@ -152,8 +153,10 @@ def group_memory_bytes(code: bytes) -> int:
     for i in instructions(words_of(code)):
         if i.opcode == CONSTANT:
             constants[int(i.words[2])] = int(i.words[3])
+        elif i.opcode == TYPE_VECTOR:
+            words[int(i.words[1])] = int(i.words[3])
         elif i.opcode == TYPE_ARRAY:
-            arrays[int(i.words[1])] = constants[int(i.words[3])]
+            arrays[int(i.words[1])] = constants[int(i.words[3])] * words.get(int(i.words[2]), 1)
         elif i.opcode == TYPE_POINTER:
             pointers[int(i.words[1])] = int(i.words[3])
         elif i.opcode == VARIABLE and i.words[3] == WORKGROUP:

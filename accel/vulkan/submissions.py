@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from accel.vulkan.launcher import Recording
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.queue import Queue
-from contract.ir.inputs import step_of
+from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -47,6 +47,7 @@ class _Snapshot:
 
     data: Allocation
     place: Allocation
+    copy: InputCopy
     commands: Any
 
 
@@ -109,7 +110,11 @@ class Submissions:
         self.place: Allocation | None = None
 
     def submit(
-        self, batch: VulkanBatch, inputs: NDArray[np.uint8], wanted: Sequence[str]
+        self,
+        batch: VulkanBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str],
+        rows: InputRows | None = None,
     ) -> VulkanFence:
         """See ``contract.tier.Tier.submit``."""
         step = step_of(inputs)
@@ -118,7 +123,8 @@ class Submissions:
         recorded = batch.recording.batches
         # What the host wrote into mapped memory counts only if nothing was running.
         before = [] if self._running else self._exchange(self._sending, to_device=True)
-        snapshot = self._snapshot(inputs, batch.input_bytes)
+        snapshot = self._snapshot(batch.input_bytes)
+        snapshot.copy.update(inputs, rows)
         after = self._exchange(self._fetching, to_device=False)
         outputs, kept = self._outputs(batch, step, wanted)
         copying = [self._queue.record(self._copies(batch, kept), once=True)] if kept else []
@@ -149,7 +155,7 @@ class Submissions:
             for place in ended.kept:
                 self._kept.setdefault(place.nbytes, []).append(place)
 
-    def _snapshot(self, inputs: NDArray[np.uint8], nbytes: int) -> _Snapshot:
+    def _snapshot(self, nbytes: int) -> _Snapshot:
         place = self.place
         assert place is not None
         free = self._snapshots.setdefault(nbytes, [])
@@ -162,10 +168,9 @@ class Submissions:
             )
             if snapshot is not None:
                 self._queue.forget([snapshot.commands])
-            snapshot = _Snapshot(data, place, self._queue.record(self._sent(data, place)))
-        host = snapshot.data.host
-        assert host is not None
-        host[: len(inputs)] = inputs
+            assert data.host is not None
+            sent = self._queue.record(self._sent(data, place))
+            snapshot = _Snapshot(data, place, InputCopy(data.host), sent)
         return snapshot
 
     def _sent(self, data: Allocation, place: Allocation) -> Any:

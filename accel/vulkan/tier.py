@@ -21,7 +21,8 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.layouts import WeightLayout
+from accel.packets.fused import fuse
+from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
@@ -30,12 +31,13 @@ from accel.vulkan.arrange import ArrangedMatrix, Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.launcher import Recording, launches_of
 from accel.vulkan.memory import Allocation
+from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -135,7 +137,7 @@ class VulkanTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory(graph, largest))
+        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -233,7 +235,7 @@ class VulkanTier:
                 lambda name: self._stored(buffers[name]).address,
                 lambda name: _matrix(buffers[name]),
             )
-            recording, place = self._recorded(step, schedule, packets.view(np.uint8), graph.name)
+            recording, place = self._recorded(step, schedule, packets, graph.name)
         batch = VulkanBatch(
             form,
             len(packets),
@@ -249,11 +251,15 @@ class VulkanTier:
         return batch
 
     def submit(
-        self, batch: VulkanBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: VulkanBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> VulkanFence:
         """Start the step. Raises DeviceLost once the device has failed."""
         with self._guarded("a step"):
-            return self._submissions.submit(batch, inputs, wanted)
+            return self._submissions.submit(batch, inputs, wanted, rows)
 
     def wait(self, fence: VulkanFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
@@ -312,7 +318,7 @@ class VulkanTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = lower_graph(graph, form, ROW_PARTS, TIER)
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
@@ -323,13 +329,17 @@ class VulkanTier:
         return self._planned[2]
 
     def _recorded(
-        self, step: Step, schedule: Schedule, packets: NDArray[np.uint8], name: str
+        self, step: Step, schedule: Schedule, packets: NDArray[np.void], name: str
     ) -> tuple[Recording, Allocation]:
         runtime = self._runtime
         launches = launches_of(runtime.program, step.ops, schedule.placements)
-        place = self._memory.adopt(f"packets of {name}", packets)
+        place = self._memory.adopt(f"packets of {name}", packets.view(np.uint8))
         recording = Recording(
-            runtime.queue, runtime.program, runtime.places, launches, place.address
+            runtime.queue,
+            runtime.program,
+            runtime.places,
+            launches,
+            Packets(packets, place.address),
         )
         return recording, place
 

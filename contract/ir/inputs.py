@@ -33,6 +33,48 @@ class InputLayout:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InputRows:
+    """A table within a block of inputs of which few rows change from one step to the next.
+
+    It begins at byte ``start``, each row has ``row_bytes``. ``versions``, int64[rows], numbers the
+    latest change of each row: a later change of any row has a higher number.
+    """
+
+    start: int
+    row_bytes: int
+    versions: NDArray[np.int64]
+
+    def of(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The table in ``block``: uint8[rows, row_bytes]."""
+        stop = self.start + self.row_bytes * len(self.versions)
+        return block[self.start : stop].reshape(-1, self.row_bytes)
+
+
+class InputCopy:
+    """A copy of a step's inputs in ``data``, made again and again from one block or another. Of a
+    table whose changes are told only the rows are copied that changed since the last time."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data = data
+        self._rows: InputRows | None = None
+        self._version = 0
+
+    def update(self, inputs: NDArray[np.uint8], rows: InputRows | None = None) -> None:
+        """Copy ``inputs``, which ``rows`` is about."""
+        if rows is None or rows is not self._rows:
+            self.data[: len(inputs)] = inputs
+        else:
+            source, target = rows.of(inputs), rows.of(self.data)
+            stop = rows.start + source.nbytes
+            self.data[: rows.start] = inputs[: rows.start]
+            self.data[stop : len(inputs)] = inputs[stop:]
+            changed = (rows.versions > self._version).nonzero()[0]
+            target[changed] = source[changed]
+        self._rows = rows
+        self._version = 0 if rows is None else int(rows.versions.max())
+
+
 def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:
     """The block for steps of ``graph`` up to ``largest``, the same for all of them."""
     offsets = {}

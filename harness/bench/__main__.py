@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError
 from harness.bench.engines import PEER, check_peer, fixed_workers
+from harness.bench.load import command as load_command
 from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
 from harness.bench.report import render, render_markdown
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.bench",
         description="Measure tiers, and a peer on the same file with the same threads, in turn.",
-        epilog=SERVE_HELP,
+        epilog=f"{SERVE_HELP}\n{load_command.HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -63,7 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--serve", action="store_true", help="measure many requests at once instead; see below"
     )
     parser.add_argument(
-        "--gate", action="store_true", help="with --serve: exit with 1 when a target is missed"
+        "--gate",
+        action="store_true",
+        help="with --serve, --server: exit with 1 when a target is missed",
     )
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="default: 512; serving 32")
     parser.add_argument("--decode-tokens", type=int, metavar="N", help="default: 64; serving 32")
@@ -75,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates: .svg or .png")
+    load_command.add_flags(parser)
     add_flags(parser, SETTINGS)
     return parser
 
@@ -83,10 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, or 2 with one line on standard error."""
     args = build_parser().parse_args(argv)
     try:
+        if args.server is not None:
+            return load_command.run(args, SETTINGS)
         if args.serve:
             return _serve(args)
         if args.gate:
-            raise ConfigError("--gate: only --serve has targets; ci/speed judges single requests")
+            raise ConfigError(
+                "--gate: judges --serve and --server; ci/speed judges single requests"
+            )
         if args.plot is not None:
             check_plot(args.plot)
         report = run_benchmark(_plan(args), note)

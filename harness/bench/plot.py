@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +45,15 @@ def write_plot(report: Report, path: Path) -> None:
     A dashed line is the rate at which memory could stream what a decode step moves. Raises
     ConfigError when the file cannot be written.
     """
+    save_figure(lambda: draw(report), path)
+
+
+def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
+    """Draw in the style of all plots and write the file. Raises ConfigError when that cannot be."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        figure = draw(report)
+        figure = draw_it()
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         try:
             figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)

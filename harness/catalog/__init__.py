@@ -10,12 +10,14 @@ from harness.catalog.entries import (
     WheelMember,
     find,
 )
+from harness.catalog.facts import entry_facts, hub_facts, managed_models
 from harness.catalog.names import is_hub_name
 from harness.catalog.pull import find_model, pull, resolve_model
 from harness.catalog.store import (
     PulledModel,
     active,
     find_pulled,
+    known_name,
     model_path,
     pulled_from_hub,
     remove,
@@ -32,10 +34,14 @@ __all__ = [
     "PulledModel",
     "WheelMember",
     "active",
+    "entry_facts",
     "find",
     "find_model",
     "find_pulled",
+    "hub_facts",
     "is_hub_name",
+    "known_name",
+    "managed_models",
     "model_path",
     "pull",
     "pulled_from_hub",

@@ -160,7 +160,7 @@ def active(cache_dir: Path) -> str | None:
     except OSError as error:
         raise CatalogError(f"{path}: cannot read: {error.strerror}") from None
     try:
-        _check_name(content)
+        known_name(content)
     except CatalogError:
         raise CatalogError(
             f"{path}: holds {content[:80]!r}, not a model's name; run `zinc-rt model use`"
@@ -170,7 +170,7 @@ def active(cache_dir: Path) -> str | None:
 
 def set_active(spec: str, cache_dir: Path) -> None:
     """Make ``spec``, a catalog id or a name of the hub, the model used when none is named."""
-    _check_name(spec)
+    known_name(spec)
     path = cache_dir / "active"
     temporary = cache_dir / f"active.{os.getpid()}"
     try:
@@ -181,9 +181,7 @@ def set_active(spec: str, cache_dir: Path) -> None:
         raise CatalogError(f"{path}: cannot write: {error.strerror}") from None
 
 
-def _check_name(spec: str) -> None:
-    """Raise CatalogError unless ``spec`` is a catalog id or a name of the hub."""
-    if is_hub_name(spec):
-        parse_hub_name(spec)
-    else:
-        find(spec)
+def known_name(spec: str) -> str:
+    """``spec`` as this program writes it; CatalogError unless it is a catalog id or a name of the
+    hub."""
+    return str(parse_hub_name(spec)) if is_hub_name(spec) else find(spec).id

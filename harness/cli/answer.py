@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 from contract.types import FinishReason
 
 if TYPE_CHECKING:
-    from harness.generate import Generation, Session
+    from harness.generate import Session
+    from harness.generation import Generation
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+
+def show_text(text: str) -> None:
+    """A piece of an answer, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def follow(generation: Generation, show: Callable[[str], None]) -> bool:
@@ -30,14 +37,9 @@ def follow(generation: Generation, show: Callable[[str], None]) -> bool:
 
 def show_answer(generation: Generation) -> bool:
     """Stream the answer to standard output and end its line; True when Ctrl-C ended it."""
-
-    def show(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    interrupted = follow(generation, show)
+    interrupted = follow(generation, show_text)
     if not generation.text.endswith("\n"):
-        show("\n")
+        show_text("\n")
     return interrupted
 
 

@@ -6,11 +6,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from contract.errors import RequestError, TemplateError
 from harness.cli.answer import INTERRUPTED, closing_line, show_answer
 from harness.cli.prompt import (
     MAX_PROMPT_BYTES,
+    Messages,
     decoded,
     encode_messages,
     opening,
@@ -18,6 +21,7 @@ from harness.cli.prompt import (
     user,
 )
 from harness.cli.serving import open_session, sampling_of
+from harness.client import ServerError
 from harness.console import note
 from harness.generate import Recording, Session
 from harness.progress import progress_on
@@ -32,71 +36,109 @@ HELP = """\
 Ctrl-C stops an answer. A turn that starts with / and is no command begins with //."""
 
 
+class Partner(Protocol):
+    """Who answers."""
+
+    @property
+    def name(self) -> str:
+        """Who that is, for a person."""
+
+    def answer(self, messages: Messages) -> tuple[str, bool]:
+        """Show the answer to a conversation as it comes: its text, and whether Ctrl-C cut it."""
+
+
+@dataclass(frozen=True)
+class LocalPartner:
+    """A model in this process."""
+
+    session: Session
+    settings: Settings
+    stop: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The model and its context."""
+        return f"{self.session.model.config.name}, {self.session.context} tokens of context"
+
+    def answer(self, messages: Messages) -> tuple[str, bool]:
+        """Generate and show."""
+        session, settings = self.session, self.settings
+        generation = session.generate(
+            encode_messages(session, messages, settings["thinking"]),
+            sampling_of(settings, session),
+            settings["max_tokens"],
+            self.stop,
+            progress_on(transient=True),
+        )
+        interrupted = show_answer(generation)
+        note(closing_line(generation, session))
+        return generation.text, interrupted
+
+
 def converse(args: argparse.Namespace, settings: Settings) -> int:
-    """Take turns until the input ends."""
-    given = args.prompt is not None or args.file is not None
-    first = read_prompt(args.prompt, args.file) if given else None
-    interactive = sys.stdin.isatty()
+    """Take turns with a model of this process until the input ends."""
+    first = first_turn(args)
     recording = Recording(args.trace, args.timeline)
     with open_session(settings, chat=True, recording=recording) as session:
         if session.template is None:
             raise TemplateError(
                 f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"
             )
-        chat = Chat(session, settings, tuple(args.stop))
-        if interactive:
-            note(f"{session.model.config.name}, {session.context} tokens of context; /help helps")
-        if first is not None and chat.take_turn(first) and not interactive:
+        return take_turns(LocalPartner(session, settings, tuple(args.stop)), settings, first)
+
+
+def first_turn(args: argparse.Namespace) -> str | None:
+    """What the command line says, if anything."""
+    given = args.prompt is not None or args.file is not None
+    return read_prompt(args.prompt, args.file) if given else None
+
+
+def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
+    """Take turns until the input ends; ``first`` comes before it."""
+    interactive = sys.stdin.isatty()
+    chat = Chat(partner, settings["system"])
+    if interactive:
+        note(f"{partner.name}; /help helps")
+    if first is not None and chat.take_turn(first) and not interactive:
+        return INTERRUPTED
+    for line in _asked_lines() if interactive else _piped_lines():
+        if line.startswith("/") and not line.startswith("//"):
+            if not chat.command(line):
+                break
+            continue
+        turn = line.removeprefix("/") if line.startswith("//") else line
+        try:
+            interrupted = chat.take_turn(turn)
+        except (RequestError, ServerError) as error:
+            if not interactive:
+                raise
+            note(f"error: {error}; /reset forgets the conversation")
+            continue
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            note("interrupted; the turn is forgotten")
+            continue
+        if interrupted and not interactive:
             return INTERRUPTED
-        for line in _asked_lines() if interactive else _piped_lines():
-            if line.startswith("/") and not line.startswith("//"):
-                if not chat.command(line):
-                    break
-                continue
-            turn = line.removeprefix("/") if line.startswith("//") else line
-            try:
-                interrupted = chat.take_turn(turn)
-            except RequestError as error:
-                if not interactive:
-                    raise
-                note(f"error: {error}; /reset forgets the conversation")
-                continue
-            except KeyboardInterrupt:
-                if not interactive:
-                    raise
-                note("interrupted; the turn is forgotten")
-                continue
-            if interrupted and not interactive:
-                return INTERRUPTED
     return 0
 
 
 class Chat:
     """The history of a conversation, and what moves it on."""
 
-    def __init__(self, session: Session, settings: Settings, stop: tuple[str, ...]) -> None:
-        self._session = session
-        self._settings = settings
-        self._stop = stop
-        self.messages = opening(settings["system"])
+    def __init__(self, partner: Partner, system: str | None) -> None:
+        self._partner = partner
+        self.messages = opening(system)
 
     def take_turn(self, text: str) -> bool:
         """Answer ``text`` on standard output and remember both; True when Ctrl-C cut the answer.
 
         A turn that fails is not remembered.
         """
-        session, settings = self._session, self._settings
         asked = [*self.messages, user(text)]
-        generation = session.generate(
-            encode_messages(session, asked, settings["thinking"]),
-            sampling_of(settings, session),
-            settings["max_tokens"],
-            self._stop,
-            progress_on(transient=True),
-        )
-        interrupted = show_answer(generation)
-        note(closing_line(generation, session))
-        self.messages = [*asked, {"role": "assistant", "content": generation.text}]
+        answer, interrupted = self._partner.answer(asked)
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
         return interrupted
 
     def command(self, line: str) -> bool:

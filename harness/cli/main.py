@@ -20,6 +20,8 @@ from harness.cli import (
     model_command,
     run_command,
     serve_command,
+    servers_command,
+    tenants_command,
     tools_command,
 )
 from harness.cli.answer import INTERRUPTED
@@ -30,6 +32,8 @@ from harness.settings import ENV_PREFIX
 COMMANDS = (
     run_command,
     serve_command,
+    servers_command,
+    tenants_command,
     model_command,
     inspect_command,
     graph_command,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog
-from harness.catalog import CatalogEntry, PulledModel
 from harness.console import table
 from harness.progress import format_bytes, progress_on
 from harness.settings import add_flags, resolve
@@ -64,11 +63,12 @@ def list_models(args: argparse.Namespace) -> int:
     """Print the catalog with what is installed and active; returns the exit code."""
     cache_dir = _cache_dir(args)
     active_id = catalog.active(cache_dir) or catalog.DEFAULT_ID
-    rows = [_description(entry, cache_dir, active_id) for entry in catalog.ENTRIES.values()]
     chosen = catalog.find_pulled(active_id, cache_dir)
-    for found in catalog.pulled_from_hub(cache_dir):
-        is_active = chosen is not None and chosen.path == found.path
-        rows.append(_hub_description(found.id, found, is_active))
+    path = None if chosen is None else str(chosen.path)
+    rows = [
+        {**facts, "active": facts["id"] == active_id or facts["path"] == path is not None}
+        for facts in catalog.managed_models(cache_dir)
+    ]
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -91,38 +91,6 @@ def _state(row: dict[str, Any]) -> str:
     return ", ".join(state for state in ("installed", "active") if row[state])
 
 
-def _description(entry: CatalogEntry, cache_dir: Path, active_id: str) -> dict[str, Any]:
-    """One model as JSON shows it; sizes in bytes, ``path`` null until it is installed."""
-    found = catalog.find_pulled(entry.id, cache_dir)
-    return {
-        "id": entry.id,
-        "name": entry.name,
-        "architecture": entry.architecture,
-        "parameters": entry.parameters,
-        "quant": entry.quant,
-        "licence": entry.licence,
-        "size_bytes": entry.file.size,
-        "memory_bytes": entry.memory,
-        "sha256": entry.file.sha256,
-        "source": str(entry.file.source),
-        "installed": found is not None,
-        "active": entry.id == active_id,
-        "path": str(found.path) if found else None,
-    }
-
-
-def _hub_description(name: str, found: PulledModel | None, is_active: bool) -> dict[str, Any]:
-    """A model named as on the hub, as far as the cache knows it."""
-    return {
-        "id": name,
-        "size_bytes": found.size if found else None,
-        "source": name,
-        "installed": found is not None,
-        "active": is_active,
-        "path": str(found.path) if found else None,
-    }
-
-
 def show_active(args: argparse.Namespace) -> int:
     """Print the model used when none is named; returns the exit code."""
     cache_dir = _cache_dir(args)
@@ -130,10 +98,12 @@ def show_active(args: argparse.Namespace) -> int:
     if not args.json:
         print(name)
         return 0
+    found = catalog.find_pulled(name, cache_dir)
     if catalog.is_hub_name(name):
-        facts = _hub_description(name, catalog.find_pulled(name, cache_dir), True)
+        facts = catalog.hub_facts(name, found)
     else:
-        facts = _description(catalog.find(name), cache_dir, name)
+        facts = catalog.entry_facts(catalog.find(name), found)
+    facts["active"] = True
     print(json.dumps(facts, indent=2))
     return 0
 

@@ -16,8 +16,9 @@ from harness.cli.serving import (
     sampling_of,
 )
 from harness.console import note
-from harness.settings import Settings, add_flags, resolve
+from harness.settings import ENV_PREFIX, Settings, add_flags, resolve
 
+KEY_ENV = f"{ENV_PREFIX}KEY"
 NAMES = (
     *MODEL_SETTINGS,
     *ENGINE_SETTINGS,
@@ -38,6 +39,7 @@ CHAT_EXAMPLES = """\
 examples:
   zinc-rt chat
   zinc-rt chat --model qwen3-0.6b --system "Answer in one sentence." --thinking off
+  zinc-rt chat --server http://127.0.0.1:8080
 """
 
 
@@ -60,6 +62,12 @@ def add_parser(subparsers: Any) -> None:
     _add_common(parser)
     text = "talk to a model; standard input that is no terminal gives one turn a line"
     parser = subparsers.add_parser("chat", help=text, description=text, epilog=CHAT_EXAMPLES)
+    parser.add_argument(
+        "--server", metavar="URL", help="talk to this server instead of a model of this process"
+    )
+    parser.add_argument(
+        "--key", metavar="KEY", help=f"your API key there [env {KEY_ENV}, which others cannot see]"
+    )
     parser.set_defaults(prompt=None, file=None, chat=True, raw=False, json=False)
     _add_common(parser)
 
@@ -92,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError("system", "is not sent with --raw; leave one of them out")
     if args.chat and args.json:
         raise ConfigError("--json answers one prompt; leave out --chat")
+    if getattr(args, "server", None) is not None:
+        from harness.cli.remote_chat import converse_with_server
+
+        return converse_with_server(args, settings)
     if args.chat:
         from harness.cli.chat import converse
 

@@ -1,9 +1,11 @@
-"""``zinc-rt serve`` and ``zinc-rt tenants``: a model for many, over HTTP."""
+"""``zinc-rt serve`` and ``zinc-rt verify``: a model for many, over HTTP."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from harness.settings import Settings, add_flags, resolve
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
-    from harness.serve.run import ServeOptions
+    from harness.serve.run import Running, ServeOptions
 
 NAMES = (
     *MODEL_SETTINGS,
@@ -30,6 +32,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "record",
     "repeat_last_n",
     *ENGINE_SETTINGS,
 )
@@ -38,6 +41,7 @@ SLOTS = 4
 QUEUE_DEPTH = 256
 DIFFERENT = 1
 MOST_BIASES = 1024
+QUESTION = "Why is the sky blue?"
 LISTED = 20
 """Most tokens whose log-probabilities a client may ask for in place of each: OpenAI's number."""
 
@@ -63,15 +67,10 @@ examples:
 Exit code 0 when the answer is identical, 1 with the first difference. The model and --kv-dtype must
 be those of the server, and so must --context where the request names no max_tokens.
 """
-TENANTS_EXAMPLES = """\
-examples:
-  zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
-  zinc-rt tenants check tenants.toml             what a server would make of the file
-"""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the ``serve`` and ``tenants`` commands; their parsers set ``func(args) -> exit code``."""
+    """Add the ``serve`` and ``verify`` commands; their parsers set ``func(args) -> exit code``."""
     text = "answer OpenAI's HTTP requests: one model, many tenants, the same bits for everybody"
     parser = subparsers.add_parser("serve", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument("--quiet", action="store_true", help="log problems only, no requests")
@@ -83,46 +82,41 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("response", metavar="RESPONSE", type=Path, help="JSON that came back")
     add_flags(parser, VERIFY_NAMES)
     parser.set_defaults(func=verify)
-    text = "make API keys, and check the file of tenants"
-    parser = subparsers.add_parser("tenants", help=text, description=text, epilog=TENANTS_EXAMPLES)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    text = "print a new API key, once, and the lines of the file that know it by its digest"
-    key = verbs.add_parser("key", help=text, description=text)
-    key.add_argument("--name", default="NAME", help="the tenant's name")
-    key.add_argument("--id", type=int, default=1, help="the tenant's number")
-    key.set_defaults(func=make_key)
-    text = "read a file of tenants as a server would"
-    check = verbs.add_parser("check", help=text, description=text)
-    check.add_argument("file", metavar="FILE", type=Path)
-    check.set_defaults(func=check_file)
 
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     settings = resolve(args, NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
+    from harness.serve import supervisor
+    from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    with running(_options(settings), progress_on(transient=True)) as server:
+    with running(options_of(settings), progress_on(transient=True)) as server:
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
-        note(f"listening on {server.url}")
-        interrupted = run_until_told(server, settings["drain_seconds"])
+        with announced(server, settings["drain_seconds"]):
+            note(f"listening on {server.url}")
+            if not args.quiet:
+                for line in _ways_in(server):
+                    note(line)
+            supervisor.tell("READY=1")
+            interrupted = run_until_told(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 
 
 def verify(args: argparse.Namespace) -> int:
     """Replay an answer."""
     settings = resolve(args, VERIFY_NAMES)
-    _need_server_extra()
+    need_server_extra()
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
@@ -141,35 +135,28 @@ def verify(args: argparse.Namespace) -> int:
     return 0 if place is None else DIFFERENT
 
 
-def make_key(args: argparse.Namespace) -> int:
-    """Print a key and what to write into the file."""
-    from harness.serve.keys import key_digest, new_key
-
-    key = new_key()
-    print(f"key, shown only now: {key}\n")
-    print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
-    return 0
-
-
-def check_file(args: argparse.Namespace) -> int:
-    """Print a line for each tenant of a file."""
-    from harness.tenants import read_accounts
-
-    for account in read_accounts(args.file):
-        tenant = account.tenant
-        right = ", operator" if account.operator else ""
-        print(f"{tenant.id} {tenant.name}: {tenant.qos.value}, {len(account.keys)} keys{right}")
-    return 0
+def _ways_in(server: Running) -> Iterator[str]:
+    """The page, and a request that can be pasted into a shell."""
+    body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
+    key = "-H 'Authorization: Bearer KEY' " if server.service.accounts.keyed else ""
+    if server.service.model.template is not None:
+        yield f"chat page: {server.url}/"
+        yield (
+            f"curl {server.url}/v1/chat/completions {key}"
+            f"-H 'Content-Type: application/json' -d '{body}'"
+        )
 
 
-def _need_server_extra() -> None:
+def need_server_extra() -> None:
+    """Raises ConfigError where the libraries of a server are missing."""
     try:
         import harness.serve.run  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
 
 
-def _options(settings: Settings) -> ServeOptions:
+def options_of(settings: Settings) -> ServeOptions:
+    """The server that settings describe, its model's file fetched if need be."""
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
@@ -178,11 +165,13 @@ def _options(settings: Settings) -> ServeOptions:
         path=path,
         model=_model_options(settings, path),
         ledger=settings["ledger"],
+        cache_dir=settings["cache_dir"],
         host=settings["host"],
         port=settings["port"],
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        record=settings["record"],
     )
 
 

@@ -6,20 +6,20 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
-from harness.tenants import Account, read_accounts
+from harness.tenants import Account, named_account, read_accounts
 from reference.engine import Engine
 
 LOOK_SECONDS = 1.0
 """How often the file is looked at, at most."""
-LOCAL = Account(LOCAL_TENANT, operator=True)
+LOCAL = Account(LOCAL_TENANT, operator=True, admin=True)
 log = logging.getLogger("zinc_rt.serve")
 
 Put = Callable[[Callable[[Engine], None]], None]
@@ -48,6 +48,11 @@ class Accounts:
         )
 
     @property
+    def path(self) -> Path | None:
+        """The file, if there is one."""
+        return self._path
+
+    @property
     def keyed(self) -> bool:
         """Whether a request needs a key."""
         return self._path is not None
@@ -55,7 +60,7 @@ class Accounts:
     @property
     def tenants(self) -> Sequence[Tenant]:
         """All tenants."""
-        return [account.tenant for account in self._read.accounts.values()]
+        return [account.tenant for account in self.all]
 
     def of(self, authorization: str | None) -> Account:
         """The account an ``Authorization`` header stands for. Raises ApiError 401."""
@@ -75,10 +80,12 @@ class Accounts:
 
     def named(self, name: str) -> Account | None:
         """The account with an id or a name."""
-        for account in self._read.accounts.values():
-            if name in (str(account.tenant.id), account.tenant.name):
-                return account
-        return None
+        return named_account(self.all, name)
+
+    @property
+    def all(self) -> Sequence[Account]:
+        """All accounts."""
+        return list(self._read.accounts.values())
 
     def refresh(self, put: Put) -> None:
         """Read the file again if it changed, at most once in LOOK_SECONDS, and tell the engine.
@@ -95,12 +102,23 @@ class Accounts:
         finally:
             self._lock.release()
 
+    def reload(self, put: Put) -> None:
+        """Read the file again now, and tell the engine if it changed."""
+        if self._path is not None:
+            with self._lock:
+                self._reload(self._path, put)
+
+    def tell(self, put: Put) -> None:
+        """Tell an engine who its tenants are now."""
+        with self._lock:
+            put(_bringing(self._read.accounts))
+
     def _reload(self, path: Path, put: Put) -> None:
         try:
             if _digest(path) == self._read.digest:
                 return
             fresh = _read(path)
-            put(_changing(self._read.accounts, fresh.accounts))
+            put(_bringing(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
@@ -127,18 +145,14 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def _changing(before: dict[int, Account], after: dict[int, Account]) -> Callable[[Engine], None]:
-    """What the engine is to be told. One who is gone and has requests under way stays until they
-    ended: without a key there are no new ones."""
+def _bringing(accounts: Mapping[int, Account]) -> Callable[[Engine], None]:
+    """What brings an engine to these accounts. One who is gone and has requests under way stays
+    until they ended: without a key there are no new ones."""
 
-    def change(engine: Engine) -> None:
-        for gone in before.keys() - after.keys():
-            engine.memory.reserve(gone, 0)
-            try:
-                engine.tenants.remove(gone)
-            except RequestError:
-                continue
-        for account in after.values():
+    def bring(engine: Engine) -> None:
+        for gone in {tenant.id for tenant in engine.tenants} - accounts.keys():
+            engine.remove_tenant(gone)
+        for account in accounts.values():
             engine.put_tenant(account.tenant)
 
-    return change
+    return bring

@@ -5,19 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from contract.types import QosClass, Tenant, TokenEvent
-from harness.serve.generation import Generation, Piece
+from contract.types import Tenant, TokenEvent
+from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from reference.model.tokenizer import Tokenizer
-
-SERVICE_TIERS = {
-    QosClass.INTERACTIVE: "priority",
-    QosClass.STANDARD: "default",
-    QosClass.BATCH: "flex",
-}
-"""What OpenAI's clients call the classes."""
 
 Json = dict[str, Any]
 
@@ -53,13 +46,14 @@ class Answer:
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
         """An object with these choices."""
         model = self.generation.model
+        asked = self.generation.choices[0].request.qos
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": model.name,
             "system_fingerprint": model.fingerprint,
-            "service_tier": SERVICE_TIERS[self.tenant.qos],
+            "service_tier": TIER_OF_CLASS[self.tenant.qos.lowered_to(asked)],
             "choices": choices,
         }
 
@@ -153,14 +147,19 @@ class ChatShape:
 
 @dataclass(frozen=True)
 class CompletionShape:
-    """``text_completion``, whole and in pieces."""
+    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice."""
 
     answer: Answer
     listed: bool
+    echoed: Sequence[str] = ()
+    _opened: set[int] = field(default_factory=set)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
+        if self.echoed and piece.choice not in self._opened:
+            piece = replace(piece, text=self.echoed[piece.choice] + piece.text)
         if _silent(piece, self.listed):
             return
+        self._opened.add(piece.choice)
         chunk = self.answer.head("text_completion", [self._choice(piece.choice, [piece])])
         if self.answer.usage_in_chunks:
             chunk["usage"] = None
@@ -171,6 +170,8 @@ class CompletionShape:
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = [self._choice(index, parts) for index, parts in enumerate(pieces)]
+        for choice, text in zip(choices, self.echoed, strict=False):
+            choice["text"] = text + choice["text"]
         return self.answer.with_usage(self.answer.head("text_completion", choices))
 
     def _choice(self, index: int, parts: Sequence[Piece]) -> Json:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as BaseResponse
 
+from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.model_routes import ModelHandlers
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.page import HEADERS, PageFile, add_page
+from harness.serve.pulls import Pulls
 from harness.serve.routes import ROUTES, Handlers
-from harness.serve.service import Began, Service
+from harness.serve.service import Began
+from harness.serve.serving import Serving
+from harness.serve.tenant_routes import TenantHandlers
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -29,35 +35,42 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """``page`` are the files of the chat page by path, ``max_body`` the longest body in bytes."""
+    """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
+    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
     max_body: int
     version: str
+    cache_dir: Path
 
 
-def make_app(service: Service, options: AppOptions) -> Flask:
-    """The application of a service."""
+def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
+    """The application of a server."""
     app = Flask("zinc_rt", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = False
-    handlers = Handlers(service)
-    document = openapi_document(ROUTES, options.version)
-    handlers.fixed = {
-        "openapi": document,
-        "version": {"version": options.version, "fingerprint": service.model.fingerprint},
-    }
+    general = Handlers(options.version)
+    general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
+    models = ModelHandlers(serving, options.cache_dir, pulls)
+    handlers = (general, EmbeddingHandlers(), models, TenantHandlers(serving))
 
     @app.before_request
     def admit() -> None:
         g.began = time.monotonic()
         options.host_check.check(request.environ.get("HTTP_HOST"), request.headers.get("Origin"))
-        if request.path == OPEN_PATH:
+        g.lease = serving.lease()
+        g.service = g.lease.service
+        if request.path == OPEN_PATH or request.path in options.page:
             return
-        service.refresh()
-        g.account = service.accounts.of(request.headers.get("Authorization"))
+        serving.refresh()
+        g.account = serving.accounts.of(request.headers.get("Authorization"))
+
+    @app.teardown_request
+    def release(_: BaseException | None) -> None:
+        if "lease" in g:
+            g.pop("lease").release()
 
     @app.after_request
     def note(response: Response) -> Response:
@@ -77,7 +90,7 @@ def make_app(service: Service, options: AppOptions) -> Flask:
             log_fault(f"{request.method} failed", error)
         account: Account | None = g.get("account")
         if account is not None and g.get("generates") and not began:
-            service.reject(account.tenant, told)
+            g.service.reject(account.tenant, told)
         return Response(
             told.encoded(), told.status, headers=told.headers, mimetype="application/json"
         )
@@ -86,7 +99,7 @@ def make_app(service: Service, options: AppOptions) -> Flask:
         app.add_url_rule(
             route.path,
             route.name,
-            _view(route, getattr(handlers, route.name)),
+            _view(route, _handler(handlers, route.name)),
             methods=[route.method],
             provide_automatic_options=False,
         )
@@ -106,9 +119,18 @@ def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseRespons
             return Response(msgspec.json.encode(answered), mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
-        return Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
+        response = Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
+        # Streams outlive the request that Flask knows of.
+        response.call_on_close(g.pop("lease").release)
+        return response
 
     return view
+
+
+def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
+    """The method called so, of the one object that has it."""
+    (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
+    return cast(Callable[..., Any], handler)
 
 
 def _told(error: Exception) -> ApiError:

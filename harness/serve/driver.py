@@ -10,20 +10,21 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from contract.errors import DeviceLost, ZincError
-from contract.types import Request, TokenEvent
+from contract.types import Request, Tenant, TokenEvent
 from harness.serve.faults import log_fault
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.observer import NullObserver, Observer
+from reference.observer import NullObserver, Observer, StepObservation
+from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -42,10 +43,12 @@ class EngineStopped(ZincError):
 class RequestFacts:
     """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
 
-    ``cached`` prompt tokens came from the prefix cache when it was first admitted.
+    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
+    when it was first admitted.
     """
 
     submitted: float
+    tenant: Tenant
     admitted: float | None = None
     cached: int = 0
     preempted: int = 0
@@ -59,16 +62,36 @@ class Delivered:
     event: TokenEvent
 
 
-class EventStream:
-    """The events of the requests that were submitted together. One thread takes from it."""
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Requests that are accepted together or not at all.
 
-    def __init__(self, driver: EngineDriver, requests: Sequence[Request], capacity: int) -> None:
-        now = time.monotonic()
-        self.facts = {request.id: RequestFacts(now) for request in requests}
+    ``logits`` receive, by request id and on the engine's thread, those of every position from
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token.
+    """
+
+    requests: Sequence[Request]
+    logits: Mapping[int, LogitsSink] = field(default_factory=dict)
+    logits_from: int | None = None
+    output: str = LOGITS
+
+
+class EventStream:
+    """The events of any number of requests. One thread takes from it.
+
+    ``ready`` is called on the engine's thread whenever there is something to take.
+    """
+
+    def __init__(
+        self, driver: EngineDriver, capacity: int, ready: Callable[[], None] | None = None
+    ) -> None:
+        self.facts: dict[int, RequestFacts] = {}
         self._driver = driver
         self._capacity = capacity
+        self._ready = ready
         self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
-        self._live = set(self.facts)
+        self._live: set[int] = set()
         self._stalled = False
 
     def take(self, timeout: float) -> list[Delivered]:
@@ -92,12 +115,35 @@ class EventStream:
         """End one request, or all of them: before the next step, without waiting for it."""
         self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
 
+    def _put(self, item: Delivered | ZincError) -> None:
+        self._events.put(item)
+        if self._ready is not None:
+            self._ready()
+
+
+class Listener(Protocol):
+    """Told of every step, on the engine's thread, before its events are delivered."""
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step of so many query tokens took so long beyond the one before it."""
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """A step gave a tenant's requests so many tokens."""
+
 
 @dataclass(slots=True)
 class _Watch(NullObserver):
-    """Notes when requests of streams are admitted and preempted."""
+    """Notes when requests of streams are admitted and preempted, and what steps take."""
 
     streams: dict[int, EventStream] = field(default_factory=dict)
+    listener: Listener | None = None
+    read_at: float = 0.0
+
+    def step(self, step: StepObservation) -> None:
+        if self.listener is not None:
+            seconds = step.ended - max(step.began, self.read_at)
+            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
+        self.read_at = step.ended
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         stream = self.streams.get(request_id)
@@ -131,6 +177,10 @@ class EngineDriver:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.statistics = self._engine.statistics
 
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener``, and nobody else, of every step from now on."""
+        self._watch.listener = listener
+
     def start(self) -> None:
         """Begin to step."""
         self._thread.start()
@@ -160,32 +210,41 @@ class EngineDriver:
         self._post(carry_out, future)
         return future.result()
 
+    def open_stream(
+        self, capacity: int | None = None, ready: Callable[[], None] | None = None
+    ) -> EventStream:
+        """A stream for requests to come."""
+        return EventStream(self, self._buffered if capacity is None else capacity, ready)
+
     def submit(
         self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
     ) -> EventStream:
-        """Queue requests that belong together: all of them, or none.
+        """Queue requests that belong together, on a stream of their own.
 
-        ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
-        from, before the event with the last such token. Raises RequestError, QueueFull and
-        EngineStopped.
+        Raises RequestError, QueueFull and EngineStopped.
         """
-        stream = EventStream(self, requests, self._buffered)
+        stream = self.open_stream()
+        (error,) = self.submit_to(stream, [Submission(requests, logits)])
+        if error is not None:
+            raise error
+        return stream
 
-        def begin(engine: Engine) -> EventStream:
-            accepted: list[int] = []
-            try:
-                for request in requests:
-                    self._watch.streams[request.id] = stream
-                    sink = logits.get(request.id)
-                    engine.submit(request, sink, len(request.prompt) - 1 if sink else 0)
-                    accepted.append(request.id)
-            except BaseException:
-                for request in requests:
-                    self._watch.streams.pop(request.id, None)
-                for request_id in accepted:
-                    engine.cancel(request_id)
-                raise
-            return stream
+    def submit_to(
+        self, stream: EventStream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue what is submitted, all between the same two steps; for each why it was refused, or
+        None. Raises EngineStopped."""
+        now = time.monotonic()
+
+        def begin(engine: Engine) -> list[ZincError | None]:
+            refused: list[ZincError | None] = []
+            for submission in submissions:
+                try:
+                    self._begin(engine, stream, submission, now)
+                    refused.append(None)
+                except ZincError as error:
+                    refused.append(error)
+            return refused
 
         return self.call(begin)
 
@@ -219,6 +278,28 @@ class EngineDriver:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _begin(
+        self, engine: Engine, stream: EventStream, submission: Submission, now: float
+    ) -> None:
+        accepted: list[int] = []
+        try:
+            for request in submission.requests:
+                self._watch.streams[request.id] = stream
+                stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
+                sink, first = submission.logits.get(request.id), submission.logits_from
+                if first is None:
+                    first = len(request.prompt) - 1
+                engine.submit(request, sink, first if sink else 0, output=submission.output)
+                accepted.append(request.id)
+                stream._live.add(request.id)
+        except BaseException:
+            for request in submission.requests:
+                self._forget(stream, request.id)
+                stream.facts.pop(request.id, None)
+            for request_id in accepted:
+                engine.cancel(request_id)
+            raise
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
         with self._changed:
@@ -266,17 +347,30 @@ class EngineDriver:
             log_fault("a step failed", error)
             return
         now = time.monotonic()
+        self._count(events)
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
                 continue
-            stream._events.put(Delivered(now, event))
+            stream._put(Delivered(now, event))
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
             elif not stream._stalled and stream._events.qsize() >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
+
+    def _count(self, events: Sequence[TokenEvent]) -> None:
+        """Tell the listener who was given how many tokens."""
+        listener, streams = self._watch.listener, self._watch.streams
+        if listener is None:
+            return
+        given: Counter[Tenant] = Counter()
+        for event in events:
+            if event.token >= 0 and event.request_id in streams:
+                given[streams[event.request_id].facts[event.request_id].tenant] += 1
+        for tenant, tokens in given.items():
+            listener.generated(tenant, tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         stream._live.discard(request_id)
@@ -290,7 +384,7 @@ class EngineDriver:
             self._commands.clear()
         for request_id, stream in list(self._watch.streams.items()):
             self._engine.cancel(request_id)
-            stream._events.put(reason)
+            stream._put(reason)
         self._watch.streams.clear()
         for command in left:
             command()

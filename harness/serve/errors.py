@@ -75,7 +75,8 @@ class ApiError(Exception):
         if self.retry is not None:
             headers["x-should-retry"] = "true" if self.retry else "false"
         if self.status == 401:
-            headers["WWW-Authenticate"] = 'Basic realm="zinc-rt, password: your API key"'
+            # Not Basic: a browser would ask by itself, before the page can.
+            headers["WWW-Authenticate"] = 'Bearer realm="zinc-rt"'
         return headers
 
     def encoded(self) -> bytes:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
+
+from flask import g, request
 
 from harness.serve.errors import ApiError
 
 OPEN_PATH = "/health"
-"""The only path that needs no key."""
+"""The only path that needs no key, apart from the files of the pages."""
 JSON_TYPE = "application/json"
 
 
@@ -67,6 +69,18 @@ def check_body(content_type: str | None, encoding: str | None) -> None:
         )
     if encoding and encoding.lower() != "identity":
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def client_gone() -> Callable[[], bool]:
+    """Tells whether the client of the request at hand has left; where nobody can, it has not."""
+    gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", lambda: False)
+    return gone
+
+
+def need_admin() -> None:
+    """Raises ApiError 403 unless the request at hand is an admin's."""
+    if not g.account.admin:
+        raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
 
 
 def hostname_of(url: str) -> str | None:

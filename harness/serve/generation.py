@@ -13,6 +13,7 @@ from contract.types import (
     MAX_UINT64,
     MIN_TOP_P,
     FinishReason,
+    QosClass,
     Request,
     SamplingParams,
     Tenant,
@@ -28,6 +29,13 @@ from reference.model.text_stream import TextStream
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
 """A seed that is drawn survives a client whose numbers are binary64."""
+TIER_OF_CLASS = {
+    QosClass.INTERACTIVE: "priority",
+    QosClass.STANDARD: "default",
+    QosClass.BATCH: "flex",
+}
+"""What OpenAI's clients call the classes."""
+CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
@@ -182,8 +190,7 @@ def requests_of(
 ) -> list[Request]:
     """The engine requests of a body: ``n`` choices of each prompt. Raises ApiError."""
     n = body.n or 1
-    if n * len(prompts) > MOST_CHOICES:
-        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param="n")
+    check_choices(len(prompts), n)
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return [
@@ -197,10 +204,18 @@ def requests_of(
             ignore_end=body.ignore_eos,
             logit_bias=_biases(body.logit_bias or {}),
             log_probabilities=log_probabilities,
+            qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
         )
         for prompt in prompts
         for choice in range(n)
     ]
+
+
+def check_choices(prompts: int, n: int = 1) -> None:
+    """Raises ApiError for more choices than one request may have."""
+    if n * prompts > MOST_CHOICES:
+        param = "n" if n > 1 else "prompt"
+        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param=param)
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:

@@ -84,6 +84,11 @@ class LedgerStore:
             row = self._file.execute(f"SELECT {sums} FROM usage WHERE tenant = ?", (tenant,))
             return Counts(*row.fetchone())
 
+    def tenants(self) -> frozenset[int]:
+        """The ids of all tenants of whom something was counted."""
+        with self._lock:
+            return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
+
     def days(self, tenant: int, most: int = 31) -> Mapping[str, Counts]:
         """A tenant's latest days, newest first."""
         asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"

@@ -11,8 +11,10 @@ from typing import Any
 
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import create_server
 from waitress.task import ErrorTask
+from waitress.utilities import Error
 
 from contract.errors import ConfigError
 from harness.serve.errors import ApiError
@@ -32,6 +34,12 @@ SOCKET_BYTES = 64 << 10
 """The kernel's part of that: what a client has not read it keeps twice over."""
 LOOKAHEAD_REQUESTS = 1
 """Reading on while a request is answered is how a client that leaves is noticed."""
+CONNECTIONS_PER_THREAD = 2
+CROWDED = 0.75
+"""Above this part of the connections there may be, silent ones are closed, the longest silent
+first: many of them keep nobody out."""
+SILENT_SECONDS = 1.0
+"""A connection that has not got a request here in this time is silent."""
 MAINTENANCE_SECONDS = 1
 FLUSH_SECONDS = 2.0
 
@@ -51,10 +59,28 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
         self.write(body)
 
 
+class _Parser(HTTPRequestParser):  # type: ignore[misc]
+    """Refuses a request that names its length in two ways: a proxy may believe the other one."""
+
+    def parse_header(self, header_plus: bytes) -> None:
+        super().parse_header(header_plus)
+        if self.chunked and "CONTENT_LENGTH" in self.headers:
+            raise ParsingError("Content-Length with Transfer-Encoding")
+
+
+class _TooSlow(Error):  # type: ignore[misc]
+    """A request that did not arrive in time, in waitress's terms."""
+
+    code = 408
+    reason = "Request Timeout"
+
+
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection that remembers since when its next request has been arriving."""
 
     error_task_class = _RefusalTask
+    parser_class = _Parser
+    request: HTTPRequestParser | None
     receiving_since: float | None = None
 
     def received(self, data: bytes) -> bool:
@@ -64,6 +90,28 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         elif self.receiving_since is None:
             self.receiving_since = time.monotonic()
         return taken
+
+    def silence(self) -> float:
+        """Seconds since anything was heard, or since its request began to arrive; 0 while one is
+        answered."""
+        if self.requests or self.total_outbufs_len:
+            return 0.0
+        if self.receiving_since is not None:
+            return time.monotonic() - self.receiving_since
+        return time.time() - float(self.last_activity)
+
+    def give_up(self) -> None:
+        """Refuse the request that is arriving, after those before it were answered."""
+        with self.requests_lock:
+            request = self.request
+            self.request = self.receiving_since = None
+            if request is None:
+                return
+            request.error = _TooSlow("")
+            request.completed = True
+            self.requests.append(request)
+            if len(self.requests) == 1:
+                self.server.add_task(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +134,15 @@ class HttpServer:
         """Binds the socket. Raises ConfigError when that is not possible."""
         self._map: dict[int, Any] = {}
         threads = options.requests + SPARE_THREADS
+        self.connections = CONNECTIONS_PER_THREAD * threads
         self._server = create_server(
             app,
             map=self._map,
             sockets=[_bound(options.host, options.port)],
             threads=threads,
             ident=None,
-            connection_limit=2 * threads,
-            backlog=min(4096, 2 * threads),
+            connection_limit=self.connections,
+            backlog=min(4096, self.connections),
             max_request_body_size=options.max_body,
             max_request_header_size=MAX_HEADER_BYTES,
             channel_request_lookahead=LOOKAHEAD_REQUESTS,
@@ -104,8 +153,7 @@ class HttpServer:
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
-        kept = (socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        self._server.adj.socket_options = [*self._server.adj.socket_options, kept]
+        self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -141,16 +189,38 @@ class HttpServer:
         while not self._stopping.is_set():
             wasyncore.loop(timeout=MAINTENANCE_SECONDS, use_poll=True, map=self._map, count=1)
             self._end_slow_clients()
+            self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """Close the connections on which a request, or the reading of an answer, takes too long."""
+        """End the connections on which a request, or the reading of an answer, takes too long."""
         latest = time.monotonic() - RECEIVE_SECONDS
         latest_sent = time.time() - UNREAD_SECONDS
         for channel in list(self._server.active_channels.values()):
-            since = getattr(channel, "receiving_since", None)
-            unread = channel.total_outbufs_len and channel.last_activity < latest_sent
-            if unread or (since is not None and since < latest):
+            if channel.total_outbufs_len and channel.last_activity < latest_sent:
                 channel.handle_close()
+            elif channel.receiving_since is not None and channel.receiving_since < latest:
+                channel.give_up()
+
+    def _make_room(self) -> None:
+        """Where connections are many, close those that have been silent for the longest."""
+        excess = len(self._server.active_channels) - int(CROWDED * self.connections)
+        if excess <= 0:
+            return
+        silent = [(one.silence(), one) for one in self._server.active_channels.values()]
+        silent.sort(key=lambda pair: pair[0], reverse=True)
+        for seconds, channel in silent[:excess]:
+            if seconds > SILENT_SECONDS:
+                channel.handle_close()
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    """Options of every connection: a bound on what the kernel keeps for a client, and, where the
+    system can, on how long it waits for a client that has vanished to acknowledge what was sent."""
+    options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)]
+    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if user_timeout is not None:
+        options.append((socket.IPPROTO_TCP, user_timeout, UNREAD_SECONDS * 1000))
+    return options
 
 
 def _bound(host: str, port: int) -> socket.socket:

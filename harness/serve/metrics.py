@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
-from harness.serve.driver import EngineDriver
+from harness.serve.driver import EngineDriver, EngineStopped
 from harness.serve.generation import Generation
+from reference.engine import Engine
+from reference.sched.tenants import Usage
 
 NAMESPACE = "zinc_rt:"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+STEP_SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
+)
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 WHO = ("tenant", "qos")
 
 
@@ -22,9 +30,10 @@ class Metrics:
 
     def __init__(self, model: str, driver: EngineDriver) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EngineGauges(model, driver))
+        self._engine = _EngineGauges(model, driver)
+        self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
-        self._generated = self._counter("generation_tokens", "Tokens generated.", WHO)
+        self._generated = self._counter("generation_tokens", "Tokens generated, by step.", WHO)
         self._success = self._counter(
             "request_success", "Choices that ended.", (*WHO, "finished_reason")
         )
@@ -35,12 +44,28 @@ class Metrics:
         self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token.")
         self._between = self._histogram("inter_token_latency_seconds", "Between two tokens.")
         self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token.")
+        self._step = self._histogram("engine_step_seconds", "What a step took.", STEP_SECONDS)
+        self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
+        driver.listen(self)
+
+    def follow(self, model: str, driver: EngineDriver) -> None:
+        """Another model answers from now on."""
+        self._engine.follow(model, driver)
+        driver.listen(self)
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step was computed."""
+        self._step.observe(seconds)
+        self._tokens.observe(tokens)
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """A step gave a tenant so many tokens."""
+        self._generated.labels(tenant.name, tenant.qos.value).inc(tokens)
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""
         who = (tenant.name, tenant.qos.value)
         self._prompt.labels(*who).inc(generation.prompt_tokens)
-        self._generated.labels(*who).inc(generation.completion_tokens)
         for choice in generation.choices:
             self._success.labels(*who, choice.finish or "cancelled").inc()
             facts, first, latest = generation.facts_of(choice), choice.first, choice.latest
@@ -54,6 +79,12 @@ class Metrics:
             for interval in choice.intervals:
                 self._between.observe(interval)
 
+    def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
+        """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
+        who = (tenant.name, tenant.qos.value)
+        self._prompt.labels(*who).inc(tokens)
+        self._success.labels(*who, reason).inc()
+
     def rejected(self, reason: str) -> None:
         """A request was refused; ``reason`` is the code of its error."""
         self._rejected.labels(reason).inc()
@@ -65,14 +96,32 @@ class Metrics:
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
         return Counter(NAMESPACE + name, text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(NAMESPACE + name, text, registry=self._registry, buckets=SECONDS)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+        return Histogram(NAMESPACE + name, text, registry=self._registry, buckets=buckets)
+
+
+TENANT_GAUGES = {
+    "slots": "Slots a tenant's requests hold.",
+    "pages": "KV pages a tenant's requests hold.",
+    "live": "Requests of a tenant that wait or run.",
+    "decode_tokens_per_s": "Tokens generated for a tenant, a second, over the last five.",
+    "prefill_tokens_per_s": "Prompt tokens computed for a tenant, a second, over the last five.",
+}
+"""What is told of every tenant, by the field of its usage."""
+
+
+def _usages(engine: Engine) -> list[tuple[Tenant, Usage]]:
+    return [(tenant, engine.tenants.usage(tenant.id)) for tenant in engine.tenants]
 
 
 class _EngineGauges(Collector):
     """Where the engine stands when it is asked, from the driver's latest snapshot."""
 
     def __init__(self, model: str, driver: EngineDriver) -> None:
+        self.follow(model, driver)
+
+    def follow(self, model: str, driver: EngineDriver) -> None:
+        """Tell of this one from now on."""
         self._model = model
         self._driver = driver
 
@@ -99,6 +148,19 @@ class _EngineGauges(Collector):
             ("engine_steps", "Steps of the engine.", now.steps),
         ):
             yield self._count(name, text, value)
+        yield from self._of_tenants()
+
+    def _of_tenants(self) -> Iterable[Metric]:
+        """What every tenant holds now; nothing once the engine has ended."""
+        families = {
+            part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
+            for part, text in TENANT_GAUGES.items()
+        }
+        with suppress(EngineStopped):
+            for tenant, usage in self._driver.call(_usages):
+                for part, family in families.items():
+                    family.add_metric((tenant.name, tenant.qos.value), getattr(usage, part))
+        return families.values()
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(NAMESPACE + name, text, labels=("model_name",))

@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session
+from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
 from harness.progress import NullProgress, Progress
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
@@ -80,6 +80,19 @@ class ServedModel:
                 code="model_not_found",
             )
 
+    def check_length(self, text: str) -> None:
+        """RequestError for a text that no context holds, however it is divided into tokens. That is
+        known without dividing it, which would take seconds."""
+        most = self.context * self.tokenizer.longest_token
+        if len(text.encode()) > most:
+            problem = f"has more than {most} bytes, and the context is {self.context} tokens"
+            raise RequestError("prompt", problem)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Raises RequestError."""
+        self.check_length(text)
+        return self.tokenizer.encode(text)
+
     def render(
         self, messages: Iterable[Message], options: TemplateOptions | None = None
     ) -> RenderedChat:
@@ -107,7 +120,9 @@ class ServedModel:
         self, messages: Iterable[Message], options: TemplateOptions | None = None
     ) -> list[int]:
         """Token ids of a conversation and the start of its answer."""
-        return encode_rendered(self.tokenizer, self.render(messages, options))
+        rendered = self.render(messages, options)
+        self.check_length(rendered.text)
+        return encode_rendered(self.tokenizer, rendered)
 
     def room(self, prompt: int, tenant: Tenant) -> int:
         """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt
@@ -129,10 +144,11 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    prepared = prepare_session(path, replace(session, chat=True), owned)
+    prepared = prepare_session(path, replace(session, chat=True, hidden_states=True), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
-    runner = owned.enter_context(load_runner(model, prepared.tier, limits, progress))
+    tier = recorded_tier(prepared, session.recording, owned)
+    runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
         return Engine(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from harness.serve.answer_schemas import ANSWERS, STREAMED
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR_SCHEMA = {
@@ -27,6 +29,13 @@ ERROR_SCHEMA = {
     },
 }
 
+EVENT_SCHEMA = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"const": "message"}},
+}
+"""An event of a stream: unnamed, which readers take for ``message``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -43,7 +52,8 @@ class Route:
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     """The document of a server with these routes."""
     routes = list(routes)
-    kinds = [route.body for route in routes if route.body is not None]
+    bodies = [route.body for route in routes if route.body is not None]
+    kinds = list(dict.fromkeys([*bodies, *ANSWERS.values()]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -54,7 +64,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
             "operationId": route.name,
             "summary": route.summary,
             "responses": {
-                "200": {"description": "done", "content": {route.produces: {}}},
+                "200": {"description": "done", "content": _content(route, schema_of)},
                 "default": {
                     "description": "refused",
                     "content": {"application/json": {"schema": _to("Error")}},
@@ -80,6 +90,15 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, Any]:
+    """What a route answers with when it does not refuse."""
+    kind = ANSWERS.get(route.name)
+    content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
+    if route.name in STREAMED:
+        content["text/event-stream"] = {"schema": EVENT_SCHEMA}
+    return content
 
 
 def _parameters(path: str) -> list[dict[str, Any]]:

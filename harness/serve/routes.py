@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flask import Response, g, request
+from flask import Response, g
 from msgspec import Struct
 
 from contract.errors import RequestError
 from harness.serve.answers import Json
+from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
+from harness.serve.gate import client_gone
+from harness.serve.model import ServedModel
+from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
+from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
     ChatRequest,
     CompletionRequest,
@@ -21,18 +26,17 @@ from harness.serve.wire import (
     TokenizeRequest,
     decode,
 )
-from harness.tenants import Account
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
-    Route("GET", "/v1/models", "models", "The models served here."),
-    Route("GET", "/v1/models/<path:model>", "one_model", "One of them."),
+    *EMBEDDING_ROUTES,
+    *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
     Route("POST", "/apply-template", "apply_template", "Prompt of a chat.", TemplateRequest),
-    Route("GET", "/v1/tenants/<tenant>/usage", "usage", "What a tenant was given."),
+    *TENANT_ROUTES,
     Route("GET", "/health", "health", "Whether the server lives. Needs no key."),
     Route("GET", "/ready", "ready", "Whether requests are taken."),
     Route("GET", "/version", "version", "Version and fingerprint."),
@@ -44,25 +48,27 @@ Body = TypeVar("Body", bound=Struct)
 
 
 class Handlers:
-    """One method for each route, named by it. ``fixed`` are answers that never change."""
+    """One method for each route that no other class has, named by it, for what answers the request
+    at hand. ``fixed`` are answers that never change."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, version: str) -> None:
         self.fixed: dict[str, Json] = {}
-        self._service = service
-        self._model = service.model
+        self._version = version
+
+    @property
+    def _service(self) -> Service:
+        service: Service = g.service
+        return service
+
+    @property
+    def _model(self) -> ServedModel:
+        return self._service.model
 
     def chat(self, raw: bytes) -> Answered:
         return self._generate(raw, ChatRequest, self._service.chat)
 
     def complete(self, raw: bytes) -> Answered:
         return self._generate(raw, CompletionRequest, self._service.complete)
-
-    def models(self) -> Json:
-        return {"object": "list", "data": [self._described()]}
-
-    def one_model(self, model: str) -> Json:
-        self._model.check_name(model)
-        return self._described()
 
     def tokenize(self, raw: bytes) -> Json:
         body = decode(raw, TokenizeRequest)
@@ -72,7 +78,7 @@ class Handlers:
         if body.messages is not None:
             tokens = self._model.encode_chat(body.messages, body.chat_template_kwargs)
         else:
-            tokens = self._model.tokenizer.encode(body.prompt or "")
+            tokens = self._model.encode(body.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
 
     def detokenize(self, raw: bytes) -> Json:
@@ -88,13 +94,6 @@ class Handlers:
         body = decode(raw, TemplateRequest)
         self._model.check_name(body.model)
         return {"prompt": self._model.render(body.messages, body.chat_template_kwargs).text}
-
-    def usage(self, tenant: str) -> Json:
-        asking: Account = g.account
-        account = self._service.accounts.named(tenant)
-        if account is None or not (asking.operator or account.tenant.id == asking.tenant.id):
-            raise ApiError(404, "there is no such tenant, or it is another's", param="tenant")
-        return self._service.usage(account)
 
     def health(self) -> Response | Json:
         driver = self._model.driver
@@ -116,7 +115,7 @@ class Handlers:
         return {"status": "ready", "model": self._model.name}
 
     def version(self) -> Json:
-        return self.fixed["version"]
+        return {"version": self._version, "fingerprint": self._model.fingerprint}
 
     def metrics(self) -> bytes:
         if not g.account.operator:
@@ -133,29 +132,4 @@ class Handlers:
         answer: Callable[[Body, Any, Callable[[], bool]], Answered],
     ) -> Answered:
         g.generates = True
-        gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", _stays)
-        body = decode(raw, kind)
-        return answer(body, g.account.tenant, gone)
-
-    def _described(self) -> Json:
-        model = self._model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "zinc-rt",
-            "x_zinc": {
-                "fingerprint": model.fingerprint,
-                "context": model.context,
-                "slots": model.limits.slots,
-                "tier": model.tier,
-                "device": model.device,
-                "chat": model.template is not None,
-                "thinking": model.template is not None and model.template.has_thinking_toggle,
-            },
-        }
-
-
-def _stays() -> bool:
-    """Where the server cannot tell, the client is there."""
-    return False
+        return answer(decode(raw, kind), g.account.tenant, client_gone())

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
 from contract.errors import ConfigError
+from harness.generate import Recording
 from harness.progress import NullProgress, Progress
+from harness.serve import supervisor
 from harness.serve.accounts import Accounts
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
-from harness.serve.metrics import Metrics
-from harness.serve.model import ModelOptions, open_model
+from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
+from harness.serve.pulls import Pulls
 from harness.serve.service import Service
+from harness.serve.serving import Serving
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -31,30 +37,37 @@ log = logging.getLogger("zinc_rt.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Everything about a server; the settings of the same names say what each means."""
+    """Everything about a server; the settings of the same names say what each means. In the folder
+    ``record`` every model that is loaded leaves a trace."""
 
     path: Path
     model: ModelOptions
     ledger: Path
+    cache_dir: Path
     host: str = "127.0.0.1"
     port: int = 0
     tenants: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
+    record: Path | None = None
 
 
 @dataclass(frozen=True)
 class Running:
     """A server that answers."""
 
-    service: Service
+    serving: Serving
     http: HttpServer
     url: str
 
+    @property
+    def service(self) -> Service:
+        """What answers now."""
+        return self.serving.service
+
     def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those under way end for so long."""
-        self.service.draining.set()
-        self.service.model.driver.close(seconds)
+        self.serving.close(seconds)
         self.http.close()
 
 
@@ -69,32 +82,55 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
     if not accounts.keyed and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} can be reached from other machines and nobody needs a key; "
-            "give --tenants FILE (see `zinc-rt tenants`), or stay on 127.0.0.1"
+            "give --tenants FILE (see `zinc-rt tenants add`), or stay on 127.0.0.1"
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        model = open_model(
-            options.path, options.model, accounts.tenants, owned, progress or NullProgress()
-        )
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        serving = owned.enter_context(_serving(options, accounts, ledger, progress))
+        pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
-            service,
+            serving,
+            pulls,
             AppOptions(
                 host_check=HostCheck((*options.allowed_hosts, options.host)),
                 page=read_page(),
                 max_body=MAX_BODY_BYTES,
                 version=_version(),
+                cache_dir=options.cache_dir,
             ),
         )
-        at_once = model.limits.slots + options.model.queue_depth
+        at_once = serving.service.model.limits.slots + options.model.queue_depth
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         http.start()
         host = f"[{options.host}]" if ":" in options.host else options.host
-        server = Running(service, http, f"http://{host}:{http.port}")
+        server = Running(serving, http, f"http://{host}:{http.port}")
         try:
             yield server
         finally:
             server.drain(0.0)
+
+
+def _serving(
+    options: ServeOptions, accounts: Accounts, ledger: LedgerStore, progress: Progress | None
+) -> Serving:
+    def open_it(path: Path, name: str, owned: ExitStack) -> ServedModel:
+        recording = Recording(None if options.record is None else _new_trace(options.record, name))
+        session = replace(options.model.session, recording=recording)
+        named = replace(options.model, name=name, session=session)
+        return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
+
+    return Serving(options.path, options.model.name, open_it, accounts, ledger)
+
+
+def _new_trace(folder: Path, name: str) -> Path:
+    """A file for what a model is told from now on. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot record there: {error.strerror}") from None
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[-80:]
+    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"
 
 
 def run_until_told(server: Running, drain_seconds: float) -> bool:
@@ -115,6 +151,7 @@ def run_until_told(server: Running, drain_seconds: float) -> bool:
     try:
         told.wait()
         interrupted = received[0] == signal.SIGINT
+        supervisor.tell("STOPPING=1")
         if not interrupted:
             log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
         server.drain(0.0 if interrupted else drain_seconds)

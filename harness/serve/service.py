@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from contract.errors import RequestError
 from contract.types import Tenant
@@ -19,7 +18,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
-from harness.serve.wire import ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -44,14 +43,6 @@ class Service:
     ledger: LedgerStore
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
-
-    def refresh(self) -> None:
-        """Put changes of the tenants' file in force."""
-
-        def put(change: Callable[[Any], None]) -> None:
-            self.model.driver.call(change)
-
-        self.accounts.refresh(put)
 
     def chat(self, body: ChatRequest, tenant: Tenant, gone: Gone) -> Answered:
         """``POST /v1/chat/completions``."""
@@ -78,12 +69,20 @@ class Service:
 
     def complete(self, body: CompletionRequest, tenant: Tenant, gone: Gone) -> Answered:
         """``POST /v1/completions``."""
+        if body.echo and body.logprobs is not None:
+            raise ApiError(
+                400,
+                "echo with logprobs is not served: there are none of a prompt's tokens",
+                param="echo",
+                code="unsupported",
+            )
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
+            prompts = self.prompts_of(body.prompt)
             requests = requests_of(
                 body,
-                self._prompts(body.prompt),
+                prompts,
                 self.model,
                 tenant,
                 max_tokens=body.max_tokens or COMPLETION_TOKENS,
@@ -91,7 +90,8 @@ class Service:
             )
             generation = Generation(self.model, requests, body.logits_digest)
             answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
-            return generation, CompletionShape(answer, body.logprobs is not None)
+            echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
+            return generation, CompletionShape(answer, body.logprobs is not None, echoed)
 
         return self._answer(body, tenant, begin, gone)
 
@@ -181,21 +181,42 @@ class Service:
             ),
         )
 
-    def _prompts(self, prompt: str | Sequence[str | int | list[int]]) -> list[Sequence[int]]:
-        """The token ids of every prompt of a completion request."""
-        encode = self.model.tokenizer.encode
+    def _texts(
+        self,
+        given: str | Sequence[str | int | list[int]],
+        prompts: Sequence[Sequence[int]],
+        n: int,
+    ) -> list[str]:
+        """The text of the prompt of every choice: as it was given, or of its tokens."""
+        named = [given] if isinstance(given, str) else [g for g in given if isinstance(g, str)]
+        decode = self.model.tokenizer.decode_bytes
+        texts = named or [decode(ids, special=True).decode(errors="replace") for ids in prompts]
+        return [text for text in texts for _ in range(n)]
+
+    def prompts_of(
+        self,
+        prompt: str | Sequence[str | int | list[int]],
+        field: str = "prompt",
+        most: int = MOST_CHOICES,
+    ) -> list[Sequence[int]]:
+        """The token ids of every text in ``field`` of a request, ``most`` of them. Raises
+        RequestError, before anything is tokenized where there are more."""
         if isinstance(prompt, str):
-            return [encode(prompt)]
+            return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]
         ids = [part for part in prompt if isinstance(part, int)]
         lists = [part for part in prompt if isinstance(part, list)]
-        if len(texts) == len(prompt):
-            return [encode(text) for text in texts]
         if len(ids) == len(prompt):
             return [ids]
+        if len(prompt) > most:
+            raise RequestError(field, f"has more than {most} texts")
+        if len(texts) == len(prompt):
+            for text in texts:
+                self.model.check_length(text)
+            return [self.model.encode(text) for text in texts]
         if len(lists) == len(prompt):
             return list(lists)
-        raise RequestError("prompt", "mixes texts, token ids and lists of ids; use one kind")
+        raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 
 def _wants_usage(body: Sampled) -> bool:

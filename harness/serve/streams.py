@@ -39,10 +39,10 @@ def event_stream(
     try:
         for pieces in generation.pieces(PING_SECONDS):
             chunks = [chunk for piece in pieces for chunk in shape.chunks(piece)]
-            yield b"".join(map(_line, map(encode, chunks))) if chunks else PING
+            yield b"".join(map(data_line, map(encode, chunks))) if chunks else PING
         end(None)
         if usage:
-            yield _line(encode(shape.last_chunk()))
+            yield data_line(encode(shape.last_chunk()))
         yield DONE
     except Exception as error:
         told = as_api_error(error)
@@ -50,7 +50,7 @@ def event_stream(
             log_fault("a stream failed", error)
             told = internal_error()
         end(told)
-        yield _line(told.encoded())
+        yield data_line(told.encoded())
     finally:
         generation.cancel()
         end(CLIENT_LEFT)
@@ -73,5 +73,6 @@ def whole_answer(generation: Generation, shape: Shape, gone: Gone) -> Json:
     return shape.whole(parts)
 
 
-def _line(data: bytes) -> bytes:
+def data_line(data: bytes) -> bytes:
+    """One event."""
     return b"data: " + data + b"\n\n"

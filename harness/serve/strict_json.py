@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 """Most containers within one another."""
+LONG_BYTES = 64 << 10
+"""A body longer than this is parsed while no other such one is: its objects take many times its
+bytes, and parsing holds the interpreter's lock anyway."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+_one_long_body = threading.Lock()
 
 
 class BadJson(ValueError):
@@ -37,6 +46,16 @@ def loads(body: bytes) -> Any:
         raise BadJson("holds a number of too many digits") from None
     _check(value, may_hold_surrogates=SURROGATE.search(body) is not None)
     return value
+
+
+@contextmanager
+def parsing(body: bytes) -> Iterator[None]:
+    """The time in which ``body`` is parsed and validated."""
+    if len(body) <= LONG_BYTES:
+        yield
+        return
+    with _one_long_body:
+        yield
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

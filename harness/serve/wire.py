@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import BadJson, loads, parsing
 
 MOST_CHOICES = 128
 MOST_MESSAGES = 4096
@@ -47,14 +47,17 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(Struct, forbid_unknown_fields=True):
     """A piece of a message."""
 
+    type: Literal["text"]
     text: str
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextFormat(Struct, forbid_unknown_fields=True):
     """The only format of an answer there is."""
+
+    type: Literal["text"]
 
 
 class Message(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -126,10 +129,11 @@ class ChatRequest(Sampled, kw_only=True):
 
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids."""
+    list of lists of ids. With ``echo`` the text of an answer begins with its prompt."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
@@ -161,6 +165,11 @@ Body = TypeVar("Body", bound=Struct)
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     """``body`` as ``kind``; ApiError 400 naming the field that is wrong."""
+    with parsing(body):
+        return _decoded(body, kind)
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
     try:
         value: Any = loads(body)
     except BadJson as error:

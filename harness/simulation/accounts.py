@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from contract.types import FinishReason
-from harness.simulation.invariants import Invariant, require
+from harness.simulation.invariants import Invariant, Violation
 from reference.ledger import Ledger
 
 
@@ -34,9 +34,9 @@ class Accounts:
             )
             for reason in FinishReason:
                 said[reason.value] = entry.requests_finished.get(reason, 0)
-            require(
-                +said == +seen,
-                Invariant.LEDGER,
-                f"tenant {tenant}: the ledger has {+said - +seen} too many and "
-                f"{+seen - +said} too few",
-            )
+            if +said != +seen:
+                raise Violation(
+                    Invariant.LEDGER,
+                    f"tenant {tenant}: the ledger has {+said - +seen} too many and "
+                    f"{+seen - +said} too few",
+                )

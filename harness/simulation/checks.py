@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from contract.types import QosClass, Tenant
 from harness.simulation.invariants import Invariant, Violation, require
@@ -11,20 +12,29 @@ from harness.simulation.invariants import Invariant, Violation, require
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A request that has a slot and pages. It ``decodes`` when its next token is the device's to
-    sample and there is one to come; its consumer may have ``stalled``."""
+    """A request that has a slot and pages."""
 
     request_id: int
     tenant: int
+    qos: QosClass
     slot: int
     pages: Sequence[int]
-    decodes: bool = False
-    stalled: bool = False
+
+
+class Place(NamedTuple):
+    """What may be computed for a request that has a slot. It ``decodes`` when its next token is the
+    device's to sample and there is one to come; its consumer may have ``stalled``."""
+
+    request_id: int
+    slot: int
+    decodes: bool
+    stalled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An engine between two steps. ``references`` is by page."""
+    """An engine between two steps. ``references`` and ``payers``, the tenant who is charged for a
+    page that somebody holds, are by page."""
 
     slots: int
     free_slots: Sequence[int]
@@ -32,15 +42,21 @@ class State:
     waiting: Collection[int]
     live: Collection[int]
     references: Sequence[int]
+    payers: Sequence[int]
     free_pages: int
     cached_pages: int
+
+    def charged(self, tenant: int) -> int:
+        """Pages the tenant pays for."""
+        pairs = zip(self.references, self.payers, strict=True)
+        return sum(count > 0 and payer == tenant for count, payer in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The request of a tenant whose turn it would be: its place in the order of arrival, whether
-    its tenant is aged, and at that moment the tenant's class, dominant share and rate of tokens
-    by weight."""
+    """The request whose turn it would be among those of a tenant that ask for the same class: its
+    place in the order of arrival, whether they are aged, and at that moment its class, the
+    tenant's dominant share and rate of tokens by weight."""
 
     order: int
     tenant: int
@@ -68,11 +84,15 @@ def check_slots(state: State) -> None:
 
 
 def check_pages(state: State) -> None:
-    """References are the residents', and every page is free, cached or held."""
+    """References are the residents', every page is free, cached or held, and a page that is held
+    is charged to a tenant that holds it."""
     referrers = [0] * len(state.references)
+    paid: set[int] = set()
     for resident in state.residents:
         for page in resident.pages:
             referrers[page] += 1
+            if state.payers[page] == resident.tenant:
+                paid.add(page)
     if referrers != state.references:
         page = next(p for p, n in enumerate(referrers) if n != state.references[p])
         raise Violation(
@@ -83,25 +103,27 @@ def check_pages(state: State) -> None:
     require(
         state.free_pages + held + state.cached_pages == len(referrers),
         Invariant.PAGE_SUM,
-        f"{state.free_pages} free, {held} held and {state.cached_pages} cached of {len(referrers)}",
+        lambda: (
+            f"{state.free_pages} free, {held} held and {state.cached_pages} cached of "
+            f"{len(referrers)}"
+        ),
+    )
+    require(
+        len(paid) == held,
+        Invariant.PAGE_REFERENCES,
+        lambda: f"{held} pages are held, {len(paid)} charged to one that holds them",
     )
 
 
-def check_decodes(state: State, computed: Collection[int]) -> None:
+def check_decodes(places: Iterable[Place], computed: Collection[int]) -> None:
     """The step that computes for the slots ``computed`` delays no decode, and computes nothing for
     a consumer that takes no tokens."""
-    for resident in state.residents:
-        if resident.stalled:
-            require(
-                resident.slot not in computed,
-                Invariant.BACKPRESSURE,
-                f"request {resident.request_id} is computed",
-            )
-        elif resident.decodes:
-            require(
-                resident.slot in computed,
-                Invariant.EVERY_DECODE,
-                f"request {resident.request_id} in slot {resident.slot} is left out",
+    for request_id, slot, decodes, stalled in places:
+        if stalled and slot in computed:
+            raise Violation(Invariant.BACKPRESSURE, f"request {request_id} is computed")
+        if decodes and not stalled and slot not in computed:
+            raise Violation(
+                Invariant.EVERY_DECODE, f"request {request_id} in slot {slot} is left out"
             )
 
 
@@ -111,16 +133,19 @@ def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: 
     The only request of a tenant may have its pages: the quota it was accepted under was larger.
     """
     own = [resident for resident in state.residents if resident.tenant == tenant.id]
-    pages = len({page for resident in own for page in resident.pages})
+    pages = state.charged(tenant.id)
     require(
         len(own) <= tenant.max_slots
         and (pages <= tenant.max_kv_pages or len(own) == 1)
         and decode_rate < tenant.decode_tokens_per_s
         and prefill_rate < tenant.prefill_tokens_per_s,
         Invariant.QUOTA,
-        f"tenant {tenant.id} was admitted to {len(own)} slots and {pages} pages at {decode_rate:g} "
-        f"and {prefill_rate:g} tokens/s; allowed are {tenant.max_slots}, {tenant.max_kv_pages}, "
-        f"{tenant.decode_tokens_per_s} and {tenant.prefill_tokens_per_s}",
+        lambda: (
+            f"tenant {tenant.id} was admitted to {len(own)} slots and {pages} pages at "
+            f"{decode_rate:g} and {prefill_rate:g} tokens/s; allowed are {tenant.max_slots}, "
+            f"{tenant.max_kv_pages}, {tenant.decode_tokens_per_s} and "
+            f"{tenant.prefill_tokens_per_s}"
+        ),
     )
 
 
@@ -136,25 +161,26 @@ def check_admission(
     require(
         chosen is None or picked is not None,
         Invariant.ADMISSION_ORDER,
-        f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
+        lambda: f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
     )
     for other in candidates if picked is not None else ():
         if other is picked:
             continue
         if other.aged:
-            require(
-                picked is not None and picked.aged,
-                Invariant.ADMISSION_ORDER,
-                f"{chosen} passed {other.order}, which waited too long",
-            )
-        elif picked is not None and not picked.aged and other in passed_over:
-            require(
-                _turn(picked) < _turn(other),
-                Invariant.ADMISSION_ORDER,
-                f"{picked} was admitted before {other}",
-            )
+            if picked is None or not picked.aged:
+                raise Violation(
+                    Invariant.ADMISSION_ORDER,
+                    f"{chosen} passed {other.order}, which waited too long",
+                )
+        elif (
+            picked is not None
+            and not picked.aged
+            and other in passed_over
+            and _turn(picked) >= _turn(other)
+        ):
+            raise Violation(Invariant.ADMISSION_ORDER, f"{picked} was admitted before {other}")
     if picked is None and passed_over and not any(c.aged for c in candidates):
-        require(False, Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
+        raise Violation(Invariant.ADMISSION_ORDER, f"there was room, but {passed_over} wait")
 
 
 def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
@@ -165,16 +191,15 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
 def check_preemption(
     leaver: Resident, state: State, tenants: Mapping[int, Tenant], growth: int
 ) -> None:
-    """``state`` is just before ``leaver`` loses its place. One of an interactive tenant leaves only
+    """``state`` is just before ``leaver`` loses its place. An interactive request leaves only
     where all that run are, or for its own tenant's page quota: a request grows by at most
-    ``growth`` pages at once, and a page that two share counts for both."""
+    ``growth`` pages at once."""
     tenant = tenants[leaver.tenant]
-    if tenant.qos is not QosClass.INTERACTIVE:
+    if leaver.qos is not QosClass.INTERACTIVE:
         return
-    others = [r for r in state.residents if tenants[r.tenant].qos is not QosClass.INTERACTIVE]
-    own = sum(len(r.pages) for r in state.residents if r.tenant == tenant.id)
+    others = [r for r in state.residents if r.qos is not QosClass.INTERACTIVE]
     require(
-        not others or own + growth > tenant.max_kv_pages,
+        not others or state.charged(tenant.id) + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
-        f"request {leaver.request_id} was preempted, though {others[:1]} ran",
+        lambda: f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

@@ -69,7 +69,7 @@ class Clients:
         client = self.by_id.get(event.request_id)
         if client is None:
             raise Violation(Invariant.TOKENS, f"{event} belongs to no request")
-        require(client.ended is None, Invariant.TOKENS, f"{event} follows {client.ended}")
+        require(client.ended is None, Invariant.TOKENS, lambda: f"{event} follows {client.ended}")
         expected = client.expected[client.received]
         if event == expected:
             client.received += 1

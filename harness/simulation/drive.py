@@ -138,8 +138,10 @@ class Simulation:
             require(
                 self._step <= deadline,
                 Invariant.LIVENESS,
-                f"requests {[c.request.id for c in self.clients.live]} still live after "
-                f"{deadline} steps",
+                lambda: (
+                    f"requests {[c.request.id for c in self.clients.live]} still live after "
+                    f"{deadline} steps"
+                ),
             )
             self._step_engine()
         self._end()
@@ -156,11 +158,15 @@ class Simulation:
 
     def _end(self) -> None:
         """Nobody is left, and neither is anything they had."""
-        require(self._engine.idle, Invariant.LIVENESS, "the engine has requests without clients")
+        require(
+            self._engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
+        )
         self._watch.between_steps(0)
         self._leave()
         state = self._watch.state()
-        require(not state.residents, Invariant.SLOT_OWNER, "a slot is taken without requests")
+        require(
+            not state.residents, Invariant.SLOT_OWNER, lambda: "a slot is taken without requests"
+        )
 
     def _leave(self) -> None:
         """Check what an engine must have right at its end, and note what it did."""
@@ -224,29 +230,33 @@ class Simulation:
                 self.world.clock.advance(action.seconds)
 
     def _arrive(self, request: Request, logits: bool) -> None:
-        waiting = len(self._watch.state().waiting)
+        waiting = self._watch.state().waiting
         try:
             self._engine.submit(request, self._sink(request) if logits else None)
         except QueueFull:
             self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
-            depth = self.schedule.shape.queue_depth
-            require(waiting >= depth, Invariant.LIVENESS, f"{waiting} wait of {depth} that may")
+            free = self.schedule.shape.queue_depth - len(waiting)
+            own = sum(self.clients.by_id[id].request.tenant == request.tenant for id in waiting)
+            require(
+                free <= 0 or own >= free,
+                Invariant.LIVENESS,
+                lambda: f"{own} of tenant {request.tenant} wait, and {free} places are free",
+            )
             return
         except RequestError as error:
             self.counts["refused"] += 1
             if request.tenant in self._engine.tenants:
                 self._watch.accounts.add(request.tenant, "requests_rejected")
-            require(
-                not self._acceptable(request),
-                Invariant.ONLY_DOCUMENTED_ERRORS,
-                f"request {request.id} was refused: {error}",
-            )
+            if self._acceptable(request):
+                raise Violation(
+                    Invariant.ONLY_DOCUMENTED_ERRORS, f"request {request.id} was refused: {error}"
+                ) from error
             return
         require(
             self._acceptable(request),
             Invariant.ONLY_DOCUMENTED_ERRORS,
-            f"request {request.id} was accepted",
+            lambda: f"request {request.id} was accepted",
         )
         self._watch.accounts.add(request.tenant, "tokens_prompted", len(request.prompt))
         self.clients.accepted(request, logits)
@@ -286,7 +296,10 @@ class Simulation:
             require(
                 start == position and self.world.logits_match(request, start, logits),
                 Invariant.TOKENS,
-                f"request {request.id} got other logits from position {start} on, after {position}",
+                lambda: (
+                    f"request {request.id} got other logits from position {start} on, after "
+                    f"{position}"
+                ),
             )
             position = start + len(logits)
 

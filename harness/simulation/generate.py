@@ -46,6 +46,7 @@ class Features:
     bad_requests: bool
     scarce_pages: bool
     tight_quotas: bool
+    lowered_classes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ class _Actions:
             sampling,
             tenant=random.choice(self._tenants).id,
             ignore_end=random.random() < 0.7,
+            qos=random.choice([None, *QosClass]) if self._features.lowered_classes else None,
         )
         if self._features.shared_prefixes:
             tokens = solo_run(request, context).tokens

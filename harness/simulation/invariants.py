@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 
@@ -35,7 +36,7 @@ class Violation(AssertionError):
         super().__init__(f"{invariant.name}: {detail} ({invariant.value})")
 
 
-def require(holds: bool, invariant: Invariant, detail: str) -> None:
-    """Raise Violation unless ``holds``."""
+def require(holds: bool, invariant: Invariant, detail: Callable[[], str]) -> None:
+    """Raise Violation unless ``holds``, with a detail that is made only then."""
     if not holds:
-        raise Violation(invariant, detail)
+        raise Violation(invariant, detail())

@@ -182,7 +182,7 @@ class SimulatedRunner:
         self._checked(
             0 < tokens <= limits.step_tokens and rows <= limits.step_rows,
             Invariant.STEP_CAP,
-            f"a step of {tokens} tokens and {rows} rows",
+            lambda: f"a step of {tokens} tokens and {rows} rows",
         )
         try:
             self.watch(inputs)
@@ -203,7 +203,7 @@ class SimulatedRunner:
         self._checked(
             submission.number > self.steps - RING_STEPS,
             Invariant.TOKENS,
-            "a step is read after its events were overwritten",
+            lambda: "a step is read after its events were overwritten",
         )
         self._clock.advance_to(submission.ends)
         if submission.fails:
@@ -215,7 +215,7 @@ class SimulatedRunner:
     def wait(self, late: Late) -> None:
         """Run what is queued up to ``late``."""
         while not late.done:
-            self._checked(bool(self._queue), Invariant.TOKENS, "a lost step is waited for")
+            self._checked(bool(self._queue), Invariant.TOKENS, lambda: "a lost step is waited for")
             first = self._queue.popleft()
             try:
                 first.output = first.run()
@@ -241,7 +241,7 @@ class SimulatedRunner:
         self.memory.lose()
         raise DeviceLost("the simulated device was lost on purpose")
 
-    def _checked(self, holds: bool, invariant: Invariant, detail: str) -> None:
+    def _checked(self, holds: bool, invariant: Invariant, detail: Callable[[], str]) -> None:
         """``require``, remembered: an engine may survive an exception of its runner."""
         try:
             require(holds, invariant, detail)

@@ -5,17 +5,16 @@ This is the one place that knows how an engine is made inside.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from contract.arithmetic import PAGE_TOKENS
-from contract.types import FinishReason, Request, Tenant
+from contract.types import FinishReason, QosClass, Request, Tenant
 from harness.simulation.accounts import Accounts
 from harness.simulation.checks import (
     Candidate,
+    Place,
     Resident,
     State,
     check_admission,
@@ -78,27 +77,23 @@ class Watch(NullObserver):
         """The engine as it is now."""
         engine = self._engine
         residents, placing, memory = engine._residents, engine._placing, engine.memory
-        table = residents.table
-        running = residents.running
-        computed, known, end = table.computed.tolist(), table.known.tolist(), table.end.tolist()
-        lockstep = table.lockstep.tolist()
         return State(
-            slots=len(computed),
+            slots=len(residents.table.computed),
             free_slots=list(residents.free_slots),
             residents=[
                 Resident(
                     placement.sequence.request.id,
                     placement.sequence.request.tenant,
+                    engine.tenants.class_of(placement.sequence.request),
                     slot,
                     placement.pages,
-                    not lockstep[slot] and known[slot] <= computed[slot] < end[slot],
-                    placement.sequence.stalled,
                 )
-                for slot, placement in running.items()
+                for slot, placement in residents.running.items()
             ],
             waiting=[sequence.request.id for sequence in placing.waiting.values()],
             live=list(engine._live),
             references=memory.meta["ref_count"].tolist(),
+            payers=memory.meta["tenant"].tolist(),
             free_pages=memory.free,
             cached_pages=memory.cached,
         )
@@ -172,7 +167,7 @@ class Watch(NullObserver):
             require(
                 self._decisions < MOST_DECISIONS,
                 Invariant.LIVENESS,
-                f"{MOST_DECISIONS} decisions in one call of the engine",
+                lambda: f"{MOST_DECISIONS} decisions in one call of the engine",
             )
             check()
         except Violation as violation:
@@ -180,23 +175,35 @@ class Watch(NullObserver):
             raise
 
     def _check_step(self, step: StepInput) -> None:
-        state = self.state()
         slots = step.query["slot"]
-        check_decodes(state, set(slots.tolist()))
+        counts = Counter(slots.tolist())
+        check_decodes(self._places(), counts.keys())
         most = self._engine.chunk_tokens
-        drafted = self._engine._residents.table.draft
-        counts = np.bincount(slots, minlength=len(drafted))
-        prefill = int(counts[(counts > 1) & (drafted == 0)].sum())
-        require(prefill <= most, Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
+        drafted = self._engine._residents.table.draft.tolist()
+        prefill = sum(n for slot, n in counts.items() if n > 1 and not drafted[slot])
+        require(
+            prefill <= most, Invariant.STEP_CAP, lambda: f"{prefill} prefill tokens, {most} allowed"
+        )
         written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
         meta = self._engine.memory.meta
-        shared = (meta["ref_count"][written] != 1) | (meta["token_count"][written] != 0)
-        if shared.any():
-            page = int(written[np.flatnonzero(shared)[0]])
-            raise Violation(
-                Invariant.PAGE_REFERENCES,
-                f"page {page}, {meta[page]}, is written though others may read it",
-            )
+        references, whole = meta["ref_count"], meta["token_count"]
+        for page in set(written.tolist()):
+            if references[page] != 1 or whole[page]:
+                raise Violation(
+                    Invariant.PAGE_REFERENCES,
+                    f"page {page}, {meta[page]}, is written though others may read it",
+                )
+
+    def _places(self) -> Iterable[Place]:
+        """What may be computed for whoever has a slot."""
+        residents = self._engine._residents
+        table = residents.table
+        computed, known, end = table.computed.tolist(), table.known.tolist(), table.end.tolist()
+        lockstep = table.lockstep.tolist()
+        for slot, placement in residents.running.items():
+            decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
+            sequence = placement.sequence
+            yield Place(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
         tenant = self._engine.tenants[request.tenant]
@@ -235,31 +242,29 @@ class Watch(NullObserver):
         self._preempt(placement)
 
     def _candidates(self) -> Iterable[Candidate]:
-        """The first of each tenant that is within its quotas."""
+        """The first of each tenant and class asked for that is within its quotas."""
         engine = self._engine
         queue, tenants = engine._placing._queue, engine.tenants
-        heads: dict[int, Waiting] = {}
+        heads: dict[tuple[int, QosClass | None], Waiting] = {}
         for waiting in queue._waiting.values():
-            head = heads.get(waiting.tenant)
+            head = heads.get((waiting.tenant, waiting.qos))
             if head is None or waiting.order < head.order:
-                heads[waiting.tenant] = waiting
-        for id, head in heads.items():
+                heads[waiting.tenant, waiting.qos] = waiting
+        for (id, asked), head in heads.items():
             if tenants.within_quota(id, head.pages):
                 share, rate = self._shares(id)
-                yield Candidate(head.order, id, queue.aged(id), tenants[id].qos, share, rate)
+                aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
+                yield Candidate(head.order, id, aged, qos, share, rate)
 
     def _shares(self, id: int) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        own = [
-            placement
-            for placement in self._engine._residents.running.values()
-            if placement.sequence.request.tenant == id
-        ]
+        state = self.state()
+        slots = sum(resident.tenant == id for resident in state.residents)
         rate = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
-            len(own) / tenant.max_slots,
-            sum(len(placement.pages) for placement in own) / tenant.max_kv_pages,
+            slots / tenant.max_slots,
+            state.charged(id) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight, rate / tenant.weight

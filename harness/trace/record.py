@@ -18,7 +18,7 @@ from contract.dtypes import DType
 from contract.footprint import Footprint
 from contract.ir.codec import encode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
-from contract.ir.inputs import InputLayout
+from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Heap, Kernel, PacketBatch, Tier, TierInfo
@@ -210,7 +210,11 @@ class RecordedTier:
         return batch
 
     def submit(
-        self, batch: PacketBatch, inputs: Bytes, wanted: Sequence[str] = ()
+        self,
+        batch: PacketBatch,
+        inputs: Bytes,
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> RecordedFence:
         """Recorded with what changed of the inputs, before it is done: should it end this process,
         the trace still has it."""
@@ -225,7 +229,7 @@ class RecordedTier:
         self._writer.write(Kind.SUBMIT, *Submit(lowered.number, bits, places, lines).pack())
         self._writer.flush()
         try:
-            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept])
+            inner = self._tier.submit(batch, inputs, [decl.name for decl in kept], rows)
         except BaseException:
             self._writer.write(Kind.FAILED)
             raise

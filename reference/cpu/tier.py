@@ -22,7 +22,7 @@ from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
-from contract.ir.inputs import InputLayout, step_of
+from contract.ir.inputs import InputCopy, InputLayout, InputRows, step_of
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.opcodes import Opcode
@@ -78,7 +78,7 @@ class CpuKernel:
 
 @dataclass(frozen=True, slots=True)
 class CpuBatch:
-    """A graph and its memory. ``inputs`` holds the block of the step that runs.
+    """A graph and its memory. ``inputs`` is the block of the step that runs.
 
     ``calls`` gives what a step of some counts runs in order: each call reads and writes arrays that
     are views of the batch's memory.
@@ -86,7 +86,7 @@ class CpuBatch:
 
     graph: Graph
     form: ShapeKey
-    inputs: NDArray[np.uint8]
+    inputs: InputCopy
     buffers: Mapping[str, CpuBuffer]
     calls: Callable[[ShapeKey], Sequence[Call]]
 
@@ -117,7 +117,7 @@ class CpuTier:
         self._fast = {} if definitions_only else fast_kernels(self._matrices, self.threads)
         self._buffers: dict[int, CpuBuffer] = {}
         self._arena = np.empty(0, np.uint8)
-        self._inputs = np.empty(0, np.uint8)
+        self._inputs = InputCopy(np.empty(0, np.uint8))
 
     @property
     def info(self) -> TierInfo:
@@ -136,7 +136,7 @@ class CpuTier:
     def allocated_bytes(self) -> int:
         """Buffers, prepared weights, the arena of scratch buffers and the inputs of a step."""
         owned = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.owned)
-        return owned + self._matrices.nbytes + self._arena.nbytes + self._inputs.nbytes
+        return owned + self._matrices.nbytes + self._arena.nbytes + self._inputs.data.nbytes
 
     @property
     def available_bytes(self) -> int:
@@ -212,9 +212,9 @@ class CpuTier:
         _check_opcodes(graph)
         plan = plan_scratch(graph, form)
         self._grow_arena(plan.nbytes)
-        if self._inputs.nbytes < inputs.nbytes:
-            self._inputs = np.empty(inputs.nbytes, np.uint8)
-        memory = _StepMemory(graph, dict(buffers), plan, self._arena, self._inputs, inputs)
+        if self._inputs.data.nbytes < inputs.nbytes:
+            self._inputs = InputCopy(np.empty(inputs.nbytes, np.uint8))
+        memory = _StepMemory(graph, dict(buffers), plan, self._arena, self._inputs.data, inputs)
 
         @lru_cache(maxsize=MAX_BOUND_STEPS)
         def calls(step: ShapeKey) -> tuple[Call, ...]:
@@ -224,12 +224,16 @@ class CpuTier:
         return CpuBatch(graph, form, self._inputs, MappingProxyType(memory.buffers), calls)
 
     def submit(
-        self, batch: CpuBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: CpuBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> CpuFence:
         """Run the step. Floating-point trouble shows in the values, never as a warning."""
         step = step_of(inputs)
         check_form(batch.form, step)
-        batch.inputs[: len(inputs)] = inputs
+        batch.inputs.update(inputs, rows)
         with np.errstate(all="ignore"):
             for call in batch.calls(step):
                 call()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contract.errors import RequestError
-from contract.types import Request, Tenant
+from contract.types import QosClass, Request, Tenant
 from reference.limits import Limits, pages_for
 from reference.runner import ModelRunner
 from reference.sched.constraints import check_constraints
@@ -29,6 +29,8 @@ def check_request(
         )
     if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
+    if not isinstance(request.qos, QosClass | None):
+        raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
     check_constraints(request, limits, vocab, masked=masked)
     most = min(tenant.max_kv_pages, pages)
     needed = pages_for(reach_of(request, tenant, limits))

@@ -52,9 +52,11 @@ class Delivery:
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """A step was read at ``now``."""
         tokens = output.token.tolist()
-        for part in computed:
-            self._take(part, tokens, output, now)
-        self._settle_accounts()
+        try:
+            for part in computed:
+                self._take(part, tokens, output, now)
+        finally:
+            self._settle_accounts()
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request that no token ends."""
@@ -161,6 +163,6 @@ def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     assert sequence.on_logits is not None
     skipped = max(0, sequence.scored - part.start)
     if skipped < part.stop - part.start:
-        rows = output.logits[part.first_row + skipped : part.end_row].copy()
+        rows = output.rows(sequence.output)[part.first_row + skipped : part.end_row].copy()
         sequence.on_logits(part.start + skipped, rows)
         sequence.scored = part.stop

@@ -27,9 +27,10 @@ from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import PrefixStatistics, scope_of
 from reference.observer import NOBODY, Observer
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
 from reference.sched.cost import StepCost
+from reference.sched.places import may_wait
 from reference.sched.tenants import Tenants
 
 FAULTS = 2
@@ -65,7 +66,8 @@ class Engine:
     ``chunk_tokens`` caps the prefill tokens of a step; ``end_of_generation`` are the token ids
     that finish a sequence; ``page_order`` is the order the pool hands out its pages in.
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
-    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait.
+    one where the tier works while the host plans, else none. ``queue_depth`` requests may wait,
+    of one tenant among several half as many.
     With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
     ``host_pages`` evicted pages are kept in host memory.
     A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
@@ -139,6 +141,7 @@ class Engine:
             speculating=self._speculating,
         )
         self._live: dict[int, Sequence] = {}
+        self._leaving: set[int] = set()
         self._arrivals = 0
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
@@ -201,6 +204,18 @@ class Engine:
         """
         self.tenants.put(tenant)
         self.memory.reserve(tenant.id, tenant.reserved_pages)
+        self._leaving.discard(tenant.id)
+
+    def remove_tenant(self, id: int) -> None:
+        """Forget a tenant and what it computed: at once, or when the last of its requests ended.
+        What it had reserved is everybody's again, and new requests of it are refused.
+
+        Raises RequestError when there is none with this id.
+        """
+        self.tenants[id]
+        self.memory.reserve(id, 0)
+        self._leaving.add(id)
+        self._forget_leaving()
 
     def submit(
         self,
@@ -208,21 +223,27 @@ class Engine:
         on_logits: LogitsSink | None = None,
         logits_from: int = 0,
         allowed: MaskProvider | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
         its id waits or runs, and QueueFull when too many wait.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
-        handed over chunk by chunk. ``allowed`` is asked before every token which ones it may be;
+        handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
+        limits have ``hidden_states``. ``allowed`` is asked before every token which ones it may be;
         where that is none, or it fails, the request ends with an error.
         """
         tenant = self.tenants[request.tenant]
+        if tenant.id in self._leaving:
+            raise RequestError("tenant", f"{tenant.id} was removed")
         try:
             pages = self.memory.total - self._reserved(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
+            if output == HIDDEN and not self.runner.limits.hidden_states:
+                raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            if len(self._placing.waiting) >= self._queue_depth:
+            if not self._may_wait(tenant):
                 raise QueueFull(self._queue_depth, self._queue.retry_after())
         except ZincError:
             self.ledger.rejected(tenant.id)
@@ -239,6 +260,7 @@ class Engine:
             known=len(request.prompt),
             last=reach - 1,
             on_logits=on_logits,
+            output=output,
             allowed=allowed,
             scored=logits_from,
             arrived=self._clock(),
@@ -250,6 +272,11 @@ class Engine:
         self._placing.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
 
+    def _may_wait(self, tenant: Tenant) -> bool:
+        usage = self.tenants.usage(tenant.id)
+        own, waiting = usage.live - usage.slots, len(self._placing.waiting)
+        return may_wait(own, waiting, self._queue_depth, len(self.tenants))
+
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
         already finished."""
@@ -257,6 +284,7 @@ class Engine:
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
+            self._forget_leaving()
 
     def stall(self, request_id: int) -> None:
         """The consumer takes no more tokens for now: nothing is computed for the request, beyond
@@ -302,6 +330,8 @@ class Engine:
         except BaseException as error:
             self._recover(isinstance(error, Exception))
             raise
+        finally:
+            self._forget_leaving()
         return self._delivery.events()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -314,6 +344,19 @@ class Engine:
         if self._speculating is not None and sequence.placement is not None:
             self._speculating.forget(sequence.placement)
         self._placing.finished(sequence, reason)
+
+    def _forget_leaving(self) -> None:
+        """Forget the removed tenants of whose requests none is left."""
+        for id in tuple(self._leaving):
+            if id in self.tenants and not self.tenants.usage(id).live:
+                tenant = self.tenants[id]
+                self.tenants.remove(id)
+                self.ledger.forget(id)
+                if tenant.isolation_group is None:
+                    # Who is given this id some day shall not find these.
+                    self.memory.forget(scope_of(tenant))
+            if id not in self.tenants:
+                self._leaving.discard(id)
 
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
@@ -346,4 +389,5 @@ class Engine:
 
     def _reserved(self, tenant: Tenant) -> int:
         """Pages that are kept for other tenants."""
-        return sum(other.reserved_pages for other in self.tenants if other.id != tenant.id)
+        gone = {tenant.id} | self._leaving
+        return sum(other.reserved_pages for other in self.tenants if other.id not in gone)

@@ -171,8 +171,9 @@ class Pipeline:
         if self._speculating is not None:
             self._speculating.before_step(placements)
         submission = self._runner.submit(inputs)
-        table.computed[chunks["slot"]] += chunks["count"]
-        attended = int((chunks["count"] * (chunks["start"] + (chunks["count"] + 1) / 2)).sum())
+        count = chunks["count"]
+        table.computed[chunks["slot"]] += count
+        attended = int((count * (2 * chunks["start"] + count + 1)).sum()) // 2
         requests = [placement.sequence.request.id for placement in placements]
         self._follow(submission, placements, requests, chunks, rows, attended)
         self._publish(chunks, placements)
@@ -189,21 +190,23 @@ class Pipeline:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
         left = pending["length"] - pending["computed"]
         decodes = left == pending["draft"] + 1
-        decoding, prefilling = pending[decodes], pending[~decodes & (left > 0)]
-        if not len(decoding) or not len(prefilling):
+        prefills = (~decodes & (left > 0)).nonzero()[0]
+        if not len(prefills) or not decodes.any():
             return self.chunk_tokens
+        decoding = pending[decodes]
         most = self._runner.limits.step_tokens - int(left[decodes].sum())
         most = min(self.chunk_tokens, most)
         running = self._residents.running
+        requests = [running[slot].sequence.request for slot in decoding["slot"].tolist()]
+        asked = {(request.tenant, request.qos) for request in requests}
         ratios = (
-            INTERVAL_RATIO.get(self._tenants[running[slot].sequence.request.tenant].qos)
-            for slot in decoding["slot"].tolist()
+            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
         if ratio is None:
             return most
         attended = int(decoding["length"].sum())
-        start = int(prefilling["computed"][0])
+        start = int(pending["computed"][prefills[0]])
         return self._cost.prefill_budget(len(decoding), attended, ratio, most, start=start)
 
     def _follow(
@@ -237,9 +240,9 @@ class Pipeline:
         table = self._residents.table
         slots = chunks["slot"]
         computed = table.computed[slots]
-        for index in np.flatnonzero(chunks["start"] < table.known[slots]).tolist():
+        for index in (chunks["start"] < table.known[slots]).nonzero()[0].tolist():
             self._residents.publish(placements[index])
-        for index in np.flatnonzero(computed == table.cut[slots]).tolist():
+        for index in (computed == table.cut[slots]).nonzero()[0].tolist():
             self._residents.keep_state(placements[index])
 
     def _observe(self, step: Step) -> None:
@@ -264,7 +267,7 @@ class Pipeline:
         starts = step.chunks["start"].tolist()
         stops = (step.chunks["start"] + step.chunks["count"]).tolist()
         running = self._residents.running
-        ends = np.cumsum(step.rows)
+        ends = step.rows.cumsum()
         firsts = (ends - step.rows).tolist()
         for placement, start, stop, first, end in zip(
             step.placements, starts, stops, firsts, ends.tolist(), strict=True

@@ -64,8 +64,9 @@ class Placing:
         sequence.since = self._clock()
         self.waiting[sequence.order] = sequence
         pages = pages_for(sequence.known)
-        tenant = sequence.request.tenant
-        self._queue.push(Waiting(sequence.order, tenant, sequence.since, pages))
+        request = sequence.request
+        waiting = Waiting(sequence.order, request.tenant, sequence.since, pages, request.qos)
+        self._queue.push(waiting)
         self._changed = True
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -90,7 +91,7 @@ class Placing:
         them, and the step is to be planned anew."""
         residents = self.residents
         missing = residents.table.missing_pages(chunks)
-        for index in np.flatnonzero(missing).tolist():
+        for index in missing.nonzero()[0].tolist():
             placement = residents.running[int(chunks["slot"][index])]
             count = int(missing[index])
             if self._beyond_quota(placement, count) or not residents.grow(placement, count):
@@ -122,7 +123,7 @@ class Placing:
         """Place one that waits, if there is room or it can be made."""
         sequence = self.waiting[waiting.order]
         # Who has a slot is not aged any more.
-        aged = self._queue.aged(waiting.tenant)
+        aged = self._queue.aged(waiting.tenant, waiting.qos)
         placement = self.residents.place(sequence)
         if placement is None:
             victims = self._victims_for(sequence)
@@ -150,12 +151,12 @@ class Placing:
 
     def _victims_for(self, sequence: Sequence) -> list[Placement]:
         """Whom to preempt so that ``sequence`` comes in: nobody, or enough."""
-        residents, tenant = self.residents, sequence.request.tenant
+        residents, claimant = self.residents, self._tenants.class_of(sequence.request)
         candidates = self._candidates()
         slots = len(residents.free_slots)
         victims: list[Placement] = []
         while slots + len(victims) < 1 or not residents.fits(sequence, victims):
-            chosen = victim(candidates, self._tenants, tenant)
+            chosen = victim(candidates, self._tenants, claimant)
             if chosen is None:
                 return []
             candidates.remove(chosen)
@@ -184,6 +185,7 @@ class Placing:
             Running(
                 order=placement.sequence.order,
                 tenant=placement.sequence.request.tenant,
+                qos=self._tenants.class_of(placement.sequence.request),
                 slot=slot,
                 pages=len(placement.pages),
                 protected=bool(computed[slot] < placement.quantum),

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.types import QosClass, Request
 from reference.engine.sequence import Placement, Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.runner import ModelRunner
+from reference.runner import HIDDEN, ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
@@ -34,7 +35,8 @@ class Residents:
         self.running: dict[int, Placement] = {}
         self.recurrent = runner.recurrent.slot_bytes > 0
         self.keeps_states = self.recurrent and runner.limits.saved_states > 0
-        self._uses: dict[int, list[int]] = {}
+        self._slots: dict[tuple[int, QosClass | None], int] = {}
+        self._pages: dict[int, int] = {}
 
     @property
     def slots(self) -> NDArray[np.int32]:
@@ -76,7 +78,8 @@ class Residents:
         placement = Placement(sequence, slot, [*hit.pages, *pages])
         sequence.placement = placement
         self.running[slot] = placement
-        self._note(tenant, 1, len(placement.pages))
+        self._note_slots(sequence.request, 1)
+        self._note_pages(tenant)
         self._occupy(placement, hit.tokens)
         if hit.state is not None:
             self._runner.recurrent.load(hit.state, slot)
@@ -90,7 +93,7 @@ class Residents:
             return False
         placement.pages.extend(pages)
         self.table.add_pages(placement.slot, pages)
-        self._note(tenant, 0, count)
+        self._note_pages(tenant)
         return True
 
     def publish(self, placement: Placement) -> None:
@@ -123,8 +126,11 @@ class Residents:
         del self.running[slot]
         sequence.placement = None
         self.free_slots.append(slot)
-        self._note(sequence.request.tenant, -1, -len(placement.pages))
+        self._note_slots(sequence.request, -1)
         self.memory.release(placement.pages, sequence.request.tenant)
+        # A page that others hold is paid for by one of them now.
+        for tenant in list(self._pages):
+            self._note_pages(tenant)
 
     def reset(self) -> list[Sequence]:
         """Take everything from everybody after a fault, whatever was being done: who ran."""
@@ -134,17 +140,30 @@ class Residents:
         self.running.clear()
         self.free_slots = deque(range(len(self.table.computed)))
         self.memory.clear()
-        for tenant, (slots, pages) in self._uses.items():
-            self._tenants.occupy(tenant, slots=-slots, pages=-pages)
-        self._uses.clear()
+        for (tenant, qos), slots in self._slots.items():
+            self._tenants.occupy(tenant, slots=-slots, qos=qos)
+        for tenant, pages in self._pages.items():
+            self._tenants.occupy(tenant, pages=-pages)
+        self._slots.clear()
+        self._pages.clear()
         return sequences
 
-    def _note(self, tenant: int, slots: int, pages: int) -> None:
-        # The account first: an interrupt on the way there leaves both as they were.
-        self._tenants.occupy(tenant, slots=slots, pages=pages)
-        use = self._uses.setdefault(tenant, [0, 0])
-        use[0] += slots
-        use[1] += pages
+    # The account first: an interrupt on the way there leaves both as they were.
+
+    def _note_slots(self, request: Request, slots: int) -> None:
+        self._tenants.occupy(request.tenant, slots=slots, qos=request.qos)
+        held = self._slots.get((request.tenant, request.qos), 0) + slots
+        self._slots[request.tenant, request.qos] = held
+        if not held:
+            del self._slots[request.tenant, request.qos]
+
+    def _note_pages(self, tenant: int) -> None:
+        """Let the tenant's account say what is charged to it."""
+        pages = self.memory.held(tenant)
+        self._tenants.occupy(tenant, pages=pages - self._pages.get(tenant, 0))
+        self._pages[tenant] = pages
+        if not pages:
+            del self._pages[tenant]
 
     def _occupy(self, placement: Placement, computed: int) -> None:
         sequence = placement.sequence
@@ -156,6 +175,7 @@ class Residents:
             end=max(sequence.known, sequence.last),
             sampling=sequence.request.sampling,
             every_row=sequence.on_logits is not None,
+            hidden=sequence.output == HIDDEN,
             samples=sequence.samples,
             lockstep=placement.masked,
             bias=bias_records(sequence.request),

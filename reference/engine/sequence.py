@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from contract.types import Request
 from reference.memory.prefix import PathEnd
+from reference.runner import LOGITS
 from reference.sched.constraints import Mask
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
-"""Receives (first position, float32[positions, vocab]) for every chunk; the array is its own."""
+"""Receives (first position, float32[positions, n]) for every chunk, n being the vocabulary or the
+width of what was asked for in place of logits; the array is its own."""
 
 MaskProvider = Callable[[list[int]], Mask | None]
 """The tokens generated so far -> the mask (``reference.sched.constraints``) of those that may come
@@ -27,8 +29,8 @@ class Sequence:
     ``order`` numbers requests by arrival, ``since`` is when it began to wait. ``tokens`` int32 has
     room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
     was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
-    tokens may come next. Logits of the first
-    ``scored`` positions were handed over. ``faults`` counts the steps that failed under it,
+    tokens may come next. Logits of the first ``scored`` positions, or rows of another ``output``,
+    were handed over. ``faults`` counts the steps that failed under it,
     ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
     ``arrived``, and its last tokens were handed over at ``given``.
     """
@@ -41,6 +43,7 @@ class Sequence:
     known: int
     last: int
     on_logits: LogitsSink | None = None
+    output: str = LOGITS
     allowed: MaskProvider | None = None
     scored: int = 0
     faults: int = 0

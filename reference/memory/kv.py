@@ -104,12 +104,11 @@ class KvMemory:
         Shared pages come free with their last holder only, and what others have reserved is theirs
         again as soon as they hold less.
         """
-        freed, changes = self._effect_of(leaving)
-        unused = sum(
-            max(0, pages - self.held(other) - changes[other])
-            for other, pages in self._reserved.items()
-            if other != tenant
-        )
+        freed, changes = self._effect_of(leaving) if leaving else (0, Counter[int]())
+        unused = 0
+        for other, pages in self._reserved.items():
+            if other != tenant:
+                unused += max(0, pages - self.held(other) - changes[other])
         return max(0, self.free + self.cached + freed - unused)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
@@ -221,6 +220,11 @@ class KvMemory:
         """Give an unattached place back."""
         assert self._places is not None, "the model has no recurrent states"
         self._places.drop(place)
+
+    def forget(self, scope: Hashable) -> None:
+        """Forget what is cached in a scope of which nobody holds a page."""
+        for node in self._trees.below(scope):
+            self._drop(node)
 
     def clear(self) -> None:
         """Forget everything but reservations and statistics: nothing is held, nothing is known."""

@@ -171,6 +171,11 @@ class PrefixTrees:
                 del self._nodes[gone.page]
         return dropped
 
+    def below(self, scope: Hashable) -> list[Node]:
+        """The nodes of the first pages in a scope."""
+        root = self._roots.get(scope)
+        return [] if root is None else list(root.children.values())
+
     def scopes(self) -> Iterator[tuple[Hashable, Node]]:
         """Every scope and its root."""
         yield from self._roots.items()

@@ -19,18 +19,22 @@ RETRY_SECONDS_MIN = 1.0
 class Waiting:
     """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
     it began to wait, which for a preempted request is when it was preempted; ``pages`` is what it
-    needs to begin."""
+    needs to begin, ``qos`` the class it asks for."""
 
     order: int
     tenant: int
     since: float
     pages: int
+    qos: QosClass | None = None
+
+
+_LineKey = tuple[int, QosClass | None]
 
 
 @dataclass(slots=True)
 class _Line:
-    """A tenant's waiting requests by order, those removed meanwhile among them; ``since`` is when
-    the line began."""
+    """Waiting requests by order, those removed meanwhile among them; ``since`` is when the line
+    began."""
 
     since: float
     orders: list[int] = field(default_factory=list)
@@ -40,26 +44,27 @@ class _Line:
 class WaitQueue:
     """Waiting requests, and the choice among them.
 
-    Within a tenant the order of arrival decides, so each tenant has one candidate: its first. A
-    candidate beyond its tenant's own quotas stands aside, and holds up nobody. Of the others the
-    most urgent class comes first, in it the tenant with the lowest dominant share; of equal shares
-    the tenant that was given the fewest tokens lately, by weight, so that slots which cannot be
-    divided evenly go round however many requests each has waiting; then the request that arrived
-    first. A candidate for which there is no room lets others pass.
+    A *line* is what of one tenant asks for one class: all its requests where none asks. Within a
+    line the order of arrival decides, so each has one candidate: its first. A candidate beyond its
+    tenant's own quotas stands aside, and holds up nobody. Of the others the most urgent class comes
+    first, in it the tenant with the lowest dominant share; of equal shares the tenant that was
+    given the fewest tokens lately, by weight, so that slots which cannot be divided evenly go round
+    however many requests each has waiting; then the request that arrived first. A candidate for
+    which there is no room lets others pass.
 
-    A tenant is *aged* when its requests have waited for ``aging_seconds`` while it had no slot at
-    all. Its candidate then comes before all that are not aged, whatever the classes and shares;
+    A line is *aged* when its requests have waited for ``aging_seconds`` while none of them had a
+    slot. Its candidate then comes before all that are not aged, whatever the classes and shares;
     aged candidates go in the order in which they began to wait without a slot; and nobody passes
     one. So aging undoes no fair share: who holds a slot does not age, however many wait behind it.
 
-    Starvation bound: let T tenants have requests waiting, and let room for any one request appear
+    Starvation bound: let T lines have requests waiting, and let room for any one request appear
     within R seconds whenever nobody is admitted (at the latest when all that runs has ended). Then
-    a tenant that has requests waiting is without a slot for at most ``aging_seconds + T * R``
-    seconds, not counting time beyond its own quotas. Reason: once it is aged no tenant passes it
-    twice, for an admission sends that tenant behind it. So the n-th request of a tenant whose
-    requests run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
+    a line that has requests waiting is without a slot for at most ``aging_seconds + T * R``
+    seconds, not counting time beyond its tenant's quotas. Reason: once it is aged no line passes it
+    twice, for an admission sends that line behind it. So the n-th request of a line whose requests
+    run for at most L seconds starts after at most ``n * (aging_seconds + T * R + L)``.
 
-    A choice takes time in proportion to the tenants that have requests waiting, and none for the
+    A choice takes time in proportion to the lines that have requests waiting, and none for the
     requests behind the first; pushing and removing is logarithmic, amortized.
     """
 
@@ -67,7 +72,7 @@ class WaitQueue:
         self._tenants = tenants
         self._clock = clock
         self._aging = aging_seconds
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[_LineKey, _Line] = {}
         self._waiting: dict[int, Waiting] = {}
         self._admitted: deque[float] = deque(maxlen=RECENT_ADMISSIONS)
 
@@ -77,17 +82,18 @@ class WaitQueue:
     def by_class(self) -> Counter[QosClass]:
         """How many requests of each class wait."""
         counts: Counter[QosClass] = Counter()
-        for tenant, line in self._lines.items():
-            counts[self._tenants[tenant].qos] += line.live
+        for key, line in self._lines.items():
+            counts[self._class_of(key)] += line.live
         return counts
 
     def push(self, waiting: Waiting) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
         self._tenants[waiting.tenant]
-        line = self._lines.get(waiting.tenant)
+        key = waiting.tenant, waiting.qos
+        line = self._lines.get(key)
         if line is None:
-            line = self._lines[waiting.tenant] = _Line(waiting.since)
+            line = self._lines[key] = _Line(waiting.since)
         heapq.heappush(line.orders, waiting.order)
         line.live += 1
         self._waiting[waiting.order] = waiting
@@ -97,10 +103,11 @@ class WaitQueue:
         waiting = self._waiting.pop(order, None)
         if waiting is None:
             return
-        line = self._lines[waiting.tenant]
+        key = waiting.tenant, waiting.qos
+        line = self._lines[key]
         line.live -= 1
         if not line.live:
-            del self._lines[waiting.tenant]
+            del self._lines[key]
         elif len(line.orders) > 2 * line.live:
             line.orders = sorted(order for order in line.orders if order in self._waiting)
 
@@ -129,14 +136,15 @@ class WaitQueue:
         elapsed = self._clock() - self._admitted[0]
         return max(RETRY_SECONDS_MIN, elapsed / len(self._admitted))
 
-    def aged(self, tenant: int) -> bool:
-        """Whether the tenant's requests have waited too long without a slot."""
-        line = self._lines.get(tenant)
-        return line is not None and self._aged_since(tenant, line) is not None
+    def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
+        """Whether those of the tenant's requests that ask for class ``qos`` have waited too long
+        without a slot."""
+        line = self._lines.get((tenant, qos))
+        return line is not None and self._aged_since((tenant, qos), line) is not None
 
-    def _aged_since(self, tenant: int, line: _Line) -> float | None:
-        """When an aged tenant began to wait without a slot; None for one that is not aged."""
-        slotless = self._tenants.slotless_since(tenant)
+    def _aged_since(self, key: _LineKey, line: _Line) -> float | None:
+        """When an aged line began to wait without a slot; None for one that is not aged."""
+        slotless = self._tenants.slotless_since(*key)
         if slotless is None:
             return None
         since = max(slotless, line.since)
@@ -146,13 +154,13 @@ class WaitQueue:
         """The candidates within their quotas, and whether each is aged, in order of their turn."""
         aged: list[tuple[float, int]] = []
         by_rank: tuple[list[int], ...] = tuple([] for _ in QosClass)
-        for tenant, line in self._lines.items():
+        for key, line in self._lines.items():
             order = self._candidate(line)
-            if not self._tenants.within_quota(tenant, self._waiting[order].pages):
+            if not self._tenants.within_quota(key[0], self._waiting[order].pages):
                 continue
-            since = self._aged_since(tenant, line)
+            since = self._aged_since(key, line)
             if since is None:
-                by_rank[self._tenants[tenant].qos.rank].append(order)
+                by_rank[self._class_of(key).rank].append(order)
             else:
                 aged.append((since, order))
         for _, order in sorted(aged):
@@ -167,6 +175,10 @@ class WaitQueue:
         rate = self._tenants.usage(tenant).decode_tokens_per_s
         return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
 
+    def _class_of(self, key: _LineKey) -> QosClass:
+        tenant, asked = key
+        return self._tenants[tenant].qos.lowered_to(asked)
+
     def _candidate(self, line: _Line) -> int:
         while line.orders[0] not in self._waiting:
             heapq.heappop(line.orders)
@@ -175,18 +187,22 @@ class WaitQueue:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that holds ``slot`` and ``pages`` pages. ``protected`` ones were admitted a moment
-    ago, or waited too long: preempting them would undo what their admission was for."""
+    """A request of class ``qos`` that holds ``slot`` and ``pages`` pages. ``protected`` ones were
+    admitted a moment ago, or waited too long: preempting them would undo what their admission was
+    for."""
 
     order: int
     tenant: int
+    qos: QosClass
     slot: int
     pages: int
     protected: bool
 
 
-def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -> Running | None:
-    """Whom to preempt so that tenant ``claimant`` gets room; None: nobody.
+def victim(
+    running: Sequence[Running], tenants: Tenants, claimant: QosClass | None
+) -> Running | None:
+    """Whom to preempt so that a request of class ``claimant`` gets room; None: nobody.
 
     Only requests of a class below the claimant's that are not protected, so never an interactive
     one: of the lowest class the tenant with the highest dominant share, of it the youngest request.
@@ -194,13 +210,11 @@ def victim(running: Sequence[Running], tenants: Tenants, claimant: int | None) -
     Without a claimant memory must be freed at any price, and everybody may be preempted: in order
     of class, in it the protected after the others, then by share and age.
     """
-    ranks = {entry.tenant: tenants[entry.tenant].qos.rank for entry in running}
-    shares = {tenant: tenants.dominant_share(tenant) for tenant in ranks}
     if claimant is not None:
-        above = tenants[claimant].qos.rank
-        running = [e for e in running if not e.protected and ranks[e.tenant] > above]
+        running = [e for e in running if not e.protected and e.qos.rank > claimant.rank]
+    shares = {tenant: tenants.dominant_share(tenant) for tenant in {e.tenant for e in running}}
     return max(
         running,
-        key=lambda e: (ranks[e.tenant], not e.protected, shares[e.tenant], e.order),
+        key=lambda e: (e.qos.rank, not e.protected, shares[e.tenant], e.order),
         default=None,
     )

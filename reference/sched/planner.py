@@ -28,9 +28,9 @@ def plan_step(pending: NDArray[np.void], chunk_tokens: int) -> NDArray[np.void]:
         raise ValueError("a step computes at least one token")
     remaining = pending["length"] - pending["computed"]
     decodes = remaining == pending["draft"] + 1
-    decode, prefill = np.flatnonzero(decodes), np.flatnonzero(~decodes & (remaining > 0))
+    decode, prefill = decodes.nonzero()[0], (~decodes & (remaining > 0)).nonzero()[0]
     wanted = remaining[prefill]
-    given = np.minimum(wanted, chunk_tokens - (np.cumsum(wanted) - wanted))
+    given = np.minimum(wanted, chunk_tokens - (wanted.cumsum() - wanted))
     prefill, given = prefill[given > 0], given[given > 0]
     order = np.concatenate([decode, prefill])
     chunks = np.empty(len(order), CHUNK)

@@ -15,7 +15,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import LOG_PROBABILITIES, LOGITS, StepInput
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
 from reference.sched.planner import PENDING
 
 Int32 = NDArray[np.int32]
@@ -27,21 +27,24 @@ class SlotTable:
     Positions below ``computed`` were submitted, and there are ``page_count`` pages for them and
     those that come next. The first ``known`` tokens are the host's to give, the others the device
     samples; nothing is computed from position ``end`` on. ``every_row`` marks sequences whose
-    logits are wanted at every position, ``samples`` those that go on, ``lockstep`` those whose next
-    step needs the token of the one before on the host. A ``stalled`` sequence computes nothing.
-    No chunk reaches across ``cut``, a position where something is to be kept. ``draft`` tokens
-    behind the known ones are guesses, computed in one step with the last known one. Of the
-    ``listed`` ones the log-probabilities are wanted.
+    logits are wanted at every position, or ``hidden`` states in their place, ``samples`` those that
+    go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
+    ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
+    something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
+    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted.
     """
 
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
         self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
-        self.page_count, self.computed, self.known, self.end, self.cut, self.draft = (
-            np.zeros(slots, np.int32) for _ in range(6)
-        )
-        self.every_row, self.samples, self.lockstep, self.stalled, self.listed = (
-            np.zeros(slots, bool) for _ in range(5)
+        self.page_versions = np.zeros(slots, np.int64)
+        self._page_changes = 0
+        # Together, so that those of some slots are picked at once.
+        self._numbers = np.zeros((6, slots), np.int32)
+        self.page_count, self.computed, self.known, self.end, self.cut, self.draft = self._numbers
+        self._flags = np.zeros((6, slots), bool)
+        self.every_row, self.hidden, self.samples, self.lockstep, self.stalled, self.listed = (
+            self._flags
         )
         self._sampling = np.zeros(slots, SAMPLING)
         self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
@@ -59,6 +62,7 @@ class SlotTable:
         lockstep: bool,
         bias: NDArray[np.void],
         listed: bool,
+        hidden: bool = False,
     ) -> None:
         """Begin a sequence of ``known`` given tokens, of which ``computed`` are in its pages.
 
@@ -69,6 +73,7 @@ class SlotTable:
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
         self.listed[slot] = listed
+        self.hidden[slot] = hidden
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
@@ -79,18 +84,20 @@ class SlotTable:
         count = int(self.page_count[slot])
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
+        self._page_changes += 1
+        self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Int32) -> NDArray[np.void]:
         """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
-        computed, known = self.computed[slots], self.known[slots]
-        following = np.minimum(computed + ~self.lockstep[slots], self.end[slots])
+        _, computed, known, end, cut, draft = self._numbers.take(slots, 1)
+        _, _, _, lockstep, stalled, _ = self._flags.take(slots, 1)
+        following = np.minimum(computed + ~lockstep, end)
+        length = np.where(computed < known, known + draft, following)
+        length = np.where(computed < cut, np.minimum(length, cut), length)
         pending = np.empty(len(slots), PENDING)
         pending["slot"], pending["computed"] = slots, computed
-        length = np.where(computed < known, known + self.draft[slots], following)
-        cut = self.cut[slots]
-        length = np.where(computed < cut, np.minimum(length, cut), length)
-        pending["length"] = np.where(self.stalled[slots], computed, length)
-        pending["draft"] = self.draft[slots]
+        pending["length"] = np.where(stalled, computed, length)
+        pending["draft"] = draft
         return pending
 
     def missing_pages(self, chunks: NDArray[np.void]) -> Int32:
@@ -102,10 +109,11 @@ class SlotTable:
 
     def rows_of(self, chunks: NDArray[np.void]) -> Int32:
         """Rows of logits each chunk needs."""
-        slots, stop = chunks["slot"], chunks["start"] + chunks["count"]
-        last = (stop >= self.known[slots]) & self.samples[slots]
-        every = self.every_row[slots] | (self.draft[slots] > 0)
-        return np.where(every, chunks["count"], last).astype(np.int32)
+        count = chunks["count"]
+        _, _, known, _, _, draft = self._numbers.take(chunks["slot"], 1)
+        every, _, samples, *_ = self._flags.take(chunks["slot"], 1)
+        last = (chunks["start"] + count >= known) & samples
+        return np.where(every | (draft > 0), count, last).astype(np.int32)
 
     def within_rows(self, chunks: NDArray[np.void], most: int) -> NDArray[np.void]:
         """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
@@ -127,17 +135,18 @@ class SlotTable:
 
         ``tokens`` gives what the host knows of each chunk's sequence.
         """
-        count = chunks["count"]
-        ends = np.cumsum(count)
-        query = np.empty(int(count.sum()), QUERY_TOKEN)
+        slot, first, count = chunks["slot"], chunks["start"], chunks["count"]
+        ends = count.cumsum()
+        query = np.empty(int(ends[-1]), QUERY_TOKEN)
         query["token"], query["flags"] = LAST_TOKEN, 0
-        query["slot"] = np.repeat(chunks["slot"], count)
-        query["position"] = np.arange(len(query)) + np.repeat(chunks["start"] - ends + count, count)
-        for index in np.flatnonzero(chunks["start"] < self.known[chunks["slot"]]).tolist():
-            start, stop = int(chunks["start"][index]), int(ends[index])
+        query["slot"] = slot.repeat(count)
+        query["position"] = np.arange(len(query)) + (first - ends + count).repeat(count)
+        for index in (first < self.known[slot]).nonzero()[0].tolist():
+            start, stop = int(first[index]), int(ends[index])
             length = int(count[index])
             query["token"][stop - length : stop] = tokens[index][start : start + length]
-        output_rows = np.arange(int(rows.sum())) + np.repeat(ends - np.cumsum(rows), rows)
+        row_ends = rows.cumsum()
+        output_rows = np.arange(int(row_ends[-1])) + (ends - row_ends).repeat(rows)
         sampling = self._sampling[query["slot"][output_rows]]
         sampling["position"] = query["position"][output_rows] + 1
         return StepInput(
@@ -147,11 +156,14 @@ class SlotTable:
             page_table=self.page_table,
             wanted=self._wanted(chunks["slot"]),
             bias=self._bias.reshape(-1) if sampling["bias_count"].any() else None,
+            page_versions=self.page_versions,
         )
 
     def _wanted(self, slots: Int32) -> tuple[str, ...]:
-        logits = (LOGITS,) if self.every_row[slots].any() else ()
-        return (*logits, *LOG_PROBABILITIES) if self.listed[slots].any() else logits
+        every, hidden = self.every_row[slots], self.hidden[slots]
+        logits = (LOGITS,) if (every & ~hidden).any() else ()
+        states = (HIDDEN,) if (every & hidden).any() else ()
+        return (*logits, *states, *(LOG_PROBABILITIES if self.listed[slots].any() else ()))
 
 
 @dataclass(slots=True)
@@ -173,7 +185,7 @@ class SteadyDecode:
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
         slots = chunks["slot"]
-        if LOGITS in inputs.wanted or (rows != 1).any() or (chunks["count"] != 1).any():
+        if table.every_row[slots].any() or (rows != 1).any() or (chunks["count"] != 1).any():
             return None
         if table.lockstep[slots].any():
             return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from contract.errors import ConfigError, RequestError
-from contract.types import LOCAL_TENANT, Clock, Tenant
+from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
 
 WINDOW_SECONDS = 5
 """Over how long a rate is averaged."""
@@ -72,12 +73,22 @@ class Usage:
 
 
 @dataclass(slots=True)
+class _Slots:
+    """Slots held, and when the last of them was given back."""
+
+    held: int = 0
+    none_since: float = -math.inf
+
+
+@dataclass(slots=True)
 class _Account:
     tenant: Tenant
     slots: int = 0
     pages: int = 0
     live: int = 0
-    slotless_since: float = -math.inf
+    by_class: defaultdict[QosClass | None, _Slots] = field(
+        default_factory=lambda: defaultdict(_Slots)
+    )
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
 
@@ -131,11 +142,27 @@ class Tenants:
         assert account.slots == account.pages == 0, f"tenant {id} holds what no request holds"
         del self._accounts[id]
 
-    def occupy(self, id: int, slots: int = 0, pages: int = 0, live: int = 0) -> None:
-        """Change what the tenant holds by signed amounts."""
+    def class_of(self, request: Request) -> QosClass:
+        """The class a request is served in."""
+        return self[request.tenant].qos.lowered_to(request.qos)
+
+    def occupy(
+        self,
+        id: int,
+        slots: int = 0,
+        pages: int = 0,
+        live: int = 0,
+        *,
+        qos: QosClass | None = None,
+    ) -> None:
+        """Change what the tenant holds by signed amounts; the slots are those of requests that ask
+        for class ``qos``."""
         account = self._account(id)
-        if slots and account.slots + slots == 0:
-            account.slotless_since = self._clock()
+        if slots:
+            of_class = account.by_class[qos]
+            of_class.held += slots
+            if not of_class.held:
+                of_class.none_since = self._clock()
         account.slots += slots
         account.pages += pages
         account.live += live
@@ -155,11 +182,11 @@ class Tenants:
         prefilled = account.prefilled.per_second(now)
         return Usage(account.slots, account.pages, account.live, decoded, prefilled)
 
-    def slotless_since(self, id: int) -> float | None:
-        """When the tenant last gave back its only slot, -inf if it never had one; None while it
-        has one."""
-        account = self._account(id)
-        return None if account.slots else account.slotless_since
+    def slotless_since(self, id: int, qos: QosClass | None = None) -> float | None:
+        """When the tenant's requests that ask for class ``qos`` last gave back their only slot,
+        -inf if they never had one; None while they have one."""
+        slots = self._account(id).by_class.get(qos, _Slots())
+        return None if slots.held else slots.none_since
 
     def within_quota(self, id: int, pages: int) -> bool:
         """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are

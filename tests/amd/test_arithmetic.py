@@ -32,7 +32,7 @@ def rounded(value: Fraction) -> float:
         near = np.float32(float(value))
         if not np.isfinite(near):
             return float(near)
-        neighbours = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, -np.float32(np.inf))]  # fmt: skip
+        neighbours = [near, *(np.nextafter(near, np.float32(limit)) for limit in (-np.inf, np.inf))]
     finite = [n for n in neighbours if np.isfinite(n)]
     return float(min(finite, key=lambda n: (abs(Fraction(float(n)) - value), _odd(n))))
 

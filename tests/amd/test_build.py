@@ -87,7 +87,7 @@ def test_contraction_makes_other_numbers(
     text = rope.text.replace("FP_CONTRACT OFF", "FP_CONTRACT ON")
     options = [o.replace("contract=off", "contract=fast") for o in OPTIONS]
     monkeypatch.setattr(build_module, "OPTIONS", options)
-    kernel = kernel_of(read_code_object(compiled(text)), "rope", rope.module.entry)
+    kernel = kernel_of(read_code_object(compiled(text)), "rope", rope.module.entry, 128)
     tier = open_amd()
     contracted = tier._runtime.modules.load(kernel)
     own = Modules.kernel
@@ -128,14 +128,14 @@ def test_a_kernel_that_wants_more_than_a_launch_gives(code_object: bytes) -> Non
     ):
         spoiled = _patched(code_object, at + place, form, value)
         with pytest.raises(CodecError, match=problem):
-            kernel_of(read_code_object(spoiled), "rms_norm", symbol)
+            kernel_of(read_code_object(spoiled), "rms_norm", symbol, 128)
     with pytest.raises(CodecError, match=r"no symbol other\.kd"):
-        kernel_of(code, "other", "other")
+        kernel_of(code, "other", "other", 128)
 
 
 def test_a_kernel_as_it_is_stored(code_object: bytes) -> None:
     """The descriptor's register with the size of group memory put in."""
-    kernel = kernel_of(read_code_object(code_object), "rms_norm", RMS_NORM.module.entry)
+    kernel = kernel_of(read_code_object(code_object), "rms_norm", RMS_NORM.module.entry, 128)
     granules = -(-kernel.lds_bytes // 512)
     assert kernel.rsrc2 == 0x84 | granules << 15
     assert kernel.user_sgpr_count == 2

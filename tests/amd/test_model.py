@@ -4,49 +4,59 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from accel.amd.fake_kernel import FakeKernel
+from contract.tier import Tier
+from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.amd.conftest import OpenTier
-from tests.opencl.test_model import CONTEXT, REQUESTS, compare
+from tests.opencl.test_model import REQUESTS, assert_same, generate
 
-LIMITS = Limits(len(REQUESTS), CONTEXT, 24, step_tokens=64, step_rows=32)
-SETTLED = 8
-"""Steps after which every form has been lowered and run."""
-
-
-def test_logits_and_tokens_are_the_cpu_tiers(open_amd: OpenTier, tiny_model_path: Path) -> None:
-    """Mixed prefill and decode of four requests in three slots, greedy and sampled."""
-    compare(open_model(tiny_model_path), open_amd())
+SHORT = (
+    Request(1, tuple(range(80, 91)), 3, ignore_end=True),
+    Request(2, (7,), 4, SamplingParams(temperature=1.3, top_p=0.8, seed=2**40), ignore_end=True),
+)
 
 
-def test_a_step_in_steady_state_makes_no_system_call(
+@pytest.mark.parametrize(
+    "requests", [SHORT, pytest.param(REQUESTS, marks=pytest.mark.soak)], ids=["short", "long"]
+)
+def test_logits_and_tokens_are_the_cpu_tiers(
+    open_amd: OpenTier, tiny_model_path: Path, requests: tuple[Request, ...]
+) -> None:
+    """Mixed prefill and decode, greedy and sampled."""
+    model = open_model(tiny_model_path)
+    expected = generate(model, CpuTier(), requests)
+    assert_same(expected, generate(model, open_amd(), requests))
+
+
+def test_steps_in_steady_state_make_no_system_call(
     open_amd: OpenTier, kernel: FakeKernel, tiny_model_path: Path
 ) -> None:
-    """Decode without the host between the steps is ring writes and doorbells; every launch saw
-    what those before it wrote."""
+    """Decode without the host between the steps is ring writes and doorbells, once every form has
+    been recorded; every launch saw what those before it wrote."""
     model = open_model(tiny_model_path)
     with CpuTier() as oracle:
-        expected = tokens(model, oracle, 0)
-    assert tokens(model, open_amd(kernel), 3, kernel) == expected
+        expected = tokens(model, oracle, None)
+    assert tokens(model, open_amd(kernel), kernel) == expected
 
 
-def tokens(
-    model: Model, tier: object, ahead: int, kernel: FakeKernel | None = None
-) -> dict[int, list[int]]:
-    """Those of all requests; with ``kernel`` its calls must stop growing."""
-    found: dict[int, list[int]] = {request.id: [] for request in REQUESTS}
-    counts = []
-    with ModelRunner(model, tier, LIMITS) as runner:  # type: ignore[arg-type]
-        engine = Engine(runner, steps_ahead=ahead)
-        for request in REQUESTS:
-            engine.submit(request)
-        for event in engine.run():
-            found[event.request_id].append(event.token)
-            if kernel is not None:
-                counts.append(kernel.calls.total())
-    assert kernel is None or counts[-1] == counts[SETTLED]
+def tokens(model: Model, tier: Tier, kernel: FakeKernel | None) -> list[list[tuple[int, int]]]:
+    """(request, token) of each event, of the same requests twice; the second time ``kernel`` is
+    not called."""
+    found = []
+    with ModelRunner(model, tier, Limits(2, 32, 8, step_tokens=16, step_rows=4)) as runner:
+        for again in (False, True):
+            calls = kernel.calls.total() if kernel is not None else 0
+            engine = Engine(runner, steps_ahead=3)
+            for request in SHORT:
+                engine.submit(request)
+            found.append([(event.request_id, event.token) for event in engine.run()])
+            if kernel is not None and again:
+                assert kernel.calls.total() == calls
     return found

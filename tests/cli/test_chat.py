@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
-import select
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from contract.types import SamplingParams
 from harness.generate import Session, SessionOptions
-from tests.cli.conftest import Change, command, environment, zinc_process
-
-PATIENCE_SECONDS = 60.0
+from tests.cli.conftest import Change, zinc_process
+from tests.cli.terminal import PATIENCE_SECONDS, terminal
 
 
 def expected_answers(model: Path, turns: list[str], max_tokens: int) -> list[str]:
@@ -80,51 +75,6 @@ def test_a_model_without_template_cannot_chat(variant: Callable[[Change], Path])
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert "--raw" in result.err
-
-
-class Terminal:
-    """A chat in a pseudo terminal: what a user types and sees."""
-
-    def __init__(self, *words: object) -> None:
-        self.seen = ""
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            command(*words),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment(TERM="dumb"),
-            start_new_session=True,
-        )
-        os.close(slave)
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def wait_for(self, text: str, count: int = 1) -> None:
-        """Until ``text`` was seen ``count`` times."""
-        while self.seen.count(text) < count:
-            self.wait_for_more()
-
-    def wait_for_more(self) -> None:
-        """Until anything more was seen."""
-        ready, _, _ = select.select([self._master], [], [], PATIENCE_SECONDS)
-        assert ready, self.seen
-        self.seen += os.read(self._master, 4096).decode(errors="replace")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
-
-
-@contextlib.contextmanager
-def terminal(*words: object) -> Iterator[Terminal]:
-    opened = Terminal(*words)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def test_at_a_terminal(tiny_model: Path) -> None:

@@ -14,7 +14,7 @@ from contract.dtypes import F32
 from contract.execution import ExecutableGraph
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import InputLayout, pack_inputs, step_of
+from contract.ir.inputs import InputLayout, InputRows, pack_inputs, step_of
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -124,7 +124,13 @@ class ListTier:
         self.lowered.append(form)
         return Batch(graph, dict(buffers), form, inputs)
 
-    def submit(self, batch: Batch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()) -> Done:
+    def submit(
+        self,
+        batch: Batch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> Done:
         step = step_of(inputs)
         check_form(batch.form, step)
         self.submitted.append(batch.graph.name)

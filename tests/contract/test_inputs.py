@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import STEP_BUFFER, input_layout, pack_inputs, step_of
+from contract.ir.inputs import (
+    STEP_BUFFER,
+    InputCopy,
+    InputRows,
+    input_layout,
+    pack_inputs,
+    step_of,
+)
 from contract.ir.scratch import ALIGNMENT, buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import STEP
@@ -82,3 +89,57 @@ def test_the_record_is_four_words() -> None:
     """What a kernel reads as int32 words, whatever the rest of the block."""
     assert STEP.itemsize == I32.block_bytes * 4
     assert list(STEP.names or ()) == ["tokens", "rows", "first_event", "reserved"]
+
+
+ROWS = InputRows(start=24, row_bytes=8, versions=np.zeros(5, np.int64))
+
+
+class Block:
+    """A block of inputs with a table of five rows in its middle, written to as a runner does."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.data = self.random.integers(0, 256, 100, np.uint8)
+        self.rows = InputRows(ROWS.start, ROWS.row_bytes, np.zeros(5, np.int64))
+        self.changes = 0
+
+    def write(self, row: int, *, told: bool = True) -> None:
+        """Change a row, and everything outside the table."""
+        table = self.rows.of(self.data).copy()
+        self.data[:] = self.random.integers(0, 256, 100, np.uint8)
+        table[row] = self.random.integers(0, 256, 8, np.uint8)
+        self.rows.of(self.data)[:] = table
+        self.changes += 1
+        if told:
+            self.rows.versions[row] = self.changes
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 2), st.booleans()),
+        max_size=60,
+    )
+)
+def test_a_copy_is_the_block_however_long_ago_it_was_made(
+    steps: list[tuple[int, int, int, bool]],
+) -> None:
+    """Three copies, each used now and then, of two blocks, sometimes without the rows."""
+    blocks = [Block(seed) for seed in range(2)]
+    copies = [InputCopy(np.zeros(120, np.uint8)) for _ in range(3)]
+    for number, row, target, with_rows in steps:
+        block, copy = blocks[number], copies[target]
+        block.write(row)
+        copy.update(block.data, block.rows if with_rows else None)
+        assert (copy.data[:100] == block.data).all()
+
+
+def test_a_row_that_did_not_change_is_not_copied() -> None:
+    """What is told is believed: a change that is not is missed."""
+    block, copy = Block(1), InputCopy(np.zeros(100, np.uint8))
+    copy.update(block.data, block.rows)
+    block.write(2, told=False)
+    copy.update(block.data, block.rows)
+    different = copy.data != block.data
+    assert block.rows.of(different)[2].any()
+    block.rows.of(different)[2] = False
+    assert not different.any()

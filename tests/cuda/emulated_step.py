@@ -28,6 +28,8 @@ from tests.cuda.emulator import emulate
 Bytes = NDArray[np.uint8]
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
+OLDER = Device(0, "emulated", (8, 0), 3, 1 << 34, 163 << 10, 1 << 20, 13000)
+"""Without products of warp groups."""
 
 
 def aligned_memory(nbytes: int) -> Bytes:
@@ -68,6 +70,7 @@ def run_step(
     matrices: Mapping[str, tuple[DType, Bytes]],
     folder: Path,
     parts: int = 1,
+    device: Device = DEVICE,
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
     but quantize_activation, for which the definition stands in.
@@ -77,7 +80,7 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    plan = plan_launches(step.ops, DEVICE)
+    plan = plan_launches(step.ops, device)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
@@ -98,10 +101,11 @@ def run_step(
             quantize_plainly(packets[launch.first], key.tokens, scratch, block)
             continue
         own = workspace.ctypes.data + launch.workspace
-        addresses = scratch.ctypes.data, block.ctypes.data, packets.ctypes.data
-        assert launch.shared_bytes <= DEVICE.shared_bytes
+        replaced = packets.ctypes.data + launch.first * packets.itemsize
+        addresses = scratch.ctypes.data, block.ctypes.data, replaced
+        assert launch.shared_bytes <= device.shared_bytes
         emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, launch.first, own
+            launch.entry, launch.grid, launch.block[0], *addresses, own
         )
     assert not workspace.any()
 

@@ -54,13 +54,16 @@ def emulate(source: Source, folder: Path) -> Emulated:
 
 
 def _runners(text: str) -> str:
-    """A function for every kernel that runs it with arguments of 64 bits."""
+    """A function for every kernel that runs it with arguments of 64 bits, packets by address."""
     return "".join(_runner(*match.groups()) for match in ENTRY.finditer(text))
 
 
 def _runner(entry: str, parameters: str) -> str:
     kinds = [re.sub(r"\w+$", "", one.strip()).strip() for one in parameters.split(",")]
-    values = ", ".join(f"({kind})arguments[{i}]" for i, kind in enumerate(kinds))
+    values = ", ".join(
+        f"*(const PACKETS *)arguments[{i}]" if "PACKETS" in kind else f"({kind})arguments[{i}]"
+        for i, kind in enumerate(kinds)
+    )
     names = ", ".join(f"uint64_t a{i}" for i in range(len(kinds)))
     stores = " ".join(f"arguments[{i}] = a{i};" for i in range(len(kinds)))
     return f"""

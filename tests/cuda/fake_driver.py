@@ -366,8 +366,8 @@ KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
 """Sizes of a kernel's arguments, and what it does."""
 FAULT = (PLAIN, _fault)
 HANG = (PLAIN, _hang)
-TUNED = (8, 8, 8, 4, 8)
-"""Sizes of a tuned kernel's arguments."""
+TUNED = (8, 8, PACKET.itemsize, 8)
+"""Sizes of the arguments of a tuned kernel that replaces one op."""
 
 
 class FakeNvrtc:

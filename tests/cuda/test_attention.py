@@ -115,6 +115,76 @@ def test_every_split_has_the_bits_of_the_definition(
     assert np.isfinite(want[0, :head_dim]).all()
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "runs"),
+    [
+        (4, 1, 128, 0, ((1, 0, 20),)),
+        (8, 2, 128, 0, ((1, 50, 17), (0, 3, 1), (1, 200, 30))),
+        (6, 1, 64, 0, ((0, 1010, 24),)),
+        (2, 2, 64, 0, ((1, 2040, 66), (0, 0, 1))),
+        (4, 1, 256, 0, ((0, 1100, 20),)),
+        (3, 1, 128, 100, ((0, 1060, 25), (1, 90, 22))),
+        (4, 2, 64, 1024, ((0, 3000, 40),)),
+    ],
+    ids=str,
+)
+def test_blocks_of_many_tokens(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    runs: tuple[tuple[int, int, int], ...],
+    folder: Path,
+) -> None:
+    """Runs of (slot, first position, tokens) of both slots; up to four spans; broken rows."""
+    graph = attention(heads, kv_heads, head_dim, window, 0.0)
+    query = np.zeros(sum(run[2] for run in runs), QUERY_TOKEN)
+    query["slot"] = np.concatenate([np.full(count, slot) for slot, _, count in runs])
+    query["position"] = np.concatenate([first + np.arange(count) for _, first, count in runs])
+    key = ShapeKey(len(query), 0)
+    rng = np.random.default_rng(heads * head_dim + window)
+    shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)
+    kept = {
+        "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
+        "y": aligned_memory((key.tokens + 5) * heads * head_dim * 4).view(np.float32),
+    }
+    filled_pages(kept["kv"], shape, rng)
+    broken = rng.standard_normal((2, 1, kv_heads, head_dim)).astype(np.float32)
+    broken[0, 0, -1, 3] = np.nan
+    pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
+    place = pages[query["slot"][-1], query["position"][-3] // 16]
+    store(
+        page_view(kept["kv"], I12, shape),
+        np.array([place]),
+        query["position"][-3:-2] % 16,
+        *broken,
+    )
+    q = rng.standard_normal((key.tokens, heads * head_dim)).astype(np.float32)
+    q[0, :head_dim] *= 100
+    q[1 % key.tokens, -1] = np.inf
+    q[2 % key.tokens, :head_dim] = 0
+    inputs = {
+        "q": q,
+        "page_table": pages,
+        "query": query.view(np.int32).reshape(key.tokens, 4),
+    }
+    form = ShapeKey(key.tokens + 5, 0)
+    run_step(graph, (key, form), inputs, kept, {}, folder, parts=PARTS)
+    want = flash_attn_batched(
+        **inputs,
+        kv=page_view(kept["kv"], I12, shape),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=window,
+    )
+    got = kept["y"].reshape(-1, heads * head_dim)[: key.tokens].reshape(want.shape)
+    assert np.array_equal(got, want, equal_nan=True)
+    assert np.isnan(want).any()
+    assert np.isfinite(want[0, :head_dim]).all()
+
+
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_broken_row_breaks_its_head_alone(broken: int, folder: Path) -> None:
     """The key or value of one KV head at a visible position is not finite."""

@@ -41,17 +41,13 @@ def both_at_once(ops: Sequence[Op], device: Device) -> Replacement | None:
     return Replacement(2, (LAUNCH,), WORKSPACE_BYTES)
 
 
-def both(
-    driver: FakeDriver, scratch: int, inputs: int, packets: int, index: int, workspace: int
-) -> None:
+def both(driver: FakeDriver, scratch: int, inputs: int, packets: int, workspace: int) -> None:
     """Checks what a tuned kernel is given, and computes the two."""
     counted = np.ctypeslib.as_array((ctypes.c_uint32 * 2).from_address(workspace))
     assert counted[0] == counted[1]
     counted += 1
-    place = packets + index * PACKET.itemsize
-    for name, place_of in (("add", place), ("mul", place + PACKET.itemsize)):
-        packet = int.from_bytes(ctypes.string_at(place_of, PACKET.itemsize), "little")
-        found = _operands(name, scratch, inputs, packet)
+    for name, place in (("add", 0), ("mul", 8 * PACKET.itemsize)):
+        found = _operands(name, scratch, inputs, packets >> place & (1 << 8 * PACKET.itemsize) - 1)
         function = np.add if name == "add" else np.multiply
         found["y"][:] = function(found["a"], found["b"])
 
@@ -59,7 +55,7 @@ def both(
 @pytest.fixture
 def tuned(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is in force."""
-    driver.kernels["both"] = ((8, 8, 8, 4, 8), both)
+    driver.kernels["both"] = ((8, 8, 2 * PACKET.itemsize, 8), both)
     monkeypatch.setattr(plan_module, "RULES", [both_at_once])
     monkeypatch.setattr(plan_module, "tuned_source", lambda file, macros, op: Source(file, ""))
 
@@ -126,7 +122,7 @@ def test_layout_rules_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
         return ask
 
     monkeypatch.setattr(plan_module, "LAYOUT_RULES", [])
-    assert layout_of(decl, DEVICE) is WeightLayout.LANES
+    assert layout_of(decl, DEVICE) is WeightLayout.PLANES
     rules = [rule("a", None), rule("b", WeightLayout.STORED), rule("c", None)]
     monkeypatch.setattr(plan_module, "LAYOUT_RULES", rules)
     assert layout_of(decl, DEVICE) is WeightLayout.STORED

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda.device import Device
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
@@ -23,7 +24,7 @@ from reference.ops.rms_norm import rms_norm
 from reference.ops.swiglu import swiglu
 from reference.quant import FORMATS
 from reference.quant.dot import matmul
-from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
+from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, in_device_memory, run_step
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -47,7 +48,7 @@ def planned(case: Case) -> tuple[Step, Plan]:
     return step, plan_launches(step.ops, DEVICE)
 
 
-def run(case: Case, folder: Path, most: int = 0) -> dict[str, Float32]:
+def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dict[str, Float32]:
     """Every output of the graph, in a form of ``most`` tokens; no plain kernel may be left."""
     key = ShapeKey(len(case.x), 0)
     form = ShapeKey(max(most, len(case.x)), 0)
@@ -58,7 +59,8 @@ def run(case: Case, folder: Path, most: int = 0) -> dict[str, Float32]:
         for decl in case.graph.of_kind(BufferKind.OUTPUT)
     }
     kept = {name: in_device_memory(vector) for name, vector in case.vectors.items()}
-    run_step(case.graph, (key, form), {"x": case.x}, kept | outputs, case.matrices, folder)
+    sizes, results = (key, form), kept | outputs
+    run_step(case.graph, sizes, {"x": case.x}, results, case.matrices, folder, device=device)
     return {name: values[: len(case.x)] for name, values in outputs.items()}
 
 
@@ -120,12 +122,24 @@ def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
-def test_many_tokens(dtype: DType, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "most", "tokens", "rows", "columns"),
+    [
+        (OLDER, 80, 70, 150, 1280),
+        (DEVICE, 80, 70, 270, 1280),
+        (DEVICE, 64, 37, 70, 5 * 1024 + 256),
+        (DEVICE, 12, 9, 40, 512),
+    ],
+    ids=("single warps", "groups", "split", "few, split"),
+)
+def test_many_tokens(
+    dtype: DType, device: Device, most: int, tokens: int, rows: int, columns: int, folder: Path
+) -> None:
     """Two blocks of rows and two of tokens, neither full; a span of one unit; broken segments."""
-    case = one_product(dtype, 150, 1280, 70)
+    case = one_product(dtype, rows, columns, tokens)
     case.x[3, 300] = np.inf
-    case.x[66] = 0
-    got = run(case, folder, most=80)["y"]
+    case.x[tokens - 4] = 0
+    got = run(case, folder, most, device)["y"]
     want = matmul(case.matrices["w"][1], dtype, case.x)
     assert np.array_equal(got, want, equal_nan=True)
 
@@ -136,7 +150,7 @@ def test_a_layer_of_many_tokens(biases: bool, folder: Path) -> None:
     case = layer(9, dtypes.Q6_K, biases, gated=False)
     _, plan = planned(case)
     entries = [launch.entry for launch in plan.launches]
-    assert entries == ["unit_pack", *["unit_matrix"] * 3, "unit_pack", "unit_matrix"]
+    assert entries == ["unit_pack", *["unit_groups"] * 3, "unit_pack", "unit_groups"]
     got, want = run(case, folder), layer_by_definition(case, biases)
     for name, values in want.items():
         assert np.array_equal(got[name], values), name

@@ -19,7 +19,7 @@ from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
 from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.inputs import InputCopy, InputRows, input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
@@ -101,10 +101,12 @@ def test_inputs_that_are_read_late_are_noticed(
 ) -> None:
     """The negative control: with one block for all steps they meet what came later."""
     lowered = Lowered(tier)
-    held = tier._memory.pinned.take(LAYOUT.nbytes)
+    held = InputCopy(tier._memory.pinned.take(LAYOUT.nbytes))
 
-    def snapshot(self: object, inputs: np.ndarray, nbytes: int) -> np.ndarray:
-        held[: len(inputs)] = inputs
+    def snapshot(
+        self: object, inputs: np.ndarray, nbytes: int, rows: InputRows | None
+    ) -> InputCopy:
+        held.update(inputs, rows)
         return held
 
     monkeypatch.setattr(UnderWay, "snapshot", snapshot)

@@ -21,10 +21,14 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n)
 
 struct uint2 {
     unsigned x, y;
+};
+struct float2 {
+    float x, y;
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -90,6 +94,15 @@ static void block_barrier() {
     const unsigned round = barrier_round;
     if (++at_barrier == fibers.size()) at_barrier = 0, barrier_round++;
     while (barrier_round == round) yield();
+}
+
+// Of the four warps that name it.
+static int at_group[16];
+static unsigned group_round[16];
+static void group_barrier(unsigned id) {
+    const unsigned round = group_round[id];
+    if (++at_group[id] == 4 * LANES) at_group[id] = 0, group_round[id]++;
+    while (group_round[id] == round) yield();
 }
 
 static void enter() {
@@ -158,6 +171,15 @@ static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
     return (*place += value) - value;
 }
+static inline unsigned __ballot_sync(unsigned, bool value) {
+    emulator::Message mine = {};
+    mine.word[0] = value;
+    const emulator::Message *all = emulator::exchange(mine);
+    unsigned bits = 0;
+    for (int i = 0; i < emulator::LANES; i++) bits |= all[i].word[0] << i;
+    return bits;
+}
+static inline unsigned __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline void __threadfence() {}
 static inline float __ldcg(const float *place) { return *place; }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
@@ -223,6 +245,18 @@ DEVICE void begin_part(void *to, const void *from) { memcpy(to, from, 16); }
 DEVICE void begin_word(void *to, const void *from) { memcpy(to, from, 4); }
 DEVICE void end_parts() {}
 template <int left> DEVICE void await_parts() {}
+DEVICE void call_near(const void *) {}
+DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
+    emulator::Message mine = {};
+    memcpy(mine.word, &row, sizeof row);
+    const emulator::Message *all = emulator::exchange(mine);
+    const int lane = emulator::current % 32;
+    for (int i = 0; i < 4; i++) {
+        const unsigned char *named;
+        memcpy(&named, all[8 * i + lane / 4].word, sizeof named);
+        memcpy(word + i, named + lane % 4 * 4, 4);
+    }
+}
 DEVICE unsigned largest_of_warp(unsigned value) {
     for (int lanes = 16; lanes; lanes /= 2)
         value = max(value, __shfl_xor_sync(ALL_LANES, value, lanes));
@@ -238,3 +272,60 @@ DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
 DEVICE void block_fence() {}
 DEVICE void spin_pause() { emulator::yield(); }
+
+// groups.h: an operand is a place in shared memory and two strides; products are done at once.
+#define GROUPS_H
+#define GROUP_WARPS 4
+DEVICE uint64_t group_operand(const unsigned char *place, unsigned lead, unsigned stride) {
+    return (uint64_t)(place - shared) | (uint64_t)lead << 20 | (uint64_t)stride << 36;
+}
+DEVICE void begin_group_product() {}
+DEVICE void end_group_product() {}
+template <int N> DEVICE void await_group_products(int (&)[N]) {}
+template <int N> DEVICE void take_sums(int (&)[N]) {}
+DEVICE void show_to_products() {}
+DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
+
+// A barrier of copies counts how often its stage was filled above the bytes that have yet to come.
+constexpr int FILLS = 40;
+DEVICE void open_stages(COPY_BARRIER *barriers, int count, int) {
+    for (int i = 0; i < 2 * count; i++) barriers[i] = 0;
+}
+DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
+    *barrier += (1ull << FILLS) + bytes;
+}
+DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, unsigned bytes) {
+    memcpy(to, from, bytes);
+    *barrier -= bytes;
+}
+DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
+    while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
+}
+DEVICE void leave_stage(COPY_BARRIER *barrier) { ++*barrier; }
+DEVICE void await_readers(COPY_BARRIER *barrier, unsigned phase, int readers) {
+    while (*barrier < (phase + 1ull) * readers) emulator::yield();
+}
+template <int N>
+DEVICE void add_to_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    emulator::Message mine = {};
+    for (int i = 0; i < 4; i++) mine.word[i] = a[i];
+    const emulator::Message *all = emulator::exchange(mine);
+    const int lane = emulator::current % 32;
+    const unsigned char *place = shared + (b & 0xFFFFF);
+    const unsigned lead = b >> 20 & 0xFFFF, stride = b >> 36;
+    for (int i = 0; i < N; i++) {
+        const int row = lane / 4 + i / 2 % 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const unsigned char *own = place + token / 8 * stride + token % 8 * 16;
+        int total = sum[i];
+        for (int n = 0; n < 32; n++) {
+            const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
+            total += byte_at(x, n % 4, false) * (int)(signed char)own[n / 16 * lead + n % 16];
+        }
+        sum[i] = total;
+    }
+    __syncwarp();
+}
+template <int N> DEVICE void begin_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+    for (int i = 0; i < N; i++) sum[i] = 0;
+    add_to_sum(sum, a, b);
+}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from contract.tier import Tier
-from contract.types import FinishReason, Request, SamplingParams, TokenEvent
+from contract.types import FinishReason, Request, SamplingParams, Tenant, TokenEvent
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -152,6 +152,41 @@ def test_cancel_before_admission(runner: ModelRunner) -> None:
         engine.submit(request(number))
     engine.cancel(4)
     assert 4 not in events_of(engine)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_tenant_is_removed_when_its_last_request_ended(
+    runner: ModelRunner, cancelled: bool
+) -> None:
+    """What it had reserved is free at once, its requests end as always, new ones are refused."""
+    engine = Engine(runner)
+    engine.put_tenant(Tenant(7, "seven", reserved_pages=8))
+    engine.submit(request(1, tenant=7))
+    engine.step()
+    engine.remove_tenant(7)
+    with pytest.raises(RequestError, match="7 was removed"):
+        engine.submit(request(2, tenant=7))
+    engine.submit(request(3, length=60, max_tokens=CONTEXT))
+    assert 7 in engine.tenants
+    if cancelled:
+        engine.cancel(1)
+        assert 7 not in engine.tenants
+    assert (1 in events_of(engine)) is not cancelled
+    assert 7 not in engine.tenants
+    assert_nothing_is_held(engine)
+    with pytest.raises(RequestError):
+        engine.remove_tenant(7)
+
+
+def test_a_tenant_that_comes_back_is_not_removed(runner: ModelRunner) -> None:
+    engine = Engine(runner)
+    engine.put_tenant(Tenant(7, "seven"))
+    engine.submit(request(1, tenant=7))
+    engine.remove_tenant(7)
+    engine.put_tenant(Tenant(7, "seven", max_slots=1))
+    engine.submit(request(2, tenant=7))
+    assert events_of(engine).keys() == {1, 2}
+    assert engine.tenants[7].max_slots == 1
 
 
 def test_end_of_generation_stops_unless_ignored(runner: ModelRunner) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
+from contract.errors import RequestError
 from contract.types import QosClass, Request, Tenant
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.sched.tenants import Tenants
+
+ONE_DOCUMENT = tuple(range(100, 148))
+"""Three whole pages."""
 
 
 def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved() -> None:
@@ -29,3 +35,99 @@ def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved() -> None:
     ended = [event.request_id for event in engine.run() if event.finish_reason is not None]
     assert ended == [1, 2, 3]
     assert engine.statistics.preempted == 0
+
+
+def engine_of(*tenants: Tenant, pages: int = 16) -> Engine:
+    clock = VirtualClock()
+    runner = SimulatedRunner(Limits(3, 128, pages, step_tokens=67), clock)
+    return Engine(runner, tenants=Tenants(tenants, clock=clock), clock=clock)
+
+
+def test_a_page_that_two_requests_of_a_tenant_share_counts_once() -> None:
+    """Three pages are shared, each of the requests has two more: seven of seven, nobody leaves."""
+    engine = engine_of(Tenant(1, "one", max_kv_pages=7))
+    engine.submit(Request(1, (*ONE_DOCUMENT, 7), 28, tenant=1, ignore_end=True))
+    engine.step()
+    engine.step()
+    # Admitted while its quota was larger: where it will share is not known before it is placed.
+    engine.put_tenant(Tenant(1, "one", max_kv_pages=16))
+    engine.submit(Request(2, (*ONE_DOCUMENT, 8), 28, tenant=1, ignore_end=True))
+    engine.step()
+    engine.put_tenant(Tenant(1, "one", max_kv_pages=7))
+    assert engine.tenants.usage(1).pages == engine.memory.held(1) == 5
+    most = 0
+    while not engine.idle:
+        engine.step()
+        most = max(most, engine.tenants.usage(1).pages)
+        assert engine.tenants.usage(1).pages == engine.memory.held(1)
+    assert most == 7
+    assert engine.statistics.preempted == 0
+
+
+def test_whoever_still_holds_a_shared_page_pays_for_it_when_the_payer_leaves() -> None:
+    first, second = (Tenant(id, f"t{id}", isolation_group=1) for id in (1, 2))
+    engine = engine_of(first, second)
+    engine.submit(Request(1, (*ONE_DOCUMENT, 7), 30, tenant=1, ignore_end=True))
+    engine.step()
+    engine.step()
+    engine.submit(Request(2, (*ONE_DOCUMENT, 8), 30, tenant=2, ignore_end=True))
+    engine.step()
+    assert (engine.tenants.usage(1).pages, engine.tenants.usage(2).pages) == (4, 1)
+    engine.cancel(1)
+    assert (engine.tenants.usage(1).pages, engine.tenants.usage(2).pages) == (0, 4)
+
+
+def test_a_request_may_ask_for_a_lower_class_than_its_tenants() -> None:
+    """It gives way to the tenant's other requests; asking for a higher one changes nothing."""
+    engine = engine_of(Tenant(1, "one", qos=QosClass.STANDARD))
+    for id in range(3):
+        engine.submit(Request(id, (id,), 40, tenant=1, ignore_end=True, qos=QosClass.BATCH))
+    engine.step()
+    engine.submit(Request(3, (7,), 4, tenant=1, ignore_end=True, qos=QosClass.INTERACTIVE))
+    ended = [event.request_id for event in engine.run() if event.finish_reason is not None]
+    assert ended == [3, 0, 1, 2]
+    assert engine.statistics.preempted == 1
+    engine.submit(Request(4, (7,), 4, tenant=1, ignore_end=True))
+    for id in (5, 6):
+        engine.submit(Request(id, (id,), 40, tenant=1, ignore_end=True))
+    engine.step()
+    engine.submit(Request(7, (8,), 4, tenant=1, ignore_end=True, qos=QosClass.INTERACTIVE))
+    assert [event.request_id for event in engine.run() if event.finish_reason] == [4, 7, 5, 6]
+    assert engine.statistics.preempted == 1
+
+
+def test_what_is_no_class_is_refused() -> None:
+    with pytest.raises(RequestError, match="qos: is 'flex', not a QosClass"):
+        engine_of(Tenant(0, "one")).submit(Request(1, (7,), 4, qos="flex"))  # type: ignore[arg-type]
+
+
+def test_a_removed_tenant_leaves_nothing_behind() -> None:
+    """Nor does who is given its id later find what it computed."""
+    engine = engine_of(Tenant(1, "gone", reserved_pages=9), Tenant(2, "other"))
+    engine.submit(Request(1, (*ONE_DOCUMENT, 7), 5, tenant=1, ignore_end=True))
+    engine.step()
+    engine.remove_tenant(1)
+    assert engine.memory.available(2) == 12
+    for _ in engine.run():
+        pass
+    assert engine.memory.free == 16
+    with pytest.raises(RequestError, match="tenant: 1 is not known"):
+        engine.remove_tenant(1)
+    engine.put_tenant(Tenant(1, "new"))
+    engine.submit(Request(2, (*ONE_DOCUMENT, 7), 5, tenant=1, ignore_end=True))
+    for _ in engine.run():
+        pass
+    assert engine.statistics.prefix.tokens_hit == 0
+    engine.memory.check([])
+
+
+def test_what_a_group_shares_outlives_one_of_it() -> None:
+    group = [Tenant(id, f"t{id}", isolation_group=1) for id in (1, 2)]
+    engine = engine_of(*group)
+    for id in (1, 2):
+        engine.submit(Request(id, (*ONE_DOCUMENT, 7), 5, tenant=id, ignore_end=True))
+        for _ in engine.run():
+            pass
+        if id == 1:
+            engine.remove_tenant(1)
+    assert engine.statistics.prefix.tokens_hit == len(ONE_DOCUMENT)

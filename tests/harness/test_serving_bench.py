@@ -164,7 +164,7 @@ def test_the_gate_fails_where_a_target_is_missed(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--gate"], "only --serve has targets"),
+        (["--gate"], "judges --serve and --server"),
         (["--serve", "--plot", "x.svg"], "leave out --serve"),
         (["--serve", "--repeat", "0"], "--repeat: must be at least 1"),
     ],

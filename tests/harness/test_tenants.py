@@ -26,6 +26,7 @@ max_context = 8192
 reserved_pages = 64
 keys = ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
 operator = true
+admin = false
 isolation_group = 3
 
 [tenant."alice w."]
@@ -62,6 +63,13 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
         ((), False),
         ((f"sha256:{'0' * 64}",), True),
     ]
+
+
+def test_an_admin_is_an_operator(tmp_path: Path) -> None:
+    (account,) = read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = true"))
+    assert (account.admin, account.operator, account.tenant.name) == (True, True, "a")
+    with pytest.raises(ConfigError, match="admin is 1, not true or false"):
+        read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = 1"))
 
 
 def test_what_is_read_can_be_registered(tmp_path: Path) -> None:

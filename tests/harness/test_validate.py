@@ -63,8 +63,8 @@ class CorruptTier(CpuTier):
             return call
         return self._wrong(call, bound[self.corruption.result])
 
-    def submit(self, batch, inputs, wanted=()):
-        fence = super().submit(batch, inputs, wanted)
+    def submit(self, batch, inputs, wanted=(), rows=None):
+        fence = super().submit(batch, inputs, wanted, rows)
         self.submissions += 1
         return fence
 

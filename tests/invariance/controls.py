@@ -126,7 +126,7 @@ class LeakedPage(BrokenRunner):
         slots = np.unique(inputs.query["slot"])
         table = inputs.page_table.copy()
         table[slots, 0] = table[slots[0], 0]
-        return replace(inputs, page_table=table)
+        return replace(inputs, page_table=table, page_versions=None)
 
 
 class StalePageTable(BrokenRunner):
@@ -141,7 +141,16 @@ class StalePageTable(BrokenRunner):
         if self.current is not inputs.page_table or self.previous is None:
             self.current, self.previous = inputs.page_table, np.zeros_like(inputs.page_table)
         stale, self.previous = self.previous, inputs.page_table.copy()
-        return replace(inputs, page_table=stale)
+        return replace(inputs, page_table=stale, page_versions=None)
+
+
+class UntoldRow(BrokenRunner):
+    """The first row of the page table changes, and nobody is told."""
+
+    def spoilt(self, inputs: StepInput) -> StepInput:
+        assert inputs.page_versions is not None
+        inputs.page_versions[0] = 0
+        return inputs
 
 
 class SharedSampler(BrokenRunner):

@@ -164,6 +164,7 @@ BROKEN = {
     "contracted multiply-add": lambda path: Bench(path, tier=controls.contracted_tier()),
     "leaked page": lambda path: Bench(path, wrap=controls.LeakedPage),
     "stale page table": lambda path: Bench(path, wrap=controls.StalePageTable),
+    "untold row": lambda path: Bench(path, wrap=controls.UntoldRow),
     "sampler keyed by row": lambda path: Bench(path, wrap=controls.SharedSampler),
 }
 ARITHMETIC_FAULTS = tuple(BROKEN)[:3]

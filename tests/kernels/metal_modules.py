@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import GROUP_SIZE, Language, Module, module_of, module_source
+from accel.kernels.source import Language, Module, module_of, module_source
 from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.modules import ModuleLauncher
 from accel.packets.step import Op
@@ -66,9 +66,11 @@ class MetalLauncher(ModuleLauncher):
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
-        launches = [
-            (self.run_of(module_of(op)), op.launch_groups(GROUP_SIZE, self._groups)) for op in ops
-        ]
+        launches = []
+        for op in ops:
+            module = module_of(op)
+            groups = op.launch_groups(module.group_size, self._groups)
+            launches.append((self.run_of(module), groups))
         return _Recording(self.launch, launches, address)
 
     def run_alone(self, module: Module, packet: NDArray[np.void], buffers: Sequence[Any]) -> None:

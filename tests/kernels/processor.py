@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import GROUP_SIZE, STORED, Language, Module, Traits, module_source
+from accel.kernels.source import STORED, Language, Module, Traits, module_source
 from accel.opencl.device import ICD_HINT, Device, find_devices
 from accel.opencl.program import build_program
 from contract.dtypes import DType
@@ -45,7 +45,7 @@ class ProcessorModules:
         if module not in self._kernels:
             self._kernels[module] = self._built(module)
         addresses = map(np.uint64, (scratch, inputs, packet.ctypes.data))
-        size = (groups * GROUP_SIZE,), (GROUP_SIZE,)
+        size = (groups * module.group_size,), (module.group_size,)
         self._kernels[module](self._queue, *size, *addresses, np.uint32(0))
         self._queue.finish()
 

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from accel.opencl import arrange
 from accel.opencl.device import Device
+from accel.opencl.modules import ModuleLauncher
 from accel.opencl.tier import OpenClTier
-from accel.packets.layouts import WeightLayout
 from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import OutOfMemory
 from contract.ir.nodes import BufferDecl, BufferKind
+from tests.kernels.planes import planes
 from tests.opencl.conftest import OpenTier
 from tests.opencl.lanes import arranged
 from tests.opencl.work_groups import open_work_groups
@@ -50,15 +51,21 @@ def random_blocks(dtype: DType, rows: int, units: int) -> NDArray[np.uint8]:
     return rng.integers(0, 256, (rows, dtype.row_bytes(units * dtype.block_elements)), np.uint8)
 
 
+def grouped(tier: OpenClTier) -> bool:
+    """Whether work-groups execute its ops."""
+    return isinstance(tier._runtime.launcher, ModuleLauncher)
+
+
 def check(tier: OpenClTier, dtype: DType, matrices: int, rows: int, units: int) -> None:
     blocks = random_blocks(dtype, matrices * rows, units)
-    expected = arranged(dtype, blocks, matrices).bytes
+    weight = (planes if grouped(tier) else arranged)(dtype, blocks, matrices)
+    expected = weight.bytes
     dims: Sequence[int] = (matrices, rows, units * dtype.block_elements)
     decl = BufferDecl("w", BufferKind.WEIGHT, dtype, tuple(dims[matrices == 1 :]))
     buffer = tier.upload(decl, blocks)
     matrix = buffer.matrix
     assert matrix is not None
-    assert (matrix.layout, matrix.row_bytes) == (WeightLayout.LANES, expected.shape[1])
+    assert (matrix.layout, matrix.row_bytes) == (weight.layout, expected.shape[1])
     assert matrix.allocation.nbytes == expected.nbytes
     got = tier._memory.read(matrix.allocation, 0, expected.nbytes).reshape(expected.shape)
     assert (got == expected).all(), (dtype, matrices, rows, units)

@@ -12,7 +12,7 @@ from accel.packets.footprint import MAPPED_OUTPUT_BYTES
 from accel.packets.under_way import UnderWay
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.inputs import InputCopy, input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -121,8 +121,8 @@ def test_inputs_that_are_read_late_are_noticed(
 ) -> None:
     """The negative control: without a snapshot the steps meet what the host wrote since."""
     lowered = Lowered(open_opencl())
-    held = step_block(LARGEST.tokens, seed=1)
-    monkeypatch.setattr(UnderWay, "snapshot", lambda self, inputs, nbytes: held)
+    held = InputCopy(step_block(LARGEST.tokens, seed=1))
+    monkeypatch.setattr(UnderWay, "snapshot", lambda self, inputs, nbytes, rows: held)
     block = step_block(LARGEST.tokens, seed=2)
     expected = Lowered(CpuTier()).outputs(block)
     assert not same(lowered.outputs(block), expected)

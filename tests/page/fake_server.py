@@ -54,6 +54,12 @@ class Fake:
     cut: bool = False
     """Whether streams end early without saying so."""
     asked: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Pieces of tool calls that come before the text."""
+    managed: list[dict[str, Any]] | None = None
+    """The models it has and could fetch; None where the server does not say."""
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    """What a pull tells; an error ends it."""
     metrics: list[str] = field(default_factory=list)
     """Answers of ``/metrics``, the last one for ever."""
 
@@ -98,12 +104,52 @@ def fake_app(double: Double) -> Flask:
             "fingerprint": "f0",
             "slots": 8,
         }
-        return {
+        managed = double.fake.managed
+        listed = {} if managed is None else {"x_zinc": {"managed": managed}}
+        return listed | {
             "data": [
                 {"id": "tiny", "x_zinc": facts | {"thinking": True}},
                 {"id": "other", "x_zinc": facts | {"tier": "opencl", "context": 512}},
             ]
         }
+
+    @app.post("/v1/models/pull")
+    def pull() -> Response:
+        fake = double.fake
+        name = request.get_json()["model"]
+
+        def told() -> Iterator[str]:
+            for state in fake.progress:
+                yield _line(state)
+                time.sleep(fake.delay)
+            if "error" not in fake.progress[-1]:
+                assert fake.managed is not None
+                fake.managed = [
+                    m | {"installed": m["installed"] or m["id"] == name} for m in fake.managed
+                ]
+                yield "data: [DONE]\n\n"
+
+        return Response(told(), mimetype="text/event-stream")
+
+    @app.post("/v1/models/activate")
+    def activate() -> dict[str, Any]:
+        fake = double.fake
+        name = request.get_json()["model"]
+        assert fake.managed is not None
+        fake.managed = [model | {"active": model["id"] == name} for model in fake.managed]
+        return {"id": name}
+
+    @app.delete("/v1/models/<path:name>")
+    def remove(name: str) -> Response:
+        fake = double.fake
+        assert fake.managed is not None
+        if any(model["id"] == name and model["active"] for model in fake.managed):
+            return refused(400, f"{name} answers requests")
+        fake.managed = [
+            model | {"installed": model["installed"] and model["id"] != name}
+            for model in fake.managed
+        ]
+        return Response('{"deleted": true}', mimetype="application/json")
 
     @app.get("/metrics")
     def metrics() -> str:
@@ -127,6 +173,8 @@ def _chunks(fake: Fake, body: dict[str, Any]) -> Iterator[str]:
     text = fake.answer_to(body)
     pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
     yield ": ping\n\n"
+    for call in fake.calls:
+        yield _line({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
     for index, piece in enumerate(pieces):
         if fake.cut and index == 2:
             return

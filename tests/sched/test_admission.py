@@ -46,11 +46,16 @@ def tenant_sets(draw: st.DrawFn) -> list[Tenant]:
     ]
 
 
+def line_of(entry: Waiting) -> tuple[int, QosClass | None]:
+    return entry.tenant, entry.qos
+
+
 def candidates(tenants: Tenants, waiting: list[Waiting]) -> list[Waiting]:
-    """Each tenant's first, without those beyond a quota: the definition, over all that wait."""
-    first: dict[int, Waiting] = {}
+    """The first of each tenant and class asked for, without those beyond a quota: the definition,
+    over all that wait."""
+    first: dict[tuple[int, QosClass | None], Waiting] = {}
     for entry in sorted(waiting, key=lambda entry: entry.order):
-        first.setdefault(entry.tenant, entry)
+        first.setdefault(line_of(entry), entry)
     return [e for e in first.values() if tenants.within_quota(e.tenant, e.pages)]
 
 
@@ -63,37 +68,39 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
     waiting: list[Waiting] = []
     running: list[Waiting] = []
-    began = {tenant.id: 0.0 for tenant in declared}
+    began = {(tenant.id, qos): 0.0 for tenant in declared for qos in (None, *QosClass)}
     for order in range(data.draw(st.integers(1, 25), "requests")):
         clock.now += data.draw(st.sampled_from((0.0, 0.5, 6.0)), "pause")
         tenant = data.draw(st.sampled_from(declared), "tenant").id
-        entry = Waiting(order, tenant, clock.now, data.draw(st.integers(1, 9), "pages"))
-        if all(other.tenant != tenant for other in waiting):
-            began[tenant] = clock.now
+        pages = data.draw(st.integers(1, 9), "pages")
+        qos = data.draw(st.sampled_from((None, None, *QosClass)), "class")
+        entry = Waiting(order, tenant, clock.now, pages, qos)
+        if all(line_of(other) != line_of(entry) for other in waiting):
+            began[line_of(entry)] = clock.now
         queue.push(entry)
         waiting.append(entry)
         if running and data.draw(st.booleans(), "ends"):
             gone = running.pop(data.draw(st.integers(0, len(running) - 1), "which"))
-            tenants.occupy(gone.tenant, slots=-1, pages=-gone.pages)
-            if all(other.tenant != gone.tenant for other in running):
-                began[gone.tenant] = clock.now
+            tenants.occupy(gone.tenant, slots=-1, pages=-gone.pages, qos=gone.qos)
+            if all(line_of(other) != line_of(gone) for other in running):
+                began[line_of(gone)] = clock.now
         room = data.draw(st.integers(0, 10), "room")
-        holders = {entry.tenant for entry in running}
+        holders = {line_of(entry) for entry in running}
         able = candidates(tenants, waiting)
         aged = [
             entry
             for entry in able
-            if entry.tenant not in holders and clock.now - began[entry.tenant] >= AGING
+            if line_of(entry) not in holders and clock.now - began[line_of(entry)] >= AGING
         ]
         expected: Waiting | None
         if aged:
-            expected = min(aged, key=lambda e: (began[e.tenant], e.order))
+            expected = min(aged, key=lambda e: (began[line_of(e)], e.order))
             expected = expected if expected.pages <= room else None
         else:
             expected = min(
                 (entry for entry in able if entry.pages <= room),
                 key=lambda e: (
-                    tenants[e.tenant].qos.rank,
+                    max(tenants[e.tenant].qos.rank, e.qos.rank if e.qos else 0),
                     tenants.dominant_share(e.tenant),
                     e.order,
                 ),
@@ -104,7 +111,7 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
         if taken is not None:
             waiting.remove(taken)
             running.append(taken)
-            tenants.occupy(taken.tenant, slots=1, pages=taken.pages)
+            tenants.occupy(taken.tenant, slots=1, pages=taken.pages, qos=taken.qos)
             usage = tenants.usage(taken.tenant)
             assert usage.slots <= tenants[taken.tenant].max_slots
             assert usage.pages <= tenants[taken.tenant].max_kv_pages or usage.slots == 1
@@ -118,6 +125,28 @@ def test_equal_shares_go_first_come_first_served() -> None:
     for order, tenant in ((5, 2), (7, 0), (6, 1)):
         queue.push(Waiting(order, tenant, 0.0, 1))
     assert [queue.next(always).order for _ in range(3)] == [5, 6, 7]  # type: ignore[union-attr]
+
+
+def test_a_tenants_lowered_requests_wait_behind_all_of_the_class_above_until_they_are_aged() -> (
+    None
+):
+    """They hold up none of its other requests, and a stream of these does not starve them."""
+    clock = ManualClock()
+    tenants = Tenants(
+        [of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.STANDARD)], clock=clock
+    )
+    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    queue.push(Waiting(0, 0, 0.0, 1, QosClass.BATCH))
+    queue.push(Waiting(1, 1, 0.0, 1, QosClass.INTERACTIVE))
+    queue.push(Waiting(2, 0, 0.0, 1))
+    assert queue.by_class() == dict.fromkeys(QosClass, 1)
+    assert [queue.next(always).order for _ in range(2)] == [2, 1]  # type: ignore[union-attr]
+    tenants.occupy(0, slots=1)
+    clock.now = AGING
+    queue.push(Waiting(3, 0, clock.now, 1))
+    assert queue.aged(0, QosClass.BATCH)
+    assert not queue.aged(0)
+    assert [queue.next(always).order for _ in range(2)] == [0, 3]  # type: ignore[union-attr]
 
 
 def small(waiting: Waiting) -> bool:
@@ -428,9 +457,11 @@ def populations(draw: st.DrawFn) -> tuple[Tenants, list[Running]]:
     tenants = Tenants(declared, clock=ManualClock())
     running = []
     for slot in range(draw(st.integers(0, 10))):
+        tenant = draw(st.sampled_from(declared))
         entry = Running(
             order=draw(st.integers(0, 1000).filter(lambda o: all(o != r.order for r in running))),
-            tenant=draw(st.sampled_from(declared)).id,
+            tenant=tenant.id,
+            qos=tenant.qos.lowered_to(draw(st.sampled_from((None, *QosClass)))),
             slot=slot,
             pages=draw(st.integers(0, 9)),
             protected=draw(st.booleans()),
@@ -449,18 +480,16 @@ def test_a_claimant_displaces_only_what_is_below_it(
     tenants, running = population
     claimant = data.draw(st.sampled_from(list(tenants)), "claimant")
     below = [
-        entry
-        for entry in running
-        if tenants[entry.tenant].qos.rank > claimant.qos.rank and not entry.protected
+        entry for entry in running if entry.qos.rank > claimant.qos.rank and not entry.protected
     ]
-    chosen = victim(running, tenants, claimant.id)
+    chosen = victim(running, tenants, claimant.qos)
     if chosen is None:
         assert not below
         return
     assert chosen in below
-    assert tenants[chosen.tenant].qos is not QosClass.INTERACTIVE
-    ranks = [tenants[entry.tenant].qos.rank for entry in below]
-    assert tenants[chosen.tenant].qos.rank == max(ranks)
+    assert chosen.qos is not QosClass.INTERACTIVE
+    ranks = [entry.qos.rank for entry in below]
+    assert chosen.qos.rank == max(ranks)
     lowest = [e for e, rank in zip(below, ranks, strict=True) if rank == max(ranks)]
     share = tenants.dominant_share(chosen.tenant)
     assert share == max(tenants.dominant_share(entry.tenant) for entry in lowest)
@@ -481,8 +510,8 @@ def test_memory_can_always_be_had(population: tuple[Tenants, list[Running]]) -> 
         assert chosen is None
         return
     assert chosen is not None
-    lowest = max(tenants[entry.tenant].qos.rank for entry in running)
-    of_it = [entry for entry in running if tenants[entry.tenant].qos.rank == lowest]
+    lowest = max(entry.qos.rank for entry in running)
+    of_it = [entry for entry in running if entry.qos.rank == lowest]
     assert chosen in ([entry for entry in of_it if not entry.protected] or of_it)
 
 
@@ -491,7 +520,9 @@ def test_preemption_ends() -> None:
     protected after the others of their class."""
     classes = (QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH)
     tenants = Tenants([of_class(id, qos) for id, qos in enumerate(classes)], clock=ManualClock())
-    running = [Running(order, order % 3, order, 1, order < 3) for order in range(9)]
+    running = [
+        Running(order, order % 3, classes[order % 3], order, 1, order < 3) for order in range(9)
+    ]
     for entry in running:
         tenants.occupy(entry.tenant, slots=1, pages=entry.pages)
     taken = []

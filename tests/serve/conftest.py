@@ -39,6 +39,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             queue_depth,
             buffered_events,
         )
+        options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
         with running(ServeOptions(tiny_model_path, model, **options)) as server:  # type: ignore[arg-type]
             yield server

@@ -45,14 +45,16 @@ def heard_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes
 
 
 def slow_steps(
-    monkeypatch: pytest.MonkeyPatch, after: Callable[[Engine], None] = lambda engine: None
+    monkeypatch: pytest.MonkeyPatch,
+    after: Callable[[Engine], None] = lambda engine: None,
+    seconds: float = 0.02,
 ) -> None:
     """Makes every step take a while, so that there is time for something to happen."""
     step = Engine.step
 
     def slow(engine: Engine) -> object:
         after(engine)
-        time.sleep(0.02)
+        time.sleep(seconds)
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", slow)

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request
-from harness.serve.driver import EngineDriver, EngineStopped, EventStream
+from harness.serve.driver import EngineDriver, EngineStopped, EventStream, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
@@ -196,3 +198,40 @@ def test_close_drains_or_cuts(driven: Driven) -> None:
         driver.close()
         with pytest.raises(EngineStopped, match="shutting down"):
             tokens_of(stream)
+
+
+def test_one_stream_for_many_submissions(driven: Driven) -> None:
+    """What is refused is told apart, and takes nothing from the others; the stream says when there
+    is something to take."""
+    told = threading.Event()
+    with driven() as driver:
+        stream = driver.open_stream(ready=told.set)
+        first, second, wrong = request(driver, 3), request(driver, 5), request(driver, 3, 200)
+        refused = driver.submit_to(
+            stream, [Submission([first]), Submission([wrong]), Submission([second])]
+        )
+        assert [type(error) for error in refused] == [type(None), RequestError, type(None)]
+        assert set(stream.facts) == {first.id, second.id}
+        tokens: dict[int, list[int]] = {first.id: [], second.id: []}
+        ends = 0
+        while ends < 2:
+            assert told.wait(30)
+            told.clear()
+            for delivered in stream.take(0):
+                tokens[delivered.event.request_id].append(delivered.event.token)
+                ends += delivered.event.finish_reason is not None
+        assert [len(tokens[one.id]) for one in (first, second)] == [3, 5]
+        for one in (first, second):
+            alone = replace(one, id=driver.new_id())
+            assert tokens_of(driver.submit([alone])) == tokens[one.id]
+
+
+def test_logits_of_every_position(driven: Driven) -> None:
+    with driven() as driver:
+        asked = replace(request(driver, 2), max_tokens=0)
+        rows: list[np.ndarray[Any, Any]] = []
+        stream = driver.open_stream()
+        sinks = {asked.id: lambda first, values: rows.append(values.copy())}
+        assert driver.submit_to(stream, [Submission([asked], sinks, 0)]) == [None]
+        tokens_of(stream)
+        assert np.concatenate(rows).shape[0] == len(asked.prompt)

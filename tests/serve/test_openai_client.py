@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 from openai import OpenAI
@@ -148,10 +150,14 @@ def test_fields_not_served_are_refused_by_name(client: OpenAI) -> None:
     assert (refused.value.param, refused.value.code) == ("top_q", "unknown_parameter")
 
 
-def test_the_service_tier_is_what_the_tenant_has(client: OpenAI) -> None:
-    """The answer names the class that served it, whatever was asked for."""
-    answer = client.chat.completions.create(**SAMPLED, service_tier="priority")
-    assert answer.service_tier == "default"
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [("priority", "default"), ("auto", "default"), ("default", "default"), ("flex", "flex")],
+)
+def test_the_service_tier_is_the_tenants_or_lower(client: OpenAI, asked: Any, served: str) -> None:
+    """The answer names the class that served it."""
+    answer = client.chat.completions.create(**SAMPLED, service_tier=asked)
+    assert answer.service_tier == served
 
 
 def test_nothing_is_left_in_the_engine(server: Running, client: OpenAI) -> None:
@@ -160,3 +166,32 @@ def test_nothing_is_left_in_the_engine(server: Running, client: OpenAI) -> None:
     statistics = server.service.model.driver.call(lambda engine: engine.statistics)
     assert statistics.running == statistics.waiting == 0
     assert statistics.free_pages + statistics.cached_pages == statistics.pages
+
+
+def test_an_echoed_prompt_comes_before_its_answer(client: OpenAI) -> None:
+    """Of every choice, streamed or not, given as text or as ids."""
+    asked = {
+        "model": "tiny",
+        "max_tokens": 6,
+        "seed": 5,
+        "n": 2,
+        "extra_body": {"ignore_eos": True},
+    }
+    for prompts in (["hello ", "abc"], [[104, 105], [97, 98, 99]]):
+        texts = ["hello ", "abc"] if isinstance(prompts[0], str) else ["hi", "abc"]
+        plain = client.completions.create(prompt=prompts, **asked).choices
+        echoed = client.completions.create(prompt=prompts, echo=True, **asked).choices
+        wanted = [texts[index // 2] + choice.text for index, choice in enumerate(plain)]
+        assert [choice.text for choice in echoed] == wanted
+        streamed = [""] * 4
+        for chunk in client.completions.create(prompt=prompts, echo=True, stream=True, **asked):
+            streamed[chunk.choices[0].index] += chunk.choices[0].text
+        assert streamed == wanted
+
+
+def test_what_completions_do_not_do_is_refused(client: OpenAI) -> None:
+    for field, value in (("suffix", "end"), ("best_of", 2)):
+        with pytest.raises(openai.BadRequestError, match=field):
+            client.completions.create(model="tiny", prompt="a", **{field: value})
+    with pytest.raises(openai.BadRequestError, match="echo with logprobs"):
+        client.completions.create(model="tiny", prompt="a", echo=True, logprobs=1)

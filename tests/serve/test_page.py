@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
+from tests.serve.conftest import Serve
 
 SEED = 1081735943
 pytestmark = pytest.mark.browser
@@ -59,3 +62,26 @@ def test_the_operator_sees_the_tenant(page: Page, server: Running) -> None:
     expect(slots).to_have_text("0 of 4")
     pages = page.locator("figure").filter(has_text="KV pages").locator("output")
     expect(pages).to_contain_text("% used")
+
+
+def test_the_page_asks_for_the_key_itself(browser: Browser, serve: Serve, tmp_path: Path) -> None:
+    """The browser never does, and the key stays in the storage of the tab."""
+    key = new_key()
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[tenant.a]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
+    with serve(tenants=path) as server:
+        context = browser.new_context()
+        page = context.new_page()
+        response = page.goto(server.url)
+        assert response is not None
+        assert response.status == 200
+        page.get_by_label("API key").fill(key)
+        page.keyboard.press("Enter")
+        ask(page)
+        expect(page.locator("#send")).to_have_text("Send")
+        expect(page.locator("article.answer .speed")).to_contain_text("tokens")
+        stored = "key => [sessionStorage, localStorage].map(s => Object.values(s).includes(key))"
+        assert page.evaluate(stored, key) == [True, False]
+        page.reload()
+        expect(page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+        context.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +61,31 @@ def test_a_signal_ends_it(
     else:
         error = json.loads(lines[-1].removeprefix(b"data: "))["error"]
         assert error["code"] == "engine_stopped"
+
+
+def test_it_says_how_to_ask_and_tells_its_supervisor(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The curl line, as a shell reads it, is a request that is answered."""
+    address = tmp_path / "notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(address))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.settimeout(60)
+        supervisor.bind(str(address))
+        with process(tiny_model_path, tmp_path) as (server, http):
+            assert server.stderr is not None
+            page, curl = server.stderr.readline(), server.stderr.readline()
+            assert supervisor.recv(64) == b"READY=1"
+            url = f"http://127.0.0.1:{http.address[1]}"
+            assert page == f"chat page: {url}/\n"
+            name, target, flag, header, data, body = shlex.split(curl)
+            assert (name, flag, data) == ("curl", "-H", "-d")
+            said = dict([header.split(": ")])
+            reply = http.send("POST", target.removeprefix(url), body.encode(), said)
+            assert reply.status == 200
+            server.terminate()
+            assert supervisor.recv(64) == b"STOPPING=1"
+            assert server.wait(60) == 0
 
 
 def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
-ROUNDS = 10
+ROUNDS = 3
+SOAK_ROUNDS = 10
 CLIENTS = 32
 
 
@@ -47,12 +50,13 @@ def answers(server: Running) -> list[str]:
         return list(clients.map(lambda number: told(http, load(number)), range(CLIENTS)))
 
 
-def test_ten_rounds_of_the_same_load_give_the_same_bytes(serve: Serve) -> None:
+@pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(SOAK_ROUNDS, marks=pytest.mark.soak)])
+def test_rounds_of_the_same_load_give_the_same_bytes(serve: Serve, rounds: int) -> None:
     """And they are what each client gets when it is alone."""
     with serve() as server:
         http = Http(server.url)
         alone = [told(http, load(number)) for number in range(CLIENTS)]
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             assert answers(server) == alone
         steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
         tokens = server.service.ledger.total(0).completion_tokens

@@ -20,7 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, posted
 
 ALICE, BOB, OPERATOR = new_key(), new_key(), new_key()
 BODY = {"prompt": "abc", "max_tokens": 3}
@@ -51,7 +51,17 @@ def test_every_route_but_health_needs_a_key(keyed: Running) -> None:
     http = Http(keyed.url)
     paths = [(route.method, route.path) for route in ROUTES if route.path != "/health"]
     assert len(paths) > 10
-    more = ("/", "/nowhere", "//v1/models", "/v1/%6dodels", "/health/", "/health/x", "/./v1/models")
+    more = (
+        "/nowhere",
+        "/page/nowhere",
+        "/operator/",
+        "/page/../v1/models",
+        "//v1/models",
+        "/v1/%6dodels",
+        "/health/",
+        "/health/x",
+        "/./v1/models",
+    )
     for method, path in [*paths, *(("GET", path) for path in more)]:
         for headers in ({}, bearer(new_key()), bearer(""), bearer(key_digest(ALICE))):
             reply = http.send(method, path, b"{}", headers)
@@ -69,11 +79,20 @@ def test_a_key_opens_the_routes_of_its_tenant(keyed: Running) -> None:
     assert http.get("/metrics", **bearer(OPERATOR)).status == 200
 
 
-def test_a_browser_may_send_the_key_as_a_password(keyed: Running) -> None:
+def test_the_pages_need_no_key_and_nothing_of_a_tenant_is_in_them(keyed: Running) -> None:
+    """A page asks for the key itself. A file is only read: whatever else is done with it is not."""
+    http = Http(keyed.url)
+    for path in ("/", "/operator", "/page/js/key.js", "/page/css/base.css"):
+        assert http.get(path).status == 200
+        assert http.send("POST", path, b"{}", {}).status == 405
+        assert b"alice" not in http.get(path).body
+
+
+def test_a_key_may_be_sent_as_a_password_but_no_browser_is_told_to(keyed: Running) -> None:
     pair = base64.b64encode(f"anybody:{ALICE}".encode()).decode()
     http = Http(keyed.url)
     assert http.get("/v1/models", Authorization=f"Basic {pair}").status == 200
-    assert "Basic" in http.get("/v1/models").headers["WWW-Authenticate"]
+    assert http.get("/v1/models").headers["WWW-Authenticate"].startswith("Bearer ")
 
 
 def test_the_client_sends_its_key(keyed: Running) -> None:
@@ -127,6 +146,39 @@ def test_metrics_count_by_tenant(keyed: Running) -> None:
         'zinc_rt:request_success_total{finished_reason="length",qos="interactive",tenant="alice"}',
     ):
         assert name in text
+
+
+def test_tokens_are_counted_as_they_come(keyed: Running) -> None:
+    """Not at the end of a request: an open stream's are there already, and no more in the end."""
+    http = Http(keyed.url)
+    before = samples(http)
+    body = {"prompt": "abc", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    with http.connected() as connection:
+        request = posted("/v1/completions", body)
+        head = f"Authorization: Bearer {ALICE}\r\nContent-Type".encode()
+        connection.sendall(request.replace(b"Content-Type", head, 1))
+        heard = connection.recv(65536)
+        while b'"text"' not in heard:
+            heard += connection.recv(65536)
+        under_way = samples(http)[GENERATED] - before[GENERATED]
+        assert 0 < under_way <= 150
+        while b"[DONE]" not in heard:
+            heard += connection.recv(65536)
+    after = samples(http)
+    assert after[GENERATED] - before[GENERATED] == 150
+    assert after[STEPS] - before[STEPS] >= 150
+    assert after['zinc_rt:tenant_live{qos="interactive",tenant="alice"}'] == 0.0
+    assert 'zinc_rt:tenant_pages{qos="batch",tenant="bob"}' in after
+
+
+GENERATED = 'zinc_rt:generation_tokens_total{qos="interactive",tenant="alice"}'
+STEPS = "zinc_rt:engine_step_seconds_count"
+
+
+def samples(http: Http) -> dict[str, float]:
+    text = http.get("/metrics", **bearer(OPERATOR)).body.decode()
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 def test_a_changed_file_is_in_force(

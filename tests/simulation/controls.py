@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.types import TokenEvent
+from contract.types import QosClass, TokenEvent
 from harness.simulation.invariants import Invariant
 from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
@@ -78,10 +78,10 @@ def first_come_first_served(patch: Patch) -> None:
 
 
 def classes_reversed(patch: Patch) -> None:
-    def broken(running: Sequence[Running], tenants: Tenants, claimant: int | None) -> Any:
+    def broken(running: Sequence[Running], tenants: Tenants, claimant: QosClass | None) -> Any:
         if claimant is not None:
             return victim(running, tenants, claimant)
-        return min(running, key=lambda entry: tenants[entry.tenant].qos.rank, default=None)
+        return min(running, key=lambda entry: entry.qos.rank, default=None)
 
     patch.setattr("reference.engine.placing.victim", broken)
 

@@ -19,7 +19,7 @@ from harness.simulation.shrink import shrink
 from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = min(2, os.cpu_count() or 1)
-PART = 500
+PART = 1000
 """Schedules of one test."""
 RARE = (
     "cancels",
@@ -64,13 +64,13 @@ def everything_happens(report: Report) -> None:
 
 @pytest.mark.parametrize("first", range(0, 8 * PART, PART))
 def test_nothing_breaks(first: int) -> None:
-    """4,000 schedules of about 100 steps each."""
+    """8,000 schedules of about 110 steps each."""
     everything_happens(nothing_broken(SCHEDULER, first, PART))
 
 
 @pytest.mark.parametrize("first", range(0, 2 * PART, PART))
 def test_nothing_breaks_when_pages_are_few(first: int) -> None:
-    """1,000 schedules."""
+    """2,000 schedules."""
     everything_happens(nothing_broken(MEMORY, first, PART))
 
 

@@ -40,12 +40,9 @@ def test_snapshots_that_are_shared_are_noticed(
     made: list[_Snapshot] = []
     original = Submissions._snapshot
 
-    def only_one(self: Submissions, inputs: np.ndarray, nbytes: int) -> _Snapshot:
+    def only_one(self: Submissions, nbytes: int) -> _Snapshot:
         if not made:
-            made.append(original(self, inputs, nbytes))
-        host = made[0].data.host
-        assert host is not None
-        host[: len(inputs)] = inputs
+            made.append(original(self, nbytes))
         return made[0]
 
     monkeypatch.setattr(Submissions, "_snapshot", only_one)

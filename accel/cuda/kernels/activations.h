@@ -6,8 +6,6 @@
 
 #include "unit_product.h"
 
-#define HELD_UNITS 4
-
 // Eight values of a lane: columns 4 lane .. 4 lane + 3 of a unit, and 128 more.
 struct EIGHT {
     float of[8];
@@ -32,19 +30,23 @@ DEVICE unsigned four_bytes(int a, int b, int c, int d) {
 }
 
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
-    unsigned char *planes =
-        x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
+    const unsigned of_lane = x.in_eights
+                                 ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
+                                 : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
+    const unsigned of_half = x.in_eights ? 2048 : 8, of_low = x.in_eights ? 256 : 64;
+    const size_t apart = x.in_eights ? 8 : 1;
+    unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int *v = m + 4 * half;
-        *(unsigned *)(planes + 8 * half) = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
-        *(unsigned *)(planes + 8 * half + 64) =
-            four_bytes(v[0] & 15, v[1] & 15, v[2] & 15, v[3] & 15);
+        unsigned char *place = planes + half * of_half;
+        *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
+        *(unsigned *)(place + of_low) = four_bytes(v[0] & 15, v[1] & 15, v[2] & 15, v[3] & 15);
         int sum = v[0] + v[1] + v[2] + v[3];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (lane % 4 == 0)
-            x.sums[(size_t)index * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
+            x.sums[index * apart * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
     }
 }
 
@@ -64,9 +66,10 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
         m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
     store_integers(x, index, lane, m);
     if (lane == 0)
-        x.scales[index] = broken   ? __uint_as_float(0x7FC00000u)
-                          : silent ? 0.0f
-                                   : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+        x.scales[index * (x.in_eights ? 8 : 1)] =
+            broken   ? __uint_as_float(0x7FC00000u)
+            : silent ? 0.0f
+                     : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
 }
 
 // Rule R4 over the squares of a unit; every lane gets it.
@@ -87,12 +90,15 @@ DEVICE float sum_of_squares(const EIGHT &v) {
 DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
     float total = 0.0f;
     unsigned i = 0;
+    // A kernel's text comes from afar at every launch: short loops stay loops.
+#pragma unroll 1
     for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride) {
         const float a = value[0], b = value[stride], c = value[2 * stride], d = value[3 * stride];
         total = total + ((((0.0f + a) + b) + c) + d);
     }
     if (i == units) return total;
     float span = 0.0f;
+#pragma unroll 1
     for (; i < units; i++, value += stride) span = span + value[0];
     return total + span;
 }
@@ -106,7 +112,8 @@ struct FLOAT_ROWS {
     unsigned columns, tokens;
 };
 
-// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart.
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. HELD_UNITS
+// of them stay in registers while the norm's factor is found.
 template <int warps, bool norm> struct ROW_QUANTIZER {
     EIGHT held[HELD_UNITS], weight[HELD_UNITS];
     const ACTIVATIONS &x;
@@ -141,6 +148,7 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
     __device__ __forceinline__ void run(float *squares) {
         constexpr unsigned step = warps * HELD_UNITS;
         if (norm) {
+#pragma unroll 1
             for (unsigned first = warp; first < total; first += step) {
                 load_rows(first);
 #pragma unroll
@@ -153,6 +161,7 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
         }
         unsigned known = rows.tokens;
         float r = 0.0f;
+#pragma unroll 1
         for (unsigned first = warp; first < total; first += step) {
             if (!norm || total > step) load_rows(first);
             if (total > step) load_weights(first);
@@ -190,6 +199,7 @@ struct INTEGER_ROWS {
 
 template <int warps> DEVICE void take_rows(const ACTIVATIONS &x, const INTEGER_ROWS &rows) {
     const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
+#pragma unroll 1
     for (unsigned index = warp; index < rows.tokens * x.units; index += warps) {
         const unsigned token = index / x.units, unit = index - token * x.units;
         const unsigned *row = rows.m + token * rows.m_stride + unit * (UNIT_COLUMNS / 2);

@@ -19,6 +19,7 @@
 #define LANE_WORDS (LANE_BYTES / 4)
 #define PAGES (KV_TILE / PAGE_TOKENS)
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
+#define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
 #define Q_SHIFT 7  // bits of the low part of queries and weights
 
 // Shared memory, in bytes.
@@ -79,6 +80,13 @@ DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *mem
 DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) {
     const unsigned page = work.pages[min(position, work.position) / PAGE_TOKENS];
     return (const unsigned char *)i12_record(work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
+}
+
+// Lets the tile's records come nearer while the queries are made ready.
+DEVICE void call_tile(const SPAN_WORK &work, unsigned start, int lane) {
+    const unsigned char *record = record_of(work, start + lane / 8 * PAGE_TOKENS);
+#pragma unroll
+    for (unsigned at = lane % 8 * 128; at < RECORD; at += 8 * 128) call_near(record + at);
 }
 
 DEVICE unsigned low_part(unsigned word, int half) {
@@ -229,11 +237,12 @@ DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memor
                         float *y, unsigned first_span, bool only) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int g = lane / 4, t = lane % 4;
-    split_queries(work, scale, memory, warp, lane);
-    __syncthreads();
     const unsigned begin = work.span * SPAN_TILES;
     const unsigned first = max(begin, work.first / KV_TILE) - begin;
     const unsigned end = min(begin + SPAN_TILES, work.position / KV_TILE + 1) - begin;
+    if (warp >= first && warp < end) call_tile(work, (begin + warp) * KV_TILE, lane);
+    split_queries(work, scale, memory, warp, lane);
+    __syncthreads();
     const float *units = (const float *)(memory + AT_UNITS);
     if (warp >= first && warp < end) {
         unsigned query[2][LANE_WORDS];
@@ -280,10 +289,10 @@ DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, float *y, uns
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    attention_spans(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    attention_spans(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned *last = (unsigned *)(shared + AT_LAST);
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     const unsigned tokens = count_of(launch, packet), heads = packet->size[FLASH_ATTN_PART_HEADS];

@@ -126,9 +126,9 @@ DEVICE void store_row(const float *row, unsigned width, unsigned which, U64 kv, 
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    head_rows(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    head_rows(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *q_rope = packet_of(launch, Q_ROPE), *k_rope = packet_of(launch, K_ROPE);
     const unsigned heads = q_rope->size[ROPE_HEADS], kv_heads = k_rope->size[ROPE_HEADS];

@@ -1,8 +1,12 @@
-// Packets of several ops that one launch replaces. A place is 16 times a packet's number from the
+// Packets of the ops that a launch replaces, PACKET_COUNT of them, which it has with it. A place is 16 times a packet's number from the
 // first one on plus the operand's place in it, or -1.
 
 #ifndef PACKETS_H
 #define PACKETS_H
+
+struct PACKETS {
+    PACKET of[PACKET_COUNT];
+};
 
 static __device__ __forceinline__ const PACKET *packet_of(const LAUNCH &launch, int number) {
     return (const PACKET *)launch.packets + launch.index + number;

@@ -6,18 +6,17 @@
 // product's packet.
 
 #include "packets.h"
-#include "unit_product.h"
+#include "unit_scales.h"
 
 typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
 
 #define WARPS 8
 #define BLOCK_TOKENS 64
 #define GROUPS_OF_TOKENS (BLOCK_TOKENS / 8)
-// Planes of a token, apart by what keeps two of them in different banks.
-#define TOKEN_BYTES (UNIT_PLANES + 64)
+#define EIGHT_PIECES (EIGHT_BYTES / 16)
 #define STAGES 2
 #define AT_PLANES 0
-#define AT_TOKEN_SUMS (BLOCK_TOKENS * TOKEN_BYTES)
+#define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
 #define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
 #define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
 #define STAGE_BYTES (AT_UNITS + WARPS * FORMAT::unit_bytes)
@@ -31,21 +30,23 @@ struct MATRIX_WORK {
 
 // Begins to copy unit `unit` of everything the block reads into a stage.
 DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned unit) {
-    for (unsigned i = threadIdx.x; i < BLOCK_TOKENS * 34; i += blockDim.x) {
-        const unsigned row = i / 34, part = i % 34;
-        const unsigned token = min(work.first_token + row, work.tokens - 1);
-        const size_t index = (size_t)token * work.units + unit;
-        if (part < 32)
-            begin_part(stage + AT_PLANES + row * TOKEN_BYTES + part * 16,
-                       work.planes + index * UNIT_PLANES + part * 16);
-        else
-            begin_part(stage + AT_TOKEN_SUMS + row * 32 + (part - 32) * 16,
-                       work.sums + index * 32 + (part - 32) * 16);
+    const unsigned eights = (work.tokens + 7) / 8;
+    for (unsigned i = threadIdx.x; i < GROUPS_OF_TOKENS * EIGHT_PIECES; i += blockDim.x) {
+        const unsigned group = i / EIGHT_PIECES, piece = i % EIGHT_PIECES;
+        const size_t eight = min(work.first_token / 8 + group, eights - 1);
+        begin_part(stage + AT_PLANES + i * 16,
+                   work.planes + (eight * work.units + unit) * EIGHT_BYTES + piece * 16);
     }
-    if (threadIdx.x < BLOCK_TOKENS) {
-        const unsigned token = min(work.first_token + threadIdx.x, work.tokens - 1);
-        begin_word(stage + AT_SCALES + threadIdx.x * 4,
-                   work.scales + (size_t)token * work.units + unit);
+    for (unsigned i = threadIdx.x; i < GROUPS_OF_TOKENS * 18; i += blockDim.x) {
+        const unsigned group = i / 18, piece = i % 18;
+        const size_t eight = min(work.first_token / 8 + group, eights - 1);
+        const size_t place = eight * work.units + unit;
+        if (piece < 16)
+            begin_part(stage + AT_TOKEN_SUMS + group * 256 + piece * 16,
+                       work.sums + place * 256 + piece * 16);
+        else
+            begin_part(stage + AT_SCALES + group * 32 + (piece - 16) * 16,
+                       work.scales + place * 8 + (piece - 16) * 4);
     }
     const unsigned warp = threadIdx.x / WARP_LANES;
     const unsigned tile = min(blockIdx.x * WARPS + warp, work.tiles - 1);
@@ -57,12 +58,10 @@ DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned 
     end_parts();
 }
 
-// Operands and scales of a warp's unit. `sums` multiplies the sums of activations: minima, or for
-// codes above their integers the scales.
+// Operands and scales of a warp's unit.
 struct UNIT_OPERANDS {
-    unsigned a[UNIT_SUB_BLOCKS][4], sums[2];
-    int factor[2][FORMAT::halves ? 16 : 8];
-    float d[2], d_min[2];
+    unsigned a[UNIT_SUB_BLOCKS][4];
+    UNIT_SCALES<FORMAT_ID> scales;
 
     __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
         UPPER_PLANES<FORMAT_ID> upper;
@@ -73,29 +72,7 @@ struct UNIT_OPERANDS {
 #pragma unroll
             for (int i = 0; i < 4; i++) a[2 * v + 1][i] >>= FORMAT::odd_shift;
         }
-        const int g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const unsigned char *scales =
-                unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
-            const uint4 header = vector_at(scales);
-            if (FORMAT::halves) {
-#pragma unroll
-                for (int s = 0; s < 16; s++)
-                    factor[r][s] = (int)(word_of(header, s / 4) << (24 - s % 4 * 8)) >> 24;
-                sums[r] = ((const unsigned short *)scales)[t] |
-                          (unsigned)((const unsigned short *)scales)[4 + t] << 16;
-                d[r] = half_bits(((const unsigned short *)(unit + FORMAT::rest_at))[g + 8 * r]);
-            } else {
-                unsigned six[2], minima[2];
-                six_bit_pairs(header, six, minima);
-#pragma unroll
-                for (int b = 0; b < 8; b++)
-                    factor[r][b % (FORMAT::halves ? 16 : 8)] = byte_of(six[b / 4], b % 4);
-                sums[r] = byte_of(minima[0], t) * 0x0101u | byte_of(minima[1], t) * 0x01010000u;
-                d[r] = half_bits(header.x & 0xFFFFu), d_min[r] = half_bits(header.x >> 16);
-            }
-        }
+        scales.load(unit, lane);
     }
 };
 
@@ -110,56 +87,42 @@ DEVICE void add_scaled(int (&sum)[4], const int (&high)[4], const int (&low)[4],
 DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *stage, unsigned group,
                              int lane, float (&value)[4]) {
     const int g = lane / 4, t = lane % 4;
-    const unsigned char *planes = stage + AT_PLANES + (group * 8 + g) * TOKEN_BYTES + t * 16;
+    const unsigned char *planes = stage + AT_PLANES + group * EIGHT_BYTES + g * 16 + t * 4;
     int j[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int p = 0; p < 4; p++) {
-        const uint4 high = vector_at(planes + p * 128), low = vector_at(planes + p * 128 + 64);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int b = p + 4 * half, width = FORMAT::halves ? 16 : 8;
-            const unsigned h0 = word_of(high, 2 * half), h1 = word_of(high, 2 * half + 1);
-            const unsigned l0 = word_of(low, 2 * half), l1 = word_of(low, 2 * half + 1);
+            const int b = p + 4 * half;
+            const unsigned *block = (const unsigned *)(planes + b * 512);
+            const unsigned h0 = block[0], h1 = block[32], l0 = block[64], l1 = block[96];
             int sum_high[4] = {0, 0, 0, 0}, sum_low[4] = {0, 0, 0, 0};
             if (FORMAT::halves) {
                 multiply_16(sum_high, unit.a[b][0], unit.a[b][1], h0);
                 multiply_16(sum_low, unit.a[b][0], unit.a[b][1], l0);
-                add_scaled(j, sum_high, sum_low, unit.factor[0][2 * b % width],
-                           unit.factor[1][2 * b % width]);
+                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, 2 * b),
+                           unit.scales.factor(1, 2 * b));
                 int more_high[4] = {0, 0, 0, 0}, more_low[4] = {0, 0, 0, 0};
                 multiply_16(more_high, unit.a[b][2], unit.a[b][3], h1);
                 multiply_16(more_low, unit.a[b][2], unit.a[b][3], l1);
-                add_scaled(j, more_high, more_low, unit.factor[0][(2 * b + 1) % width],
-                           unit.factor[1][(2 * b + 1) % width]);
+                add_scaled(j, more_high, more_low, unit.scales.factor(0, 2 * b + 1),
+                           unit.scales.factor(1, 2 * b + 1));
             } else {
                 multiply_32<false>(sum_high, unit.a[b], h0, h1);
                 multiply_32<false>(sum_low, unit.a[b], l0, l1);
-                add_scaled(j, sum_high, sum_low, unit.factor[0][b], unit.factor[1][b]);
+                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, b), unit.scales.factor(1, b));
             }
         }
     }
-    // Sums of activations are 256 high + low.
     const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (group * 8 + g) * 32 + t * 8);
-    int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    multiply_sums<FORMAT::halves>(high, low, unit.sums[0], unit.sums[1],
-                                  __byte_perm(sums.x, sums.y, 0x7531),
-                                  __byte_perm(sums.x, sums.y, 0x6420));
-    const float *scales = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const int p = 256 * high[e] + low[e], r = e / 2;
-        const float scale = scales[e % 2];
-        if (FORMAT::minima)
-            value[e] = (unit.d[r] * (float)j[e] - unit.d_min[r] * (float)p) * scale;
-        else
-            value[e] = unit.d[r] * (float)(j[e] - FORMAT::zero * p) * scale;
-    }
+    const float *of_tokens = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
+    unit.scales.values(j, sums, *(const float2 *)of_tokens, value);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
-    unit_matrix(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_matrix(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS];
     MATRIX_WORK work;

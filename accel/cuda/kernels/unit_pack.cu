@@ -1,28 +1,32 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu reads: a block takes
-// one token at a time. They go where quantize_activation's would, in the order of unit_product.h.
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu and unit_groups.cu
+// read: a block takes one token at a time. They go where quantize_activation's would, in eights of
+// tokens (unit_product.h).
 //
-// Compiled with WARPS and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
+// Compiled with WARPS, HELD_UNITS (activations.h) and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
 // SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
 
 #include "activations.h"
 #include "packets.h"
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
-    unit_pack(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_pack(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *quantize = packet_of(launch, QUANTIZE);
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    FOLLOWING_MAY_START;
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
-        const size_t first = (size_t)token * units;
+        const size_t first = (size_t)(token / 8 * 8) * units;
+        const unsigned place = token % 8;
         const ACTIVATIONS x = {
-            operand_at(launch, M) + first * UNIT_PLANES,
-            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS,
-            (float *)operand_at(launch, SCALE) + first,
+            operand_at(launch, M) + first * UNIT_PLANES + place * 16,
+            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS + place * UNIT_SUMS,
+            (float *)operand_at(launch, SCALE) + first + place,
             units,
+            true,
         };
         const size_t stride = stride_at(launch, X);
         const FLOAT_ROWS rows = {

@@ -7,7 +7,8 @@
 // SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix
-// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h.
+// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
+// HELD_UNITS as in activations.h.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "packets.h"
@@ -63,9 +64,9 @@ DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, U
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
-    unit_product(U64 scratch, U64 inputs, U64 packets, uint index, U64 workspace) {
+    unit_product(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, packets, index};
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned columns = product->size[MATMUL_COLUMNS];
@@ -78,8 +79,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     }
     const int own = min(tokens - outputs.first_token, TOKENS);
     UNIT_WORK<MATRICES> work;
-    work.units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    work.paired = PAIRED;
     open_matrix(launch, 0, W0, B0, Y0, work.matrix[0], outputs.result[0]);
 #if MATRICES > 1
     open_matrix(launch, 1, W1, B1, Y1, work.matrix[1], outputs.result[1]);
@@ -87,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #if MATRICES > 2
     open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
 #endif
+    work.prepare(columns, PAIRED, WARPS);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;

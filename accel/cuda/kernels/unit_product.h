@@ -18,13 +18,18 @@
 #define UNIT_PLANES 512
 #define UNIT_SUMS 16
 
-// Quantized activations of one token or, `token_*` apart, of several.
+// Quantized activations of one token or, a stride of `units` apart, of several. Where `in_eights`
+// they are those of one token of eight that lie together, by units: planes 4,096 bytes, for every
+// sub-block the high and then the low bytes of two halves of 16 columns, of each half 16 bytes a
+// token; sums 32 bytes and scales a float a token.
 struct ACTIVATIONS {
     unsigned char *planes;
     short *sums;
     float *scales;
     unsigned units;
+    bool in_eights;
 };
+#define EIGHT_BYTES (8 * UNIT_PLANES)
 
 DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
 

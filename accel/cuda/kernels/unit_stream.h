@@ -17,37 +17,38 @@ struct UNIT_MATRIX {
 };
 
 // What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
-// whose tiles belong together.
+// whose tiles belong together. A tile is `steps` chunks, of a pair first all of one and then of the
+// other; `warps` steps on are `jump` of a block's tiles and `rest` steps.
 template <int most> struct UNIT_WORK {
     UNIT_MATRIX matrix[most];
-    unsigned units;
+    unsigned units, tiles, chunks, steps, jump, rest;
     bool paired;
-    __device__ __forceinline__ unsigned tiles() const {
-        if (paired) return matrix[0].tiles;
-        unsigned all = 0;
+    __device__ __forceinline__ void prepare(unsigned columns, bool paired_, unsigned warps) {
+        units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+        paired = paired_;
+        chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        steps = paired ? 2 * chunks : chunks;
+        jump = warps / steps, rest = warps % steps;
+        tiles = matrix[0].tiles;
 #pragma unroll
-        for (int i = 0; i < most; i++) all += matrix[i].tiles;
-        return all;
+        for (int i = 1; i < most; i++)
+            if (!paired) tiles += matrix[i].tiles;
     }
 };
 
-// A place in a block's work: tile (of all matrices), matrix, tile of the matrix, and step: a chunk
-// of the tile, of a pair of tiles first all of one and then of the other.
+// A place in a block's work: tile (of all matrices), matrix, tile of the matrix, step and unit.
 template <int most> struct PLACE {
     unsigned tile, local, matrix, in_matrix, step, unit;
 
     __device__ __forceinline__ void begin(const UNIT_WORK<most> &work, unsigned warp) {
-        tile = blockIdx.x, local = 0, step = warp;
+        local = warp / work.steps, step = warp % work.steps;
+        tile = blockIdx.x + local * gridDim.x;
         settle(work);
     }
-    // From any step on to one inside its tile.
     __device__ __forceinline__ void settle(const UNIT_WORK<most> &work) {
-        const unsigned chunks = (work.units + CHUNK_UNITS - 1) / CHUNK_UNITS;
-        const unsigned steps = work.paired ? 2 * chunks : chunks;
-        while (step >= steps) step -= steps, tile += gridDim.x, local++;
         in_matrix = tile, matrix = 0, unit = step * CHUNK_UNITS;
         if (work.paired) {
-            if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
+            if (step >= work.chunks) matrix = 1, unit -= work.chunks * CHUNK_UNITS;
             return;
         }
 #pragma unroll
@@ -58,8 +59,9 @@ template <int most> struct PLACE {
     __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
     }
-    template <int warps> __device__ __forceinline__ void next(const UNIT_WORK<most> &work) {
-        step += warps;
+    __device__ __forceinline__ void next(const UNIT_WORK<most> &work) {
+        step += work.rest, local += work.jump, tile += work.jump * gridDim.x;
+        if (step >= work.steps) step -= work.steps, local++, tile += gridDim.x;
         settle(work);
     }
 };
@@ -84,14 +86,13 @@ template <class S> struct STREAM_MEMORY {
     unsigned *arrived, *folded;
     float *values, *squares;
     ACTIVATIONS x;
-    unsigned steps, tile_units, slot_bits;
+    unsigned tile_units, slot_bits;
 
     __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared,
                                              const UNIT_WORK<S::matrices> &work,
                                              unsigned slot_bits_) {
         const unsigned units = work.units, matrices = work.paired ? 2 : 1;
         slot_bits = slot_bits_;
-        steps = (units + CHUNK_UNITS - 1) / CHUNK_UNITS * matrices;
         tile_units = units * matrices;
         ring = shared;
         barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
@@ -103,6 +104,7 @@ template <class S> struct STREAM_MEMORY {
         x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
         squares = x.scales + S::most_tokens * units;
         x.units = units;
+        x.in_eights = false;
     }
     // Of one unit: most_tokens rows of UNIT_ROWS.
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
@@ -130,7 +132,7 @@ template <class S> struct RING {
     }
     __device__ __forceinline__ void fetch(const UNIT_WORK<S::matrices> &work, unsigned second,
                                           const STREAM_MEMORY<S> &memory, unsigned warp) {
-        if (fetched.tile >= work.tiles()) {
+        if (fetched.tile >= work.tiles) {
             no_copy();
             return;
         }
@@ -144,7 +146,7 @@ template <class S> struct RING {
         begin_copy(memory.barriers + slot, memory.ring + slot * S::slot_bytes, units + unit * bytes,
                    fetched.units(work) * bytes);
         filled++;
-        fetched.template next<S::warps>(work);
+        fetched.next(work);
     }
 };
 
@@ -186,7 +188,7 @@ template <class S, class OUTPUT> DEVICE void finish_tile(const UNIT_WORK<S::matr
     __syncwarp();
     unsigned before = 0;
     if (lane == 0) before = atomicAdd(memory.arrived + slot, 1);
-    if (__shfl_sync(ALL_LANES, before, 0) != memory.steps - 1) return;
+    if (__shfl_sync(ALL_LANES, before, 0) != work.steps - 1) return;
     block_fence();
     const unsigned stride = S::most_tokens * UNIT_ROWS;
     for (int i = lane; i < UNIT_ROWS * tokens; i += WARP_LANES) {
@@ -212,7 +214,7 @@ template <class S, class OUTPUT>
 DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, RING<S> &ring,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
     const int lane = threadIdx.x % WARP_LANES;
-    const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles();
+    const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles;
     PLACE<S::matrices> at;
     at.begin(work, warp);
     while (at.tile < tiles) {
@@ -233,7 +235,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, 
         __syncwarp();
         ring.fetch(work, second, memory, warp);
         finish_tile<S>(work, at, memory, tokens, lane, output);
-        at.template next<S::warps>(work);
+        at.next(work);
     }
 }
 

@@ -3,6 +3,7 @@
 // DTYPE is the format. Formats of 32-blocks give q d (+ minimum), super-blocks (d sc) q (- dmin
 // mn), every operation rounded.
 
+#include "packets.h"
 #include "unit_product.h"
 
 typedef UNIT_FORMAT<DTYPE> FORMAT;
@@ -52,9 +53,8 @@ DEVICE float value_of(const BYTE *unit, int row, int i) {
     return FORMAT::minima ? value - half_at(rest + 2) * (float)(scales[i / 16] >> 4) : value;
 }
 
-extern "C" __global__ void units_embed(U64 scratch, U64 inputs, U64 packets, uint index,
-                                       U64 workspace) {
-    const LAUNCH launch = {scratch, inputs, packets, index};
+extern "C" __global__ void units_embed(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const OP op = opened(launch);
     PRECEDING_DONE;

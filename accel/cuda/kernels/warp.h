@@ -81,6 +81,20 @@ template <int left> DEVICE void await_parts() {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
+// Asks for 128 bytes to be brought from memory, into the cache of the device.
+DEVICE void call_near(const void *place) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+}
+
+// Four matrices of 8 rows of 16 bytes: lane i names row i % 8 of matrix i / 8 and gets of each matrix
+// word i % 4 of row i / 4.
+DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 // What every lane has of the largest unsigned of all.
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.ir.inputs import InputRows
 from contract.tier import TierInfo
 from contract.types import Request, SamplingParams
 from harness.synth import sized_spec, write_synthetic
@@ -47,10 +48,14 @@ class IdleTier(CpuTier):
         return replace(super().info, asynchronous=True)
 
     def submit(
-        self, batch: CpuBatch, inputs: NDArray[np.uint8], wanted: Sequence[str] = ()
+        self,
+        batch: CpuBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
     ) -> CpuFence:
         """Copy the inputs."""
-        batch.inputs[: len(inputs)] = inputs
+        batch.inputs.update(inputs, rows)
         return CpuFence(MappingProxyType({}))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.bench.engines import PEER
@@ -38,16 +38,18 @@ HOST_KINDS = {"steady": "the same sequences decode on", "churn": "requests come 
 def render_serving(report: Report, *, markdown: bool = False) -> str:
     """The report as tables: engines, the host's part of a step, targets."""
     sections = [_engine_rows(report), _host_rows(report), _target_rows(report)]
-    show = _markdown if markdown else _text
+    show = as_markdown if markdown else as_text
     shown = [show(rows) for rows in map(list, sections) if len(rows) > 1]
     return "\n\n".join(["\n".join(_subject(report)), *shown])
 
 
-def _text(rows: list[tuple[str, ...]]) -> str:
+def as_text(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows under a head as columns for a terminal."""
     return table(rows, right=range(2, len(rows[0])))
 
 
-def _markdown(rows: list[tuple[str, ...]]) -> str:
+def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows under a head as a Markdown table."""
     head, *body = rows
     rule = ("---", "---", *("--:" for _ in head[2:]))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))

@@ -89,7 +89,7 @@ class Emitter:
         """The weight of a norm over the residual width."""
         return self.parameters(f"{name}.weight", layer, self.config.hidden)
 
-    def norm(self, x: View, name: str, layer: int | None = None) -> View:
+    def norm(self, x: View, name: str, layer: int | None = None, y: View | None = None) -> View:
         """RMS norm over the residual width."""
         return self.builder.emit(
             Opcode.RMS_NORM,
@@ -97,6 +97,7 @@ class Emitter:
             x=x,
             weight=self.norm_weight(name, layer),
             eps=self.config.rms_eps,
+            y=y,
         )
 
     def add(self, name: str, layer: int | None, x: View, y: View) -> View:
@@ -177,7 +178,10 @@ class Emitter:
         builder, config = self.builder, self.config
         rows = builder.request("request.output_rows", "rows")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=rows)
-        h = self.norm(x, "output_norm")
+        hidden = None
+        if self.limits.hidden_states:
+            hidden = builder.output("output.hidden", "rows", config.hidden)
+        h = self.norm(x, "output_norm", y=hidden)
         tied = not self.has("output.weight")
         weight = self.weight("token_embd" if tied else "output", None, config.vocab, config.hidden)
         logits = builder.output("output.logits", "rows", config.vocab)

@@ -51,6 +51,11 @@ class Tokenizer:
         """The ids after which nothing more is generated."""
         return self._vocabulary.end_ids
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest stored text: no token stands for more bytes of a text."""
+        return max(map(len, self._vocabulary.texts))
+
     def kind(self, token: int) -> TokenKind:
         """What an id is; RequestError when there is no such id."""
         self._vocabulary.text(token)

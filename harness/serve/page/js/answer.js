@@ -1,4 +1,5 @@
 import { streamChunks } from "./api.js";
+import { addCalls } from "./tool-calls.js";
 
 /** What came in less than this came at once, and has no speed. */
 const SHORTEST_SECONDS = 0.05;
@@ -43,6 +44,12 @@ export async function ask(message, prompt, signal, grow) {
     if (!choice) continue;
     if (choice.finish_reason) message.finish = choice.finish_reason;
     if (choice.logprobs?.content) (message.tokens ??= []).push(...choice.logprobs.content);
+    if (choice.delta?.tool_calls) {
+      message.calls = addCalls(message.calls ?? [], choice.delta.tool_calls);
+      message.firstMs ??= now - began;
+      message.totalMs = now - began;
+      grow(message);
+    }
     const thought = choice.delta?.reasoning_content ?? choice.delta?.reasoning ?? "";
     let text = choice.delta?.content ?? "";
     if (thought) {

@@ -26,11 +26,11 @@ function headers() {
 }
 
 /** The response of a request that succeeded; throws Problem, and AbortError when stopped. */
-export async function request(path, { body, signal } = {}) {
+export async function request(path, { body, signal, method } = {}) {
   let response;
   try {
     response = await fetch(path, {
-      method: body ? "POST" : "GET",
+      method: method ?? (body ? "POST" : "GET"),
       headers: body ? { ...headers(), "Content-Type": "application/json" } : headers(),
       body: body && JSON.stringify(body),
       cache: "no-store",

@@ -4,7 +4,7 @@ import { announce, button, byId, element } from "./dom.js";
 import { exportSession } from "./export.js";
 import { askForKey } from "./key.js";
 import { AnswerView, userView } from "./message-view.js";
-import { chosenModel, loadModels, showContext } from "./models.js";
+import { chosenModel, setUpModels, showContext } from "./models.js";
 import { replay } from "./replay.js";
 import { Scroller } from "./scroller.js";
 import { newSession, saveSession } from "./sessions.js";
@@ -265,7 +265,7 @@ function setUpComposer() {
 
 function setUpKeyboard() {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !byId("key-dialog").open) {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
       if (running) stop();
       else if (sidebar.isOpen()) sidebar.close();
       else openSettings(false);
@@ -290,4 +290,4 @@ byId("export").addEventListener("change", ({ target }) => {
 window.addEventListener("pagehide", keep);
 byId("model").addEventListener("change", () => { showSettings(session, chosenModel()); showContext(session); });
 show(session);
-loadModels(banner, () => { showSettings(session, chosenModel()); showContext(session); });
+setUpModels(banner, () => { showSettings(session, chosenModel()); showContext(session); });

@@ -2,6 +2,7 @@ import { speedOf, splitThinking } from "./answer.js";
 import { button, copyFrom, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { tokenView } from "./tokens.js";
+import { callView } from "./tool-calls.js";
 
 /** A message on the page. `actions` are called with the message's index: edit, regenerate, replay,
  * lock. */
@@ -26,12 +27,13 @@ export class AnswerView {
     this.thinking = element("details", { className: "thinking", hidden: true }, this.summary,
       this.thought);
     this.prose = element("div", { className: "prose" });
+    this.calls = element("div", { className: "calls" });
     this.tokens = element("div", { hidden: true });
     this.speed = element("div", { className: "speed quiet" });
     this.below = element("div", { className: "below" });
     this.tools = element("div", { className: "tools" });
     this.root = element("article", { className: "answer", "aria-label": "Answer" },
-      this.thinking, this.prose, this.tokens, this.speed, this.tools, this.below);
+      this.thinking, this.prose, this.calls, this.tokens, this.speed, this.tools, this.below);
     this.markdown = new MarkdownView(this.prose);
     this.thoughtMarkdown = new MarkdownView(this.thought);
   }
@@ -51,7 +53,8 @@ export class AnswerView {
       this.thoughtMarkdown.show(thinking);
     }
     this.markdown.show(answer);
-    this.root.classList.toggle("waiting", !this.ended && !this.message.content);
+    this.calls.replaceChildren(...(this.message.calls ?? []).map(callView));
+    this.root.classList.toggle("waiting", !this.ended && !this.message.content && !this.message.calls);
     this.speed.textContent = speedOf(this.message);
   }
 

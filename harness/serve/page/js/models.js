@@ -1,6 +1,7 @@
 import { getJson } from "./api.js";
 import { byId, element } from "./dom.js";
 import { askForKey } from "./key.js";
+import { setUpManager, showManaged } from "./model-manager.js";
 import { readText, writeText } from "./storage.js";
 
 const KEY = "zinc.model";
@@ -13,7 +14,9 @@ export const chosenModel = () => models.find((model) => model.id === byId("model
 /** Fill the picker; a server that is not there is waited for. `loaded` is called at the end. */
 export async function loadModels(banner, loaded) {
   try {
-    models = (await getJson("/v1/models")).data;
+    const listed = await getJson("/v1/models");
+    models = listed.data;
+    showManaged(listed.x_zinc?.managed);
   } catch (problem) {
     if (problem.kind === "key" && await askForKey(problem.message)) {
       return loadModels(banner, loaded);
@@ -33,6 +36,15 @@ export async function loadModels(banner, loaded) {
   select.onchange = () => { writeText(KEY, select.value); showBadges(); };
   showBadges();
   return loaded();
+}
+
+/** The dialog in which models are fetched, chosen and deleted; then the picker is filled again. */
+export function setUpModels(banner, loaded) {
+  setUpManager((active) => {
+    if (active) writeText(KEY, active);
+    return loadModels(banner, loaded);
+  });
+  return loadModels(banner, loaded);
 }
 
 function showBadges() {

@@ -1,0 +1,538 @@
+// FLASH_ATTN_BATCHED of many tokens over I12 pages (rule R6): a block takes the rows of one KV head
+// of a few tokens that follow each other in one slot, a row being a head of a token, and passes over
+// the tiles they see. Both products are integers on tensor cores. Queries and weights are 128 high +
+// low, keys and values 16 high + low; eight times the low part of those stands beside the high one,
+// so that both mixed products add up in one sum: 2048 hh + 16 (h l + l h) + l l / 8.
+//
+// HEAD_DIM is 64, 128 or 256; a block makes CHANNELS of the outputs. MOST_TOKENS is that of the
+// form. Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT,
+// QUERY_AT and Y_AT.
+
+#include "packets.h"
+#include "warp.h"
+#include "attention_rows.k"
+#include "pages.k"
+
+#define WARPS 4
+#define ROWS (16 * WARPS)
+#define CHANNELS (HEAD_DIM < 128 ? HEAD_DIM : 128)
+#define CHANNEL_PARTS (HEAD_DIM / CHANNELS)
+#define GROUPS_OF_CHANNELS (CHANNELS / 8)
+#define ROW_WORDS (HEAD_DIM / 16)  // of a row, in one lane of four
+#define TILE_PAGES (KV_TILE / PAGE_TOKENS)
+#define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
+#define PIECES (RECORD / 16)
+#define STAGES 2
+#define Q_SHIFT 7  // bits of the low part of queries and weights
+#define ALL_LOW 0x78787878u
+
+// Shared memory, in bytes.
+#define STAGE_BYTES (TILE_PAGES * RECORD)
+#define AT_LOW_KEYS (STAGES * STAGE_BYTES)                   // [position][HEAD_DIM]
+#define AT_LOW_VALUES (AT_LOW_KEYS + KV_TILE * HEAD_DIM)     // [page][channel][position]
+#define AT_EXPONENTS (AT_LOW_VALUES + KV_TILE * CHANNELS)    // three floats of every position
+#define AT_STARTS (AT_EXPONENTS + 3 * KV_TILE * 4)           // a bit of every token
+#define START_WORDS ((MOST_TOKENS + 31) / 32)
+
+// What a block works at: tokens of one slot that follow each other.
+struct BLOCK_WORK {
+    const unsigned *pages, *query;
+    size_t query_stride;
+    U64 kv;
+    unsigned begin, count, first, last, sharing, kv_heads, kv_head, part;
+};
+
+// The two rows of a lane.
+struct ROW_PAIR {
+    unsigned high[2][ROW_WORDS], low[2][ROW_WORDS];
+    float unit[2];
+    unsigned position[2], first[2];
+    bool broken[2];
+    SOFTMAX span[2], total[2];
+    float sum[GROUPS_OF_CHANNELS][4];
+};
+
+// Rows of 128 bytes or more have their halves changed places where odd, so that two rows of keys
+// lie in different banks.
+DEVICE unsigned key_piece(unsigned row, unsigned piece) {
+    return HEAD_DIM < 128 ? piece : piece ^ (row & 1) << 2;
+}
+
+DEVICE void begin_tile(const BLOCK_WORK &work, unsigned char *stage, unsigned tile) {
+    for (unsigned i = threadIdx.x; i < TILE_PAGES * PIECES; i += 32 * WARPS) {
+        const unsigned page = i / PIECES, piece = i % PIECES, row = piece / (HEAD_DIM / 16);
+        const unsigned number = work.pages[min(tile * TILE_PAGES + page, work.last / PAGE_TOKENS)];
+        const unsigned char *record = (const unsigned char *)i12_record(
+            work.kv, number, work.kv_heads, work.kv_head, HEAD_DIM);
+        const unsigned place = row < PAGE_TOKENS ? key_piece(row, piece) : piece;
+        begin_part(stage + page * RECORD + place * 16, record + piece * 16);
+    }
+    end_parts();
+}
+
+DEVICE uint4 vector_of(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return make_uint4(x, y, z, w);
+}
+
+// Eight times the low or the high nibbles.
+DEVICE uint4 low_parts(const uint4 &v, bool upper) {
+    return upper ? vector_of(v.x >> 1 & ALL_LOW, v.y >> 1 & ALL_LOW, v.z >> 1 & ALL_LOW,
+                             v.w >> 1 & ALL_LOW)
+                 : vector_of(v.x << 3 & ALL_LOW, v.y << 3 & ALL_LOW, v.z << 3 & ALL_LOW,
+                             v.w << 3 & ALL_LOW);
+}
+
+// Place 4 t + 2 b + i of a page's sixteen positions gets position 8 b + 2 t + i: a lane has four
+// neighbours of those whose scores it has.
+DEVICE uint4 in_order_of_scores(const uint4 &v) {
+    return vector_of(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
+                     __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+}
+
+// What all warps of a block need of a tile.
+DEVICE void spread_tile(unsigned char *stage, unsigned char *memory, unsigned part) {
+    constexpr unsigned row_pieces = HEAD_DIM / 32, page_pieces = PAGE_TOKENS * row_pieces;
+    for (unsigned i = threadIdx.x; i < TILE_PAGES * page_pieces; i += 32 * WARPS) {
+        const unsigned page = i / page_pieces, row = i % page_pieces / row_pieces;
+        const unsigned piece = i % row_pieces;
+        const uint4 both =
+            *(const uint4 *)(stage + page * RECORD + I12_LOW(HEAD_DIM) + i % page_pieces * 16);
+        unsigned char *to = memory + AT_LOW_KEYS + (page * PAGE_TOKENS + row) * HEAD_DIM;
+        *(uint4 *)(to + key_piece(row, piece) * 16) = low_parts(both, false);
+        *(uint4 *)(to + key_piece(row, piece + row_pieces) * 16) = low_parts(both, true);
+    }
+    for (unsigned i = threadIdx.x; i < TILE_PAGES * CHANNELS; i += 32 * WARPS) {
+        const unsigned page = i / CHANNELS, channel = i % CHANNELS + part * CHANNELS;
+        unsigned char *values = stage + page * RECORD + I12_VALUES(HEAD_DIM);
+        uint4 *high = (uint4 *)(values + channel * PAGE_TOKENS);
+        *high = in_order_of_scores(*high);
+        const uint4 both = *(const uint4 *)(values + I12_LOW(HEAD_DIM) +
+                                            channel % (HEAD_DIM / 2) * PAGE_TOKENS);
+        *(uint4 *)(memory + AT_LOW_VALUES + i * PAGE_TOKENS) =
+            in_order_of_scores(low_parts(both, channel >= HEAD_DIM / 2));
+    }
+    for (unsigned i = threadIdx.x; i < KV_TILE; i += 32 * WARPS) {
+        const signed char *exponents = (const signed char *)stage + i / PAGE_TOKENS * RECORD +
+                                       I12_EXPONENTS(HEAD_DIM) + i % PAGE_TOKENS;
+        const int key = exponents[0], value = exponents[PAGE_TOKENS];
+        float *floats = (float *)(memory + AT_EXPONENTS) + i;
+        floats[0] = key_scale(key);
+        floats[KV_TILE] = tile_exponent(key, value);
+        floats[2 * KV_TILE] = value_scale(value);
+    }
+}
+
+// Where of a row the words of a lane lie: `LANE_PIECE` bytes of every half and round.
+#define LANE_PIECE (HEAD_DIM < 128 ? 8 : 16)
+#define LANE_ROUNDS (HEAD_DIM / 2 / (4 * LANE_PIECE))
+#define PIECE_WORDS (LANE_PIECE / 4)
+
+DEVICE unsigned lane_channel(int half, int round, int t) {
+    return half * (HEAD_DIM / 2) + (round * 4 + t) * LANE_PIECE;
+}
+
+DEVICE void load_piece(const unsigned char *row, unsigned number, unsigned channel,
+                       unsigned (&word)[PIECE_WORDS]) {
+    if (HEAD_DIM < 128) {
+        const uint2 two = *(const uint2 *)(row + channel);
+        word[0] = two.x, word[1] = two.y;
+    } else {
+        const uint4 v = *(const uint4 *)(row + key_piece(number, channel / 16) * 16);
+        word[0] = v.x, word[1] = v.y;
+        word[PIECE_WORDS - 2] = v.z, word[PIECE_WORDS - 1] = v.w;
+    }
+}
+
+// Row r of the lane: its query as integers in two parts.
+DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) {
+    float x[HEAD_DIM / 4];
+    unsigned most = 0;
+#pragma unroll
+    for (int piece = 0; piece < HEAD_DIM / 16; piece++) {
+        const int of_lane = piece % (PIECE_WORDS * LANE_ROUNDS);
+        const unsigned channel = lane_channel(piece / (PIECE_WORDS * LANE_ROUNDS),
+                                              of_lane / PIECE_WORDS, t) +
+                                 of_lane % PIECE_WORDS * 4;
+        const float4 v = q ? *(const float4 *)(q + channel) : float4{};
+        x[4 * piece] = v.x, x[4 * piece + 1] = v.y, x[4 * piece + 2] = v.z, x[4 * piece + 3] = v.w;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            most = max(most, __float_as_uint(x[4 * piece + i]) & MAGNITUDE);
+    }
+    most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
+    most = max(most, __shfl_xor_sync(ALL_LANES, most, 2));
+    const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
+    const float factor = row_factor(most, bits);
+#pragma unroll
+    for (int word = 0; word < ROW_WORDS; word++) {
+        unsigned high = 0, low = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float value = x[4 * word + i];
+            const int m = factor != 0.0f ? row_integer(value, factor, (2 << bits) - 1) : 0;
+            high |= (unsigned)(m >> Q_SHIFT & 255) << 8 * i;
+            low |= (unsigned)(m & ((1 << Q_SHIFT) - 1)) << 8 * i;
+        }
+        rows.high[r][word] = high, rows.low[r][word] = low;
+    }
+    rows.broken[r] = exponent == BROKEN_ROW;
+    rows.unit[r] = rows.broken[r] ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
+}
+
+DEVICE int joined(int high, int mixed, int low) {
+    return (high * (1 << Q_SHIFT) + mixed) * 16 + (low >> 3);
+}
+
+struct SUMS_OF_PARTS {
+    int high[4], mixed[4], low[4];
+};
+
+// Operand A in two parts times operand B in two parts.
+DEVICE void multiply_parts(SUMS_OF_PARTS &sum, const unsigned (&high)[4], const unsigned (&low)[4],
+                           unsigned b0, unsigned b1, unsigned low_b0, unsigned low_b1) {
+    multiply_32<true>(sum.high, high, b0, b1);
+    multiply_32<true>(sum.mixed, low, b0, b1);
+    multiply_32<true>(sum.low, low, low_b0, low_b1);
+    multiply_32<true>(sum.mixed, high, low_b0, low_b1);
+}
+
+// q.k with unit and exponent of positions 8 b + 2 t and 8 b + 2 t + 1 of the tile.
+DEVICE void eight_scores(const unsigned char *stage, const unsigned char *memory,
+                         const ROW_PAIR &rows, int b, int lane, float (&score)[4]) {
+    const int g = lane / 4, t = lane % 4;
+    const unsigned in_page = b % 2 * 8 + g;
+    const unsigned char *high = stage + b / 2 * RECORD + in_page * HEAD_DIM;
+    const unsigned char *low = memory + AT_LOW_KEYS + (8 * b + g) * HEAD_DIM;
+    SUMS_OF_PARTS sum = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int round = 0; round < LANE_ROUNDS; round++) {
+            unsigned h[PIECE_WORDS], l[PIECE_WORDS];
+            load_piece(high, in_page, lane_channel(half, round, t), h);
+            load_piece(low, in_page, lane_channel(half, round, t), l);
+#pragma unroll
+            for (int i = 0; i < PIECE_WORDS; i += 2) {
+                const int w = (half * LANE_ROUNDS + round) * PIECE_WORDS + i;
+                const unsigned q[4] = {rows.high[0][w], rows.high[1][w], rows.high[0][w + 1],
+                                       rows.high[1][w + 1]};
+                const unsigned p[4] = {rows.low[0][w], rows.low[1][w], rows.low[0][w + 1],
+                                       rows.low[1][w + 1]};
+                multiply_parts(sum, q, p, h[i], h[i + 1], l[i], l[i + 1]);
+            }
+        }
+    const float2 scale = *(const float2 *)((const float *)(memory + AT_EXPONENTS) + 8 * b + 2 * t);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const float dot = (float)joined(sum.high[e], sum.mixed[e], sum.low[e]);
+        score[e] = dot * rows.unit[e / 2] * (e % 2 ? scale.y : scale.x);
+    }
+}
+
+// Of both rows U and l of a tile, and weights as operands in two parts: of every page four words.
+DEVICE void tile_weights(const unsigned char *stage, const unsigned char *memory,
+                         const ROW_PAIR &rows, unsigned start, bool edge, int lane,
+                         SOFTMAX (&part)[2], unsigned (&high)[TILE_PAGES][2],
+                         unsigned (&low)[TILE_PAGES][2]) {
+    const int t = lane % 4;
+    const float *floats = (const float *)(memory + AT_EXPONENTS) + 2 * t;
+    float score[8][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+#pragma unroll
+    for (int b = 0; b < 8; b++) {
+        eight_scores(stage, memory, rows, b, lane, score[b]);
+        const float2 exponent = *(const float2 *)(floats + KV_TILE + 8 * b);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const unsigned position = start + 8 * b + 2 * t + e % 2;
+            if (edge && (position < rows.first[e / 2] || position > rows.position[e / 2]))
+                score[b][e] = NEGATIVE_INFINITY;
+            else
+                most[e / 2] = fmaxf(most[e / 2], score[b][e] + (e % 2 ? exponent.y : exponent.x));
+        }
+    }
+    float top[2];
+    bool usable[2], seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 2));
+        top[r] = rint_small(most[r]);
+        usable[r] = magnitude_of(top[r]) < 1048576.0f;
+        seen[r] = most[r] != NEGATIVE_INFINITY;
+    }
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        unsigned pair[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int b = 2 * page + i;
+            const float2 scale = *(const float2 *)(floats + 2 * KV_TILE + 8 * b);
+            int weight[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float difference = score[b][e] - top[e / 2];
+                const float p = exp2_of(fmaxf(difference, -80.0f));
+                const bool counts = usable[e / 2] && score[b][e] != NEGATIVE_INFINITY;
+                score[b][e] = counts ? p : 0.0f;
+                weight[e] = rounded(score[b][e] * (e % 2 ? scale.y : scale.x));
+            }
+            pair[i][0] = (unsigned)weight[0] | (unsigned)weight[1] << 16;
+            pair[i][1] = (unsigned)weight[2] | (unsigned)weight[3] << 16;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            high[page][r] = __byte_perm(pair[0][r] >> Q_SHIFT & 0x007F007Fu,
+                                        pair[1][r] >> Q_SHIFT & 0x007F007Fu, 0x6420);
+            low[page][r] =
+                __byte_perm(pair[0][r] & 0x007F007Fu, pair[1][r] & 0x007F007Fu, 0x6420);
+        }
+    }
+    // Rule R4: positions 32, 16, 8, 4, 2 and 1 apart.
+    float fold[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        fold[e] = ((score[0][e] + score[4][e]) + (score[2][e] + score[6][e])) +
+                  ((score[1][e] + score[5][e]) + (score[3][e] + score[7][e]));
+        fold[e] = fold[e] + __shfl_xor_sync(ALL_LANES, fold[e], 2);
+        fold[e] = fold[e] + __shfl_xor_sync(ALL_LANES, fold[e], 1);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        part[r] = softmax_of(top[r], fold[2 * r] + fold[2 * r + 1]);
+        if (!usable[r]) part[r] = softmax_of(NO_TOP, seen[r] ? nan_value() : 0.0f);
+    }
+}
+
+// Adds a tile to the span so far.
+DEVICE void attend_tile(const unsigned char *stage, const unsigned char *memory, ROW_PAIR &rows,
+                        unsigned start, bool edge, unsigned part, int lane) {
+    SOFTMAX tile[2];
+    unsigned high[TILE_PAGES][2], low[TILE_PAGES][2];
+    tile_weights(stage, memory, rows, start, edge, lane, tile, high, low);
+    FACTORS factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) factors[r] = merge_later(rows.span[r], tile[r]);
+    // A lane names a row of eight channels of page lane / 8.
+    const unsigned of_lane = lane % 8 * PAGE_TOKENS;
+    const unsigned char *values = stage + lane / 8 * RECORD + I12_VALUES(HEAD_DIM) +
+                                  part * CHANNELS * PAGE_TOKENS + of_lane;
+    const unsigned char *low_values =
+        memory + AT_LOW_VALUES + lane / 8 * (CHANNELS * PAGE_TOKENS) + of_lane;
+#pragma unroll
+    for (int n = 0; n < GROUPS_OF_CHANNELS; n++) {
+        unsigned h[4], l[4];
+        load_matrices(h, values + n * 8 * PAGE_TOKENS);
+        load_matrices(l, low_values + n * 8 * PAGE_TOKENS);
+        SUMS_OF_PARTS sum = {};
+#pragma unroll
+        for (int page = 0; page < TILE_PAGES; page += 2) {
+            const unsigned w[4] = {high[page][0], high[page][1], high[page + 1][0],
+                                   high[page + 1][1]};
+            const unsigned v[4] = {low[page][0], low[page][1], low[page + 1][0],
+                                   low[page + 1][1]};
+            multiply_parts(sum, w, v, h[page], h[page + 1], l[page], l[page + 1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float value = (float)joined(sum.high[e], sum.mixed[e], sum.low[e]);
+            rows.sum[n][e] =
+                rows.sum[n][e] * factors[e / 2].keep + value * factors[e / 2].add;
+        }
+    }
+}
+
+// Ends a span: `y` has the sum of those before it, which a lane writes for itself alone.
+DEVICE void end_span(ROW_PAIR &rows, float *const (&y)[2], bool first) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (!y[r]) continue;
+        FACTORS factors = {0.0f, 1.0f};
+        if (first)
+            rows.total[r] = rows.span[r];
+        else
+            factors = merge_later(rows.total[r], rows.span[r]);
+#pragma unroll
+        for (int n = 0; n < GROUPS_OF_CHANNELS; n++) {
+            float2 *place = (float2 *)(y[r] + 8 * n);
+            float2 all = {rows.sum[n][2 * r], rows.sum[n][2 * r + 1]};
+            if (!first) {
+                const float2 before = *place;
+                all.x = before.x * factors.keep + all.x * factors.add;
+                all.y = before.y * factors.keep + all.y * factors.add;
+            }
+            *place = all;
+            rows.sum[n][2 * r] = rows.sum[n][2 * r + 1] = 0.0f;
+        }
+        rows.span[r] = no_softmax();
+    }
+}
+
+DEVICE void store_rows(ROW_PAIR &rows, float *const (&y)[2], bool folded) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (!y[r]) continue;
+        FACTORS factors = {0.0f, 1.0f};
+        if (folded)
+            factors = merge_later(rows.total[r], rows.span[r]);
+        else
+            rows.total[r] = rows.span[r];
+        const float total = rows.broken[r] ? nan_value() : rows.total[r].total;
+#pragma unroll
+        for (int n = 0; n < GROUPS_OF_CHANNELS; n++) {
+            float2 *place = (float2 *)(y[r] + 8 * n);
+            float2 all = {rows.sum[n][2 * r], rows.sum[n][2 * r + 1]};
+            if (folded) {
+                const float2 before = *place;
+                all.x = before.x * factors.keep + all.x * factors.add;
+                all.y = before.y * factors.keep + all.y * factors.add;
+            }
+            *place = {attention_output(all.x, total), attention_output(all.y, total)};
+        }
+    }
+}
+
+DEVICE unsigned smallest_of_warp(unsigned value) { return ~largest_of_warp(~value); }
+
+struct HEAD_ROWS {
+    const float *q;
+    float *y;
+    size_t q_stride, y_stride;
+    unsigned window;
+    float scale;
+};
+
+DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsigned char *memory) {
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int g = lane / 4, t = lane % 4;
+    ROW_PAIR rows;
+    float *y[2];
+    unsigned furthest = 0, nearest = 0xFFFFFFFFu, latest_first = 0, earliest_first = 0xFFFFFFFFu;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const unsigned row = warp * 16 + g + 8 * r;
+        const bool exists = row < work.count * work.sharing;
+        const unsigned token = work.begin + row / work.sharing;
+        const unsigned head = work.kv_head * work.sharing + row % work.sharing;
+        const float *q = operands.q + token * operands.q_stride + head * HEAD_DIM;
+        open_row(exists ? q : 0, operands.scale, r, t, rows);
+        rows.position[r] = 0, rows.first[r] = 1, y[r] = 0;
+        rows.span[r] = rows.total[r] = no_softmax();
+        if (!exists) continue;
+        y[r] = operands.y + token * operands.y_stride + head * HEAD_DIM + work.part * CHANNELS +
+               2 * t;
+        rows.position[r] = work.query[token * work.query_stride + QUERY_POSITION];
+        rows.first[r] = first_visible(rows.position[r], operands.window);
+        furthest = max(furthest, rows.position[r]), nearest = min(nearest, rows.position[r]);
+        latest_first = max(latest_first, rows.first[r]);
+        earliest_first = min(earliest_first, rows.first[r]);
+    }
+    furthest = largest_of_warp(furthest), nearest = smallest_of_warp(nearest);
+    latest_first = largest_of_warp(latest_first), earliest_first = smallest_of_warp(earliest_first);
+#pragma unroll
+    for (int n = 0; n < GROUPS_OF_CHANNELS; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) rows.sum[n][e] = 0.0f;
+    const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
+    const bool busy = warp * 16 < work.count * work.sharing;
+    bool folded = false;
+    begin_tile(work, memory + begin % STAGES * STAGE_BYTES, begin);
+    for (unsigned tile = begin; tile < end; tile++) {
+        unsigned char *stage = memory + tile % STAGES * STAGE_BYTES;
+        await_parts<0>();
+        __syncthreads();
+        if (tile + 1 < end)
+            begin_tile(work, memory + (tile + 1) % STAGES * STAGE_BYTES, tile + 1);
+        spread_tile(stage, memory, work.part);
+        __syncthreads();
+        const unsigned start = tile * KV_TILE;
+        if (!busy || start > furthest || start + KV_TILE <= earliest_first) continue;
+        if (tile % SPAN_TILES == 0 && tile != begin) {
+            end_span(rows, y, !folded);
+            folded = true;
+        }
+        const bool edge = start + KV_TILE - 1 > nearest || start < latest_first;
+        attend_tile(stage, memory, rows, start, edge, work.part, lane);
+    }
+    if (busy) store_rows(rows, y, folded);
+    __syncthreads();
+}
+
+// Bit i: token i begins work of its own, by its slot or by its place among the others.
+DEVICE void find_starts(unsigned *starts, const unsigned *query, size_t stride, unsigned tokens,
+                        unsigned block_tokens) {
+    for (unsigned i = threadIdx.x; i < START_WORDS * 32; i += 32 * WARPS) {
+        bool start = false;
+        if (i < tokens) {
+            const unsigned slot = query[i * stride + QUERY_SLOT];
+            const unsigned before = i ? query[(i - 1) * stride + QUERY_SLOT] : ~slot;
+            start = i % block_tokens == 0 || slot != before;
+        }
+        const unsigned word = __ballot_sync(ALL_LANES, start);
+        if (threadIdx.x % WARP_LANES == 0) starts[i / 32] = word;
+    }
+    __syncthreads();
+}
+
+DEVICE unsigned count_starts(const unsigned *starts) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < START_WORDS; i++) count += __popc(starts[i]);
+    return count;
+}
+
+DEVICE unsigned start_of(const unsigned *starts, unsigned number) {
+    unsigned word = 0;
+    while (number >= __popc(starts[word])) number -= __popc(starts[word++]);
+    unsigned bits = starts[word];
+    while (number--) bits &= bits - 1;
+    return 32 * word + __popc((bits & 0u - bits) - 1);
+}
+
+// The first and the last position that any token of the work sees.
+DEVICE void find_positions(BLOCK_WORK &work, unsigned window) {
+    work.first = 0xFFFFFFFFu, work.last = 0;
+    for (unsigned i = threadIdx.x % WARP_LANES; i < work.count; i += WARP_LANES) {
+        const unsigned position = work.query[(work.begin + i) * work.query_stride + QUERY_POSITION];
+        work.first = min(work.first, first_visible(position, window));
+        work.last = max(work.last, position);
+    }
+    work.first = smallest_of_warp(work.first), work.last = largest_of_warp(work.last);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    attention_blocks(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *packet = packet_of(launch, 0);
+    const unsigned tokens = count_of(launch, packet);
+    const unsigned heads = packet->size[FLASH_ATTN_BATCHED_HEADS];
+    BLOCK_WORK work;
+    HEAD_ROWS operands;
+    work.kv_heads = packet->size[FLASH_ATTN_BATCHED_KV_HEADS];
+    work.sharing = heads / work.kv_heads;
+    work.kv = (U64)operand_at(launch, KV_AT);
+    work.query = (const unsigned *)operand_at(launch, QUERY_AT);
+    work.query_stride = stride_at(launch, QUERY_AT);
+    operands.q = (const float *)operand_at(launch, Q_AT);
+    operands.y = (float *)operand_at(launch, Y_AT);
+    operands.q_stride = stride_at(launch, Q_AT);
+    operands.y_stride = stride_at(launch, Y_AT);
+    operands.window = packet->size[FLASH_ATTN_BATCHED_WINDOW];
+    operands.scale = packet->real[FLASH_ATTN_BATCHED_SCALE];
+    PRECEDING_DONE;
+    unsigned *starts = (unsigned *)(shared + AT_STARTS);
+    find_starts(starts, work.query, work.query_stride, tokens, ROWS / work.sharing);
+    const unsigned runs = count_starts(starts), each = work.kv_heads * CHANNEL_PARTS;
+    for (unsigned unit = blockIdx.x; unit < runs * each; unit += gridDim.x) {
+        // Those that see most come first.
+        work.begin = start_of(starts, runs - 1 - unit / each);
+        work.kv_head = unit % each / CHANNEL_PARTS, work.part = unit % CHANNEL_PARTS;
+        work.count = 1;
+        for (unsigned i = work.begin + 1; i < tokens && !(starts[i / 32] >> i % 32 & 1); i++)
+            work.count++;
+        find_positions(work, operands.window);
+        const unsigned slot = work.query[work.begin * work.query_stride + QUERY_SLOT];
+        work.pages =
+            (const unsigned *)operand_at(launch, PAGES_AT) + slot * stride_at(launch, PAGES_AT);
+        attend_block(work, operands, shared);
+    }
+}

@@ -1,0 +1,301 @@
+"""Ops of work-groups that stand for several of a step: fewer launches, fewer waits between them.
+
+The bits are those of the ops one after the other. Processors, which repeat small work instead of
+waiting, have no kernels for these, so lowering does not make them: ``fuse`` does, for a tier whose
+kernels are those of ``accel/kernels``. A product with a bias or a residual is a ``matmul`` that has
+the operand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from accel.packets.layouts import TILE_ROWS
+from accel.packets.ops import (
+    QUANTIZED_SEGMENTS,
+    DeviceOp,
+    DeviceOperand,
+    Units,
+    pieces,
+)
+from accel.packets.step import Op, Step, Tensor
+from contract.arithmetic import PAGE_TOKENS, SEGMENT
+
+MOST_HEAD_DIM = 1024
+"""Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
+
+
+def _row(name: str, read: str, written: str, sizes: str, reals: str, units: Units) -> DeviceOp:
+    operands = [
+        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o == "weight")
+        for o in read.split()
+    ]
+    operands += [
+        DeviceOperand(o.rstrip("?"), written=True, optional=o.endswith("?"))
+        for o in written.split()
+    ]
+    return DeviceOp(
+        name,
+        tuple(operands),
+        tuple(sizes.split()),
+        tuple(reals.split()),
+        units,
+        by_groups=True,
+        by_columns=False,
+        source=name,
+    )
+
+
+FUSED = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            _row(
+                "matmul_row",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda rows, **_: pieces(rows, TILE_ROWS),
+            ),
+            _row(
+                "rms_norm_quantize",
+                "x factors?",
+                "y? m scale sums",
+                "tokens width",
+                "eps",
+                lambda tokens, width, **_: (
+                    tokens * pieces(pieces(width, SEGMENT), QUANTIZED_SEGMENTS)
+                ),
+            ),
+            _row(
+                "swiglu_quantize",
+                "gate up",
+                "m scale sums",
+                "tokens columns activation",
+                "",
+                lambda tokens, columns, **_: pieces(
+                    tokens * pieces(columns, SEGMENT), QUANTIZED_SEGMENTS
+                ),
+            ),
+            _row(
+                "flash_attn_quantize",
+                "parts query sinks?",
+                "m scale sums",
+                "tokens heads head_dim window most_parts",
+                "",
+                lambda tokens, heads, head_dim, **_: tokens * pieces(heads * head_dim, SEGMENT),
+            ),
+            _row(
+                "head_rows",
+                "q k v q_weight? k_weight? rope_table query page_table",
+                "y kv",
+                "tokens heads kv_heads head_dim neox rotary_pairs",
+                "q_eps k_eps",
+                lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
+            ),
+        )
+    }
+)
+"""By their names, which are those of their kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    """The ops of a step from ``start`` on, and how often each buffer of the step is read."""
+
+    step: Step
+    start: int
+    reads: Counter[str]
+
+    def named(self, *names: str) -> list[Op] | None:
+        """The next ops if these are their names, all done equally often."""
+        found = self.step.ops[self.start : self.start + len(names)]
+        if [op.name for op in found] != list(names):
+            return None
+        return found if len({op.count for op in found}) == 1 else None
+
+    def between(self, written: Tensor | None, read: Tensor | None) -> bool:
+        """Whether one op's result is nothing but what another reads, once."""
+        return (
+            written is not None
+            and written == read
+            and written.buffer in self.step.scratch
+            and self.reads[written.buffer] == 1
+        )
+
+
+Fused = tuple[int, Op]
+"""How many ops are replaced, and by which."""
+
+
+def fuse(step: Step) -> Step:
+    """The step with runs of its ops as one where there is a kernel for it."""
+    reads = Counter(
+        tensor.buffer
+        for op in step.ops
+        for place, tensor in enumerate(op.operands)
+        if tensor is not None and place not in op.written
+    )
+    ops: list[Op] = []
+    start = 0
+    while start < len(step.ops):
+        rest = _Ops(step, start, reads)
+        found = next((f for rule in RULES if (f := rule(rest)) is not None), None)
+        count, op = found or (1, step.ops[start])
+        ops.append(op)
+        start += count
+    used = {t.buffer for op in ops for t in op.operands if t is not None}
+    return Step(ops, {name: size for name, size in step.scratch.items() if name in used})
+
+
+def operands_of(op: Op) -> dict[str, Tensor | None]:
+    """Its operands by name."""
+    names = [operand.name for operand in op.device.operands]
+    return dict(zip(names, op.operands, strict=True))
+
+
+def _made(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
+    """A fused op, done as often as ``like``; its reals are to be put in."""
+    device = FUSED[name]
+    return Op(
+        device,
+        tuple(tensors.get(operand.name) for operand in device.operands),
+        device.splits,
+        like.count,
+        tuple(sizes[size] for size in device.sizes[1:]),
+    )
+
+
+def _integers(quantize: Op) -> dict[str, Tensor | None]:
+    tensors = operands_of(quantize)
+    return {name: tensors[name] for name in ("m", "scale", "sums")}
+
+
+def _norm(rest: _Ops) -> Fused | None:
+    ops = rest.named("rms_norm", "quantize_activation")
+    if ops is None:
+        return None
+    norm, quantize = (operands_of(op) for op in ops)
+    sizes = ops[0].most_sizes()
+    if norm["y"] != quantize["x"] or sizes["groups"] != 1:
+        return None
+    tensors = {"x": norm["x"], "factors": norm["weight"], **_integers(ops[1])}
+    if not rest.between(norm["y"], quantize["x"]):
+        tensors["y"] = norm["y"]
+    made = _made(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
+    return 2, replace(made, reals=ops[0].reals)
+
+
+def _swiglu(rest: _Ops) -> Fused | None:
+    ops = rest.named("swiglu", "quantize_activation")
+    if ops is None:
+        return None
+    gated, quantize = (operands_of(op) for op in ops)
+    if not rest.between(gated["y"], quantize["x"]):
+        return None
+    tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
+    sizes = ops[0].most_sizes()
+    fields = {"columns": sizes["width"], "activation": sizes["activation"]}
+    return 2, _made(ops[0], "swiglu_quantize", tensors, **fields)
+
+
+def _attention(rest: _Ops) -> Fused | None:
+    ops = rest.named("flash_attn", "quantize_activation")
+    if ops is None:
+        return None
+    merge, quantize = (operands_of(op) for op in ops)
+    sizes = ops[0].most_sizes()
+    y = merge["y"]
+    whole = y is not None and y.columns == sizes["heads"] * sizes["head_dim"]
+    if not whole or not rest.between(y, quantize["x"]):
+        return None
+    tensors = {name: merge[name] for name in ("parts", "query", "sinks")} | _integers(ops[1])
+    del sizes["tokens"]
+    return 2, _made(ops[0], "flash_attn_quantize", tensors, **sizes)
+
+
+def _product(rest: _Ops) -> Fused | None:
+    """A product with the bias and the residual behind it."""
+    product = rest.step.ops[rest.start]
+    if product.name != "matmul":
+        return None
+    tensors, count = operands_of(product), 1
+    for name, operand, other in (("bias_add", "bias", "bias"), ("add", "residual", None)):
+        behind = replace(rest, start=rest.start + count).named(name)
+        if behind is None or behind[0].count != product.count:
+            continue
+        found = operands_of(behind[0])
+        first, second = (found["x"], found[other]) if other else (found["a"], found["b"])
+        if other is None and not rest.between(tensors["y"], first):
+            first, second = second, first
+        if first == second or not rest.between(tensors["y"], first):
+            continue
+        tensors |= {operand: second, "y": found["y"]}
+        count += 1
+    sizes = product.most_sizes()
+    if product.count.most == 1 and not sizes["places"] and tensors["scale"] is not None:
+        shape = {name: sizes[name] for name in ("rows", "columns")}
+        row = _made(product, "matmul_row", tensors, **shape)
+        return count, replace(row, dtype=product.dtype, matrix=row.device.matrix)
+    return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
+
+
+def _heads(rest: _Ops) -> Fused | None:
+    """Norms of heads, rotations and the cache write."""
+    for names in (
+        ("rms_norm", "rope", "rms_norm", "rope", "kv_write_batched"),
+        ("rope", "rope", "kv_write_batched"),
+    ):
+        if (ops := rest.named(*names)) is not None:
+            return _head_rows(rest, ops)
+    return None
+
+
+def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
+    write = ops[-1]
+    first, second = (ops[1], ops[3]) if len(ops) == 5 else (ops[0], ops[1])
+    q, k, kv = operands_of(first), operands_of(second), operands_of(write)
+    shape, other = first.most_sizes(), second.most_sizes()
+    kv_heads, head_dim = other.pop("heads"), shape["head_dim"]
+    heads = shape.pop("heads")
+    places = write.most_sizes()
+    fits = (
+        shape == other
+        and all(q[name] == k[name] for name in ("rope_table", "query"))
+        and kv["query"] == q["query"]
+        and rest.between(k["y"], kv["k"])
+        and places["head_dim"] == head_dim <= MOST_HEAD_DIM
+        and places["width"] == kv_heads * head_dim
+        and places["page_tokens"] == PAGE_TOKENS
+    )
+    if not fits:
+        return None
+    tensors = {"q": q["x"], "k": k["x"], "v": kv["v"], "y": q["y"], "kv": kv["kv"]}
+    tensors |= {"page_table": kv["page_table"], "query": q["query"], "rope_table": q["rope_table"]}
+    reals = (0.0, 0.0)
+    if len(ops) == 5:
+        for norm, rope, name, groups in ((ops[0], q, "q", heads), (ops[2], k, "k", kv_heads)):
+            found, sizes = operands_of(norm), norm.most_sizes()
+            same = (sizes["groups"], sizes["width"]) == (groups, head_dim)
+            weighted = found["weight"] is not None
+            if not (same and weighted and rest.between(found["y"], rope["x"])):
+                return None
+            tensors |= {name: found["x"], f"{name}_weight": found["weight"]}
+        reals = ops[0].reals[0], ops[2].reals[0]
+    made = _made(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
+    return len(ops), replace(made, reals=reals, dtype=write.dtype)
+
+
+def shape_of(rope: dict[str, int], heads: int, kv_heads: int) -> dict[str, int]:
+    """Sizes of ``head_rows`` from those of a rotation."""
+    return {"heads": heads, "kv_heads": kv_heads} | {
+        name: rope[name] for name in ("head_dim", "neox", "rotary_pairs")
+    }
+
+
+RULES: tuple[Callable[[_Ops], Fused | None], ...] = (_norm, _swiglu, _attention, _product, _heads)
+"""Each looks at the next ops and says what replaces them, if anything."""

@@ -1,0 +1,1 @@
+"""A server under load, measured from outside: what its clients see."""

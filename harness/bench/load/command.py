@@ -1,0 +1,107 @@
+"""The flags of ``zinc-rt bench --server``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from contract.errors import ConfigError
+from harness.bench.engines import PEER
+from harness.bench.load.measure import ServerBench, run_server_bench
+from harness.bench.load.plan import MIXES, LoadPlan
+from harness.bench.load.plot import draw_load_figures
+from harness.bench.load.report import render_server_bench
+from harness.bench.load.servers import ServerSetup, check_peer_server
+from harness.bench.plot import check_plot, save_figure
+from harness.catalog import resolve_model
+from harness.console import note
+from harness.progress import progress_on
+from harness.settings import resolve
+from reference.cpu.threads import thread_count
+
+OWN = ""
+HELP = """\
+--server measures what clients of a server see:
+  zinc-rt bench --server http://127.0.0.1:8080 --clients 8     a server that runs
+  zinc-rt bench --server --tiers opencl --peer llama.cpp --http-cost --plot load.svg
+                      one that is started for it, beside the peer's on the same file, in turn
+  Requests have lengths as conversations have them (--mix), and each answer is streamed. --clients N
+  ask one after the other; --rate R sends requests at random moments, R a second, however many wait:
+  times to the first text then count from when a request was due. The same --seed is the same load.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a load."""
+    group = parser.add_argument_group("--server")
+    group.add_argument(
+        "--server",
+        nargs="?",
+        const=OWN,
+        metavar="URL",
+        help="load this server, or without URL one that is started for it; see below",
+    )
+    group.add_argument("--clients", type=int, default=8, metavar="N", help="default: 8")
+    group.add_argument("--rate", type=float, metavar="R", help="requests a second, instead")
+    group.add_argument("--requests", type=int, default=48, metavar="N", help="default: 48")
+    group.add_argument("--mix", choices=sorted(MIXES), default="mixed", help="default: mixed")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the load; default: 0")
+    group.add_argument(
+        "--key", action="append", default=[], metavar="KEY", help="a tenant's API key; repeatable"
+    )
+    group.add_argument(
+        "--tenants", type=int, metavar="N", help="of the server that is started; default: 1"
+    )
+    group.add_argument(
+        "--slots", type=int, default=16, metavar="N", help="of the server that is started; 16"
+    )
+    group.add_argument(
+        "--http-cost", action="store_true", help="also the engine with and without HTTP"
+    )
+
+
+def run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:
+    """Measure and print; 0, or 1 for a missed target with ``--gate``."""
+    url = args.server or None
+    if args.plot is not None:
+        check_plot(args.plot)
+    if args.key and args.tenants:
+        raise ConfigError("--key is for a server that runs, --tenants for one that is started")
+    tenants = len(args.key) or args.tenants or 1
+    if url is not None and args.tenants:
+        raise ConfigError("--tenants: a server that runs knows its own; give a --key for each")
+    load = LoadPlan(args.requests, args.clients, args.rate, args.mix, args.seed, tenants)
+    setup = None
+    if url is None or args.peer or args.http_cost:
+        setup = _setup(args, settings, tenants)
+    if args.peer:
+        check_peer_server()
+    bench = ServerBench(
+        load,
+        setup,
+        url,
+        tuple(args.key),
+        peer=args.peer == PEER,
+        overhead=args.http_cost,
+        repeat=args.repeat or 3,
+    )
+    report = run_server_bench(bench, note)
+    if args.plot is not None:
+        save_figure(lambda: draw_load_figures(report), args.plot)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print(render_server_bench(report, markdown=args.markdown))
+    return int(args.gate and not all(target["met"] for target in report["targets"]))
+
+
+def _setup(args: argparse.Namespace, names: tuple[str, ...], tenants: int) -> ServerSetup:
+    settings = resolve(args, names)
+    if "," in args.tiers:
+        raise ConfigError("--tiers: a server runs on one tier")
+    if args.slots < 1:
+        raise ConfigError("--slots: must be at least 1")
+    path: Path = resolve_model(settings["model"], settings["cache_dir"], progress_on())
+    threads = settings["threads"] or thread_count()
+    return ServerSetup(path, args.tiers, threads, args.slots, tenants)

@@ -1,0 +1,183 @@
+"""Everything ``--server`` reports, as plain JSON types, and whether it is what is aimed at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from harness.bench.engines import PEER, peer_version
+from harness.bench.load.clients import Target, run_load
+from harness.bench.load.figures import error_counts, load_figures
+from harness.bench.load.overhead import STREAMS, Readers, engine_rate, server_here
+from harness.bench.load.plan import LoadPlan, draw_load
+from harness.bench.load.servers import ServerSetup, own_server, peer_server, reached
+from harness.bench.machine import machine_facts
+from harness.bench.measure import Samples, Say, in_turn, summary
+from harness.client import ServerClient
+
+OURS = "zinc-rt"
+WARMING = LoadPlan(requests=4, clients=2, seed=1 << 20)
+"""Another load, before anything is measured: kernels are built and caches filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """``metric`` shall be at least or at most ``bound``; ``of_peer``: as a multiple of the peer's.
+    ``clients`` is the load it is meant for, None for any."""
+
+    metric: str
+    bound: float
+    least: bool
+    of_peer: bool = False
+    clients: int | None = None
+
+
+AIMS = (
+    Aim("rate", 1.3, least=True, of_peer=True, clients=8),
+    Aim("first_p99", 1.0, least=False, of_peer=True, clients=8),
+    Aim("http_1", 0.95, least=True),
+    Aim("http_16", 0.90, least=True),
+    Aim("ready_seconds", 3.0, least=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBench:
+    """What is measured: a ``load``, ``repeat`` times, on the server at ``url``, or on one of this
+    project that is started for it from ``setup``; with ``peer`` also on the peer's server, in
+    turn; with ``overhead`` what HTTP costs."""
+
+    load: LoadPlan
+    setup: ServerSetup | None
+    url: str | None = None
+    keys: tuple[str, ...] = ()
+    peer: bool = False
+    overhead: bool = False
+    repeat: int = 3
+
+
+def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[str, Any]:
+    """Measure everything; ``say`` is told what is going on. Raises ServerError for a server that
+    does not answer, ExecutionError for one that does not start."""
+    samples: dict[str, Samples] = {OURS: Samples()}
+    errors: dict[str, dict[str, int]] = {}
+    facts: dict[str, Any] = {}
+    if bench.overhead and bench.setup is not None:
+        _measure_overhead(bench.setup, bench.repeat, samples[OURS], say)
+    with ExitStack() as stack:
+        targets = _targets(bench, stack, samples, say)
+        for name, target in targets.items():
+            facts[name] = _described(target)
+            run_load(target, WARMING, draw_load(WARMING))
+        for repetition in range(bench.repeat):
+            load = draw_load(bench.load, repetition)
+            for name in in_turn(list(targets), repetition):
+                say(f"{name}, load {repetition + 1} of {bench.repeat}")
+                answers = run_load(targets[name], bench.load, load)
+                for metric, value in load_figures(answers).items():
+                    samples[name].add(metric, value)
+                for why, count in error_counts(answers).items():
+                    errors.setdefault(name, {}).setdefault(why, 0)
+                    errors[name][why] += count
+    report: dict[str, Any] = {
+        "machine": machine_facts(),
+        "load": asdict(bench.load),
+        "repeat": bench.repeat,
+        "servers": facts,
+        "peer": peer_version() if bench.peer else None,
+        "engines": {name: _summaries(found) for name, found in samples.items()},
+        "errors": errors,
+        "ratios": _ratios(samples),
+    }
+    report["targets"] = judged(report)
+    return report
+
+
+def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every aim of which something was measured, and whether it is met."""
+    verdicts = []
+    for aim in AIMS:
+        found = report["ratios"] if aim.of_peer else report["engines"][OURS]
+        fits = aim.clients in (None, report["load"]["clients"])
+        if aim.metric not in found or not fits or (aim.clients and report["load"]["rate"]):
+            continue
+        value = found[aim.metric]["median"]
+        met = value >= aim.bound if aim.least else value <= aim.bound
+        verdicts.append({**asdict(aim), "value": value, "met": met})
+    return verdicts
+
+
+def _targets(
+    bench: ServerBench, stack: ExitStack, samples: dict[str, Samples], say: Say
+) -> dict[str, Target]:
+    """The servers, with how long those took to be ready that are started here."""
+    targets = {}
+    if bench.url is not None:
+        targets[OURS] = reached(bench.url, bench.keys)
+    else:
+        assert bench.setup is not None
+        say("starting the server")
+        for _ in range(bench.repeat - 1):
+            with own_server(bench.setup) as started:
+                samples[OURS].add("ready_seconds", started.ready_seconds)
+        started = stack.enter_context(own_server(bench.setup))
+        samples[OURS].add("ready_seconds", started.ready_seconds)
+        targets[OURS] = started.target
+    if bench.peer:
+        assert bench.setup is not None
+        say(f"starting {PEER}'s server")
+        started = stack.enter_context(peer_server(bench.setup))
+        samples[PEER] = Samples()
+        samples[PEER].add("ready_seconds", started.ready_seconds)
+        targets[PEER] = started.target
+    return targets
+
+
+def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say) -> None:
+    """The rate and the processor time of the engine with HTTP over those without, in one process
+    and in turn. Neighbours that take processor time away change the rates more than the times."""
+    with server_here(setup) as server, Readers(server.url) as readers:
+        measures: dict[str, Callable[[int], float]] = {
+            "engine": partial(engine_rate, server),
+            "http": readers.rate,
+        }
+        for streams in STREAMS:
+            for measure in measures.values():
+                measure(streams)  # what is first is slow
+            for repetition in range(repeat):
+                say(f"with and without HTTP, {streams} streams, {repetition + 1} of {repeat}")
+                rates, times = {}, {}
+                for name in in_turn([*measures], repetition):
+                    before = time.process_time()
+                    rates[name] = measures[name](streams)
+                    times[name] = time.process_time() - before
+                    found.add(f"{name}_rate_{streams}", rates[name])
+                found.add(f"http_{streams}", rates["http"] / rates["engine"])
+                found.add(f"http_time_{streams}", times["http"] / times["engine"])
+
+
+def _described(target: Target) -> dict[str, Any]:
+    """What a server says of its model."""
+    models = ServerClient(target.url, target.keys[0]).get("/v1/models")["data"]
+    told: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)
+    return {"model": target.model, **told.get("x_zinc", {})}
+
+
+def _summaries(samples: Samples) -> dict[str, Any]:
+    return {metric: summary(values) for metric, values in samples.values.items()}
+
+
+def _ratios(samples: Mapping[str, Samples]) -> dict[str, Any]:
+    """This server's figures over the peer's, of the same repetition."""
+    if PEER not in samples:
+        return {}
+    ours, theirs = samples[OURS].values, samples[PEER].values
+    return {
+        metric: summary([a / b for a, b in zip(ours[metric], theirs[metric], strict=True)])
+        for metric in ("rate", "first_p50", "first_p99", "interval_p50", "interval_p99")
+        if metric in ours and metric in theirs and len(ours[metric]) == len(theirs[metric])
+    }

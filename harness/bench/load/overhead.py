@@ -1,0 +1,115 @@
+"""What HTTP and server-sent events cost: the engine of a server, asked with and without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from contract.errors import ExecutionError
+from contract.types import Request, SamplingParams
+from harness.bench.load.servers import ServerSetup
+from harness.generate import SessionOptions
+from harness.serve.model import ModelOptions
+from harness.serve.run import Running, ServeOptions, running
+from harness.tiers import TierOptions
+from reference.engine import Engine
+
+STREAMS = (1, 16)
+TOKENS = 64
+PROMPT = tuple(range(100, 116))
+SAMPLING = SamplingParams(temperature=0.8)
+
+
+@contextmanager
+def server_here(setup: ServerSetup) -> Iterator[Running]:
+    """A server in this process, so that its engine can be asked without HTTP too. Its limits are
+    those of ``zinc-rt serve``."""
+    from harness.cli.serve_command import LISTED, MOST_BIASES
+
+    session = SessionOptions(
+        tier=setup.tier,
+        tier_options=TierOptions(threads=setup.threads),
+        context=setup.context,
+        slots=setup.slots,
+        biases=MOST_BIASES,
+        top_log_probabilities=LISTED,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model = ModelOptions(session, "bench", Path(folder) / "digests.json")
+        options = ServeOptions(setup.model, model, Path(folder) / "ledger.sqlite", Path(folder))
+        with running(options) as server:
+            yield server
+
+
+def engine_rate(server: Running, streams: int) -> float:
+    """Tokens a second of the engine alone, on its own thread."""
+    driver = server.service.model.driver
+
+    def work(engine: Engine) -> float:
+        began = time.perf_counter()
+        for number in range(streams):
+            prompt = tuple(token + number for token in PROMPT)
+            sampling = replace(SAMPLING, seed=number)
+            engine.submit(Request(driver.new_id(), prompt, TOKENS, sampling, ignore_end=True))
+        for _ in engine.run():
+            pass
+        return streams * TOKENS / (time.perf_counter() - began)
+
+    return driver.call(work)
+
+
+class Readers:
+    """A process that asks a server, and does nothing with what it reads: its work is not counted
+    as the server's. A context manager."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.bench.load.readers", url],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def rate(self, streams: int) -> float:
+        """Tokens a second of the same requests over HTTP. Raises ExecutionError when one fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        bodies = [_body(number) for number in range(streams)]
+        self._process.stdin.write(json.dumps(bodies) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise ExecutionError("the readers ended; their last words are above")
+        return streams * TOKENS / float(answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
+
+
+def _body(number: int) -> dict[str, Any]:
+    return {
+        "prompt": [token + number for token in PROMPT],
+        "max_tokens": TOKENS,
+        "temperature": SAMPLING.temperature,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+    }

@@ -1,0 +1,62 @@
+"""A load as bars: what was generated, and how long clients waited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.bench.engines import PEER
+from harness.bench.plot import COLORS, HEADROOM, INCHES, PEER_COLOR
+from harness.bench.report import digits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = (
+    ("generated, tok/s", ("rate",), 1.0),
+    ("first text, ms", ("first_p50", "first_p99"), 1e3),
+    ("between two pieces of text, ms", ("interval_p50", "interval_p99"), 1e3),
+)
+"""Title, metrics and factor of each panel."""
+
+
+def draw_load_figures(report: Mapping[str, Any]) -> Figure:
+    """The plot as a matplotlib figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        _panel(axes, report["engines"], *panel)
+    load = report["load"]
+    how = f"{load['rate']:g} requests a second" if load["rate"] else f"{load['clients']} clients"
+    figure.suptitle(f"{report['machine']['cpu']}, mix {load['mix']}, {how}", fontsize=9)
+    return figure
+
+
+def _panel(
+    axes: Any, engines: Mapping[str, Any], title: str, metrics: tuple[str, ...], factor: float
+) -> None:
+    top = 0.0
+    for number, (name, found) in enumerate(engines.items()):
+        for place, metric in enumerate(metrics):
+            if metric not in found:
+                continue
+            median, low, high = (
+                found[metric][key] * factor for key in ("median", "minimum", "maximum")
+            )
+            at = number + place / (len(metrics) + 0.5)
+            color = PEER_COLOR if name == PEER else COLORS[place % len(COLORS)]
+            axes.bar(at, median, 0.9 / (len(metrics) + 0.5), color=color)
+            axes.errorbar(at, median, [[median - low], [high - median]], color="black", capsize=3)
+            label = digits(median)
+            if len(metrics) > 1:
+                label += f"\n{metric.rpartition('_')[2]}"
+            axes.annotate(label, (at, high), xytext=(0, 4), textcoords="offset points", ha="center")
+            top = max(top, high)
+    axes.set_ylim(0, (top or 1.0) * HEADROOM)
+    middle = (len(metrics) - 1) / (len(metrics) + 0.5) / 2
+    axes.set_xticks([number + middle for number in range(len(engines))], list(engines))
+    axes.set_title(title, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)

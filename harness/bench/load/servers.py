@@ -1,0 +1,158 @@
+"""Servers in processes of their own: this project's, and the peer's on the same file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+from contract.errors import ConfigError, ExecutionError
+from harness.bench.engines import PEER, check_peer
+from harness.bench.load.clients import Target
+from harness.bench.load.plan import MIX_CONTEXT
+from harness.client import ServerClient, ServerError
+from harness.serve.keys import key_digest, new_key
+
+READY_SECONDS = 120.0
+END_SECONDS = 30.0
+NAME = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSetup:
+    """What both servers are started with."""
+
+    model: Path
+    tier: str
+    threads: int
+    slots: int
+    tenants: int = 1
+    context: int = MIX_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that answers, and how long that took from the start of its process."""
+
+    target: Target
+    ready_seconds: float
+
+
+@contextmanager
+def own_server(setup: ServerSetup) -> Iterator[Started]:
+    """``zinc-rt serve`` on a free port, a tenant and key for each of several. Raises ExecutionError
+    when it does not start."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys: list[str | None] = [None]
+        words = ["--ledger", str(Path(folder) / "ledger.sqlite")]
+        if setup.tenants > 1:
+            keys = [new_key() for _ in range(setup.tenants)]
+            file = Path(folder) / "tenants.toml"
+            file.write_text(_tenants_file([key for key in keys if key is not None]))
+            words += ["--tenants", str(file)]
+        name, _, workers = setup.tier.partition(":")
+        if workers:
+            raise ConfigError(f"--tiers: a server has no {setup.tier!r}; leave out the workers")
+        words += ["--model", str(setup.model.resolve()), "--tier", name, "--port", "0", "--quiet"]
+        words += ["--threads", str(setup.threads), "--slots", str(setup.slots)]
+        words += ["--context", str(setup.context)]
+        began = time.perf_counter()
+        with _process([sys.executable, "-m", "harness", "serve", *words], {}) as process:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if found := re.search(r"listening on (http\S+)", line):
+                    client = ServerClient(found[1], keys[0])
+                    client.get("/ready")
+                    ready = time.perf_counter() - began
+                    model = client.get("/v1/models")["data"][0]["id"]
+                    yield Started(Target(found[1], model, tuple(keys)), ready)
+                    return
+            raise ExecutionError(f"the server did not start: {''.join(said).strip()}")
+
+
+@contextmanager
+def peer_server(setup: ServerSetup) -> Iterator[Started]:
+    """``llama_cpp.server`` on the same file, with as many threads. It answers one request at a time
+    and is told to let the others wait instead of cutting the one under way, as it would."""
+    check_peer_server()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["--model", str(setup.model.resolve()), "--model_alias", NAME, "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--n_ctx", str(setup.context), "--interrupt_requests", "False"]
+    words += ["--n_threads", str(setup.threads), "--n_threads_batch", str(setup.threads)]
+    words += ["--verbose", "False"]
+    target = Target(f"http://127.0.0.1:{port}", NAME)
+    began = time.perf_counter()
+    with _process([sys.executable, "-m", "llama_cpp.server", *words], {}) as process:
+        while time.perf_counter() - began < READY_SECONDS:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise ExecutionError(f"{PEER}'s server did not start: {process.stderr.read()}")
+            try:
+                ServerClient(target.url).get("/v1/models")
+            except ServerError:
+                time.sleep(0.02)
+                continue
+            yield Started(target, time.perf_counter() - began)
+            return
+        raise ExecutionError(f"{PEER}'s server does not answer after {READY_SECONDS:.0f} s")
+
+
+def check_peer_server() -> None:
+    """Raises ConfigError where the peer's server is not installed."""
+    check_peer()
+    for module in ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"--peer: {module} is not installed; pip install 'zinc-rt[peer]'")
+
+
+def reached(url: str, keys: Sequence[str]) -> Target:
+    """A server that somebody else runs. Raises ServerError when it does not answer."""
+    client = ServerClient(url.rstrip("/"), keys[0] if keys else None)
+    models = client.get("/v1/models")["data"]
+    if not models:
+        raise ServerError(f"{url} serves no model")
+    return Target(client.url, models[0]["id"], tuple(keys) or (None,))
+
+
+def _tenants_file(keys: Sequence[str]) -> str:
+    return "".join(
+        f"[tenant.bench{number}]\nid = {number + 1}\nkeys = {json.dumps([key_digest(key)])}\n"
+        for number, key in enumerate(keys)
+    )
+
+
+@contextmanager
+def _process(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    root = str(Path(harness.__file__).parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    named = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(
+        words,
+        env=named,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

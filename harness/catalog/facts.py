@@ -1,0 +1,50 @@
+"""What is known of managed models, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.catalog import store
+from harness.catalog.entries import ENTRIES, CatalogEntry
+from harness.catalog.store import PulledModel
+
+Facts = dict[str, Any]
+
+
+def managed_models(cache_dir: Path) -> Iterator[Facts]:
+    """The catalogued models, then the pulled ones of the hub."""
+    for entry in ENTRIES.values():
+        yield entry_facts(entry, store.find_pulled(entry.id, cache_dir))
+    for found in store.pulled_from_hub(cache_dir):
+        yield hub_facts(found.id, found)
+
+
+def entry_facts(entry: CatalogEntry, found: PulledModel | None) -> Facts:
+    """A catalogued model; sizes in bytes, ``path`` null until it is installed."""
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "architecture": entry.architecture,
+        "parameters": entry.parameters,
+        "quant": entry.quant,
+        "licence": entry.licence,
+        "size_bytes": entry.file.size,
+        "memory_bytes": entry.memory,
+        "sha256": entry.file.sha256,
+        "source": str(entry.file.source),
+        "installed": found is not None,
+        "path": str(found.path) if found else None,
+    }
+
+
+def hub_facts(name: str, found: PulledModel | None) -> Facts:
+    """A model named as on the hub, as far as the cache knows it."""
+    return {
+        "id": name,
+        "size_bytes": found.size if found else None,
+        "source": name,
+        "installed": found is not None,
+        "path": str(found.path) if found else None,
+    }

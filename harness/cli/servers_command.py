@@ -1,0 +1,155 @@
+"""``zinc-rt ps`` and ``zinc-rt stop``: the running servers of this user."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError, ZincError
+from harness.console import note, table
+
+if TYPE_CHECKING:
+    from harness.serve.presence import Presence
+
+POLL_SECONDS = 0.1
+SPARE_SECONDS = 10.0
+"""How much longer than its answers may take a server gets to end."""
+EXAMPLES = """\
+examples:
+  zinc-rt stop                        the only server there is: its running answers may end
+  zinc-rt stop 8080                   the one at that port, or address, or with that process number
+  zinc-rt stop 8080 --now             cut what it is answering
+"""
+
+
+class StillRunning(ZincError):
+    """A server that did not end in time."""
+
+    exit_code = 1
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``ps`` and ``stop`` commands; their parsers set ``func(args) -> exit code``."""
+    text = "list the running servers of this user"
+    parser = subparsers.add_parser("ps", help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(func=list_servers)
+    text = "end a running server of this user, after its answers"
+    parser = subparsers.add_parser("stop", help=text, description=text, epilog=EXAMPLES)
+    parser.add_argument(
+        "server", nargs="?", metavar="SERVER", help="its address, port or process number"
+    )
+    parser.add_argument("--now", action="store_true", help="cut the answers under way")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long to wait [default: the server's --drain-seconds and 10 more]",
+    )
+    parser.set_defaults(func=stop)
+
+
+def list_servers(args: argparse.Namespace) -> int:
+    """Print one row for every server."""
+    from harness.serve.presence import present
+
+    servers = present()
+    if args.json:
+        print(json.dumps([asdict(server) for server in servers], indent=1))
+        return 0
+    rows = [("ADDRESS", "MODEL", "TIER", "BUSY", "WAITING", "UP", "PROCESS", "STATE")]
+    for server in servers:
+        state = "draining" if server.draining else "ready"
+        busy = f"{server.running} of {server.slots}"
+        up = _duration(server.uptime_seconds)
+        rows.append(
+            (
+                *(server.url, server.model, server.tier, busy, str(server.waiting), up),
+                *(str(server.pid), state),
+            )
+        )
+    print(table(rows))
+    return 0
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask a server to end, and wait until it has."""
+    from harness.serve.presence import present
+
+    server = _chosen(args.server, present())
+    import psutil
+
+    try:
+        process = psutil.Process(server.pid)
+        process.send_signal(signal.SIGINT if args.now else signal.SIGTERM)
+        limit = SPARE_SECONDS if args.now else server.drain_seconds + SPARE_SECONDS
+        _wait(server, limit if args.timeout is None else args.timeout)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied:
+        raise ConfigError(f"process {server.pid} may not be signalled; is it yours?") from None
+    note(f"{server.url} has ended")
+    return 0
+
+
+def _chosen(named: str | None, servers: Sequence[Presence]) -> Presence:
+    if not servers:
+        raise ConfigError("no server of this user is running")
+    fitting = [server for server in servers if named is None or _fits(named, server)]
+    if len(fitting) == 1:
+        return fitting[0]
+    urls = ", ".join(server.url for server in servers)
+    if not fitting:
+        raise ConfigError(f"no server at {named!r}; there is {urls}")
+    raise ConfigError(f"which of them? name one: {urls}")
+
+
+def _fits(named: str, server: Presence) -> bool:
+    address = server.url.partition("://")[2]
+    wanted = named.partition("://")[2].rstrip("/") or named
+    return wanted in (address, address.rpartition(":")[2], str(server.pid))
+
+
+def _wait(server: Presence, seconds: float) -> None:
+    """Until the server has ended, telling how many answers are left whenever that changes.
+
+    Raises StillRunning.
+    """
+    from harness.serve.presence import present
+
+    deadline = time.monotonic() + seconds
+    told = None
+    while server.alive:
+        latest = next((one for one in present() if one.pid == server.pid), server)
+        left = (latest.running, latest.waiting)
+        if latest.draining and left != told:
+            note(f"{server.url}: {left[0]} running, {left[1]} waiting")
+            told = left
+        if time.monotonic() >= deadline:
+            raise StillRunning(
+                f"{server.url} still runs after {seconds:.0f} s; wait on, or cut its answers with "
+                f"`zinc-rt stop {server.pid} --now`, or end it in any case with `kill -9 "
+                f"{server.pid}`, which loses nothing that was counted"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 86_400:
+        raise ValueError(text)
+    return value
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86_400))
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"

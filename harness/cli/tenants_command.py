@@ -1,0 +1,207 @@
+"""``zinc-rt tenants``: who may ask a server, with which keys, and what each was given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from contract.errors import ConfigError
+from contract.types import QosClass, Tenant
+from harness.console import table
+from harness.settings import add_flags, resolve
+from harness.tenants import RIGHTS, account_facts, named_account, read_accounts
+
+EXAMPLES = """\
+examples:
+  zinc-rt tenants add alice --tenants tenants.toml --qos interactive --max-slots 2
+  zinc-rt tenants list --tenants tenants.toml
+  zinc-rt tenants usage alice --tenants tenants.toml
+  zinc-rt tenants rotate alice --tenants tenants.toml --keep-old
+  zinc-rt tenants rm alice --tenants tenants.toml
+  zinc-rt tenants key --name alice --id 1        a key for alice, and her lines for the file
+  zinc-rt tenants check tenants.toml             what a server would make of the file
+
+A server looks at its file while it runs: what is changed here is in force a second later. Keys are
+shown once and kept as digests. ZINC_RT_TENANTS names the file, too.
+"""
+COLUMNS = ("ID", "NAME", "CLASS", "KEYS", "RIGHTS", "SLOTS", "PAGES", "CONTEXT")
+COUNTED = (
+    *("requests", "completed", "rejected"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens"),
+)
+NUMBERS = {
+    field.name: float if field.name == "weight" else int
+    for field in fields(Tenant)
+    if field.name not in ("name", "qos")
+}
+"""The fields of a tenant that are numbers, and how each is read."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``tenants`` command; its parsers set ``func(args) -> exit code``."""
+    text = "add, list and remove the tenants of a server, and make their API keys"
+    parser = subparsers.add_parser("tenants", help=text, description=text, epilog=EXAMPLES)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    add = _add_verb(verbs, "add", add_one, "add a tenant; prints its key, once", "ledger")
+    add.add_argument("name", metavar="NAME")
+    add.add_argument("--qos", choices=[qos.value for qos in QosClass], help="the tenant's class")
+    for name, kind in NUMBERS.items():
+        flag = "--" + name.replace("_", "-")
+        add.add_argument(flag, type=kind, metavar="N", help="see docs/scheduling.md")
+    for right, what in zip(RIGHTS, ("see all tenants", "change models and tenants"), strict=True):
+        add.add_argument(f"--{right}", action="store_true", help=f"may {what}")
+    shown = _add_verb(verbs, "list", list_all, "show the tenants of the file")
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    usage = _add_verb(verbs, "usage", show_usage, "show what was counted of them", "ledger")
+    usage.add_argument("name", metavar="NAME", nargs="?", help="one tenant, by day")
+    usage.add_argument("--json", action="store_true", help="print JSON")
+    rotate = _add_verb(verbs, "rotate", rotate_one, "give a tenant a new key; prints it, once")
+    rotate.add_argument("name", metavar="NAME")
+    rotate.add_argument(
+        "--keep-old", action="store_true", help="its latest key stays good until the next change"
+    )
+    remove = _add_verb(verbs, "rm", remove_one, "remove a tenant; what it has under way ends")
+    remove.add_argument("name", metavar="NAME")
+    _add_without_file(verbs)
+
+
+def _add_verb(
+    verbs: Any, name: str, func: Callable[[argparse.Namespace], int], text: str, *settings: str
+) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    add_flags(verb, ["tenants", *settings])
+    verb.set_defaults(func=func)
+    return verb
+
+
+def _add_without_file(verbs: Any) -> None:
+    """The verbs that change no file."""
+    text = "print a new API key, once, and the lines of the file that know it by its digest"
+    key = verbs.add_parser("key", help=text, description=text)
+    key.add_argument("--name", default="NAME", help="the tenant's name")
+    key.add_argument("--id", type=int, default=1, help="the tenant's number")
+    key.set_defaults(func=make_key)
+    text = "read a file of tenants as a server would"
+    check = verbs.add_parser("check", help=text, description=text)
+    check.add_argument("file", metavar="FILE", type=Path)
+    check.set_defaults(func=check_file)
+
+
+def add_one(args: argparse.Namespace) -> int:
+    """Add a tenant and print its key."""
+    given = {name: getattr(args, name) for name in (*NUMBERS, "qos")}
+    values = {name: value for name, value in given.items() if value is not None}
+    values |= {right: True for right in RIGHTS if getattr(args, right)}
+    settings = resolve(args, ["tenants", "ledger"])
+    counted = _counted(settings["ledger"]) if "id" not in values else frozenset()
+    key = _editor().add_tenant(_file(args), args.name, values, max(counted, default=0) + 1)
+    print(f"key of {args.name}, shown only now: {key}")
+    return 0
+
+
+def list_all(args: argparse.Namespace) -> int:
+    """Print the tenants."""
+    rows = [account_facts(account) for account in read_accounts(_file(args))]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    cells = [
+        (
+            *(str(row[name]) for name in ("id", "name", "qos", "keys")),
+            ", ".join(right for right in RIGHTS if row[right]),
+            *(f"{row[name]:,}" for name in ("max_slots", "max_kv_pages", "max_context")),
+        )
+        for row in rows
+    ]
+    print(table([COLUMNS, *cells], right=(0, 3, 5, 6, 7)))
+    return 0
+
+
+def show_usage(args: argparse.Namespace) -> int:
+    """Print what was counted of all tenants, or of one day by day."""
+    from harness.serve.ledger_store import LedgerStore
+
+    ledger: Path = resolve(args, ["ledger"])["ledger"]
+    if not ledger.exists():
+        raise ConfigError(f"{ledger}: no such ledger; a server makes it (--ledger)")
+    accounts = read_accounts(_file(args))
+    with LedgerStore(ledger) as store:
+        if args.name is None:
+            counts = {each.tenant.name: asdict(store.total(each.tenant.id)) for each in accounts}
+        else:
+            account = named_account(accounts, args.name)
+            if account is None:
+                raise ConfigError(f"there is no tenant {args.name!r}; see `zinc-rt tenants list`")
+            days = store.days(account.tenant.id)
+            counts = {day: asdict(each) for day, each in days.items()}
+    if args.json:
+        print(json.dumps(counts, indent=2))
+        return 0
+    head = ("TENANT" if args.name is None else "DAY", *(name.upper() for name in COUNTED))
+    rows = [(name, *(f"{each[field]:,}" for field in COUNTED)) for name, each in counts.items()]
+    print(table([head, *rows], right=range(1, len(head))))
+    return 0
+
+
+def rotate_one(args: argparse.Namespace) -> int:
+    """Give a tenant a new key and print it."""
+    key = _editor().rotate_key(_file(args), args.name, keep_old=args.keep_old)
+    print(f"key of {args.name}, shown only now: {key}")
+    return 0
+
+
+def remove_one(args: argparse.Namespace) -> int:
+    """Remove a tenant."""
+    removed = _editor().remove_tenant(_file(args), args.name)
+    print(f"removed {removed.tenant.name}; what it was given stays in the ledger")
+    return 0
+
+
+def make_key(args: argparse.Namespace) -> int:
+    """Print a key and what to write into the file."""
+    from harness.serve.keys import key_digest, new_key
+
+    key = new_key()
+    print(f"key, shown only now: {key}\n")
+    print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
+    return 0
+
+
+def check_file(args: argparse.Namespace) -> int:
+    """Print a line for each tenant of a file."""
+    for account in read_accounts(args.file):
+        tenant = account.tenant
+        rights = "".join(f", {right}" for right in RIGHTS if getattr(account, right))
+        print(f"{tenant.id} {tenant.name}: {tenant.qos.value}, {len(account.keys)} keys{rights}")
+    return 0
+
+
+def _editor() -> ModuleType:
+    """What changes files of tenants, with a library that comes with the server."""
+    try:
+        from harness import tenants_file
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[server]'") from None
+    return tenants_file
+
+
+def _file(args: argparse.Namespace) -> Path:
+    path: Path | None = resolve(args, ["tenants"])["tenants"]
+    if path is None:
+        raise ConfigError("which file of tenants? give --tenants FILE, or set ZINC_RT_TENANTS")
+    return path
+
+
+def _counted(ledger: Path) -> frozenset[int]:
+    """The tenants of whom something was counted here."""
+    from harness.serve.ledger_store import LedgerStore
+
+    if not ledger.exists():
+        return frozenset()
+    with LedgerStore(ledger) as store:
+        return store.tenants()

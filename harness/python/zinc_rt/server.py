@@ -1,0 +1,75 @@
+"""The server of ``zinc-rt serve`` in this process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from contract.errors import ConfigError
+from zinc_rt.arguments import SERVER_NAMES, settings_of
+
+
+class Server:
+    """A server that answers at ``url`` until it is closed. A context manager."""
+
+    def __init__(self, running: Any, owned: ExitStack, drain_seconds: float) -> None:
+        self._running = running
+        self._owned = owned
+        self._drain_seconds = drain_seconds
+        self.url: str = running.url
+        """Where it listens, without a path."""
+
+    def wait(self) -> None:
+        """Answer until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only in the main
+        thread. Raises KeyboardInterrupt after Ctrl-C."""
+        from harness.serve.run import run_until_told
+
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError("wait: only the main thread receives signals; use close")
+        with self:
+            if run_until_told(self._running, self._drain_seconds):
+                signal.raise_signal(signal.SIGINT)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, let those under way end for so long, and stop. A second time does
+        nothing."""
+        self._running.drain(drain_seconds)
+        self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def serve(model: str | Path | None = None, **settings: Any) -> Server:
+    """A server that answers from now on, in threads of its own.
+
+    The arguments are the settings of ``zinc-rt serve``; those left out come from the environment,
+    the configuration file or their defaults. ``port`` 0 takes a free one. Raises ConfigError and
+    what ``LLM`` raises.
+
+    >>> import urllib.request
+    >>> with serve("model.gguf", tier="cpu", port=0) as server:
+    ...     urllib.request.urlopen(server.url + "/ready").status
+    200
+    """
+    from harness.cli.serve_command import need_server_extra, options_of
+
+    given = settings_of(model, settings, SERVER_NAMES)
+    need_server_extra()
+    from harness.serve.run import running
+
+    with ExitStack() as owned:
+        server = owned.enter_context(running(options_of(given)))
+        return Server(server, owned.pop_all(), given["drain_seconds"])

@@ -1,0 +1,95 @@
+"""One answer as it comes, for a thread or for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+
+from contract.errors import RequestError
+from harness.serve.driver import EngineDriver, EventStream
+from zinc_rt.batches import WAIT_SECONDS
+from zinc_rt.outputs import Output, Piece
+from zinc_rt.pending import Pending
+
+
+class Stream:
+    """The pieces of one answer: ``for piece in stream``, or ``async for`` in a coroutine.
+
+    The request begins with the iteration, and ends when that is left early. An answer whose pieces
+    nobody takes waits.
+    """
+
+    def __init__(self, driver: EngineDriver, prepare: Callable[[], Pending]) -> None:
+        self._driver = driver
+        self._prepare = prepare
+        self._output: Output | None = None
+
+    @property
+    def output(self) -> Output:
+        """The whole answer, once the iteration has come to its end. Raises RequestError before."""
+        if self._output is None:
+            raise RequestError("output", "is there when the answer has been iterated to its end")
+        return self._output
+
+    def __iter__(self) -> Iterator[Piece]:
+        stream = self._driver.open_stream()
+        try:
+            pending = self._begin(stream)
+            while not pending.done:
+                yield from _pieces(pending, stream, WAIT_SECONDS)
+            self._output = pending.output(stream)
+        finally:
+            stream.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+        def ready() -> None:
+            # A loop that is closed meanwhile wants nothing more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(told.set)
+
+        stream = self._driver.open_stream(ready=ready)
+        try:
+            pending = await self._begin_beside(stream)
+            while not pending.done:
+                await told.wait()
+                told.clear()
+                for piece in _pieces(pending, stream, 0.0):
+                    yield piece
+            self._output = pending.output(stream)
+        finally:
+            stream.cancel()
+
+    async def _begin_beside(self, stream: EventStream) -> Pending:
+        """``_begin`` in a thread: the engine answers between two steps, for which a loop must not
+        wait. What begins although nobody waits any more is cancelled."""
+        left = threading.Event()
+
+        def begin() -> Pending:
+            pending = self._begin(stream)
+            if left.is_set():
+                stream.cancel()
+            return pending
+
+        try:
+            return await asyncio.to_thread(begin)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+
+    def _begin(self, stream: EventStream) -> Pending:
+        pending = self._prepare()
+        (error,) = self._driver.submit_to(stream, [pending.submission])
+        if error is not None:
+            raise error
+        return pending
+
+
+def _pieces(pending: Pending, stream: EventStream, wait: float) -> Iterator[Piece]:
+    for delivered in stream.take(wait):
+        piece = pending.take(delivered.event, stream)
+        if piece is not None:
+            yield piece

@@ -1,0 +1,188 @@
+"""What the routes answer, for the document: a type each, by the name of the route.
+
+Answers are built as plain objects; that they are of these types is tested by asking for them. They
+may have more fields than are named here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class PromptDetails(Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: dict[str, int]
+
+
+class Provenance(Struct):
+    """What reproduces an answer, and who computed it where."""
+
+    seed: int
+    tenant: str
+    tier: str
+    preemptions: int
+
+
+class ChatMessage(Struct):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+
+
+class TokenLogprob(Struct):
+    """A token and the logarithm of its probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ListedToken(TokenLogprob):
+    """A token with the likeliest in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Every token of a message."""
+
+    content: list[ListedToken]
+    refusal: None
+
+
+class ChatChoice(Struct):
+    """One of the messages asked for."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class Answered(Struct, kw_only=True):
+    """What all answers of a model say."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str
+    usage: Usage
+    x_zinc: Provenance
+
+
+class ChatCompletion(Answered, kw_only=True):
+    """``POST /v1/chat/completions``, not streamed."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class CompletionLogprobs(Struct):
+    """Every token of a text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TextChoice(Struct):
+    """One of the texts asked for."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class Completion(Answered, kw_only=True):
+    """``POST /v1/completions``, not streamed."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelCard(Struct):
+    """A model served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    x_zinc: dict[str, Any]
+
+
+class ModelList(Struct):
+    """The models served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Struct):
+    """Ids of a text's tokens."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Prompt(Struct):
+    """A text."""
+
+    prompt: str
+
+
+class TenantUsage(Struct):
+    """What a tenant was given."""
+
+    tenant: dict[str, Any]
+    total: dict[str, int]
+    days: dict[str, dict[str, int]]
+    since_start: dict[str, Any]
+    now: dict[str, Any]
+
+
+class Status(Struct):
+    """How a server is."""
+
+    status: str
+
+
+class Version(Struct):
+    """Which function is computed."""
+
+    version: str
+    fingerprint: str
+
+
+ANSWERS: dict[str, type[Struct]] = {
+    "chat": ChatCompletion,
+    "complete": Completion,
+    "models": ModelList,
+    "one_model": ModelCard,
+    "tokenize": Tokens,
+    "detokenize": Prompt,
+    "apply_template": Prompt,
+    "usage": TenantUsage,
+    "health": Status,
+    "ready": Status,
+    "version": Version,
+}
+STREAMED = frozenset({"chat", "complete"})
+"""Routes that answer with events when asked to."""

@@ -1,0 +1,188 @@
+"""The routes about models: which there are, fetching, choosing and deleting them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flask import g
+from msgspec import Struct
+
+from contract.errors import CatalogError
+from harness import catalog
+from harness.progress import NullProgress
+from harness.serve.answers import Json
+from harness.serve.errors import ApiError
+from harness.serve.gate import need_admin
+from harness.serve.model import ServedModel
+from harness.serve.openapi import Route
+from harness.serve.pulls import Pulls, pull_stream, pull_whole
+from harness.serve.service import Answered
+from harness.serve.serving import Serving
+from harness.serve.wire import Id, decode
+
+
+class PullRequest(Struct, forbid_unknown_fields=True):
+    """``POST /v1/models/pull``: a catalog id, or a name of the hub, ``hf.co/ORG/REPO[:QUANT]``.
+    Without ``stream`` the answer comes when the model is there."""
+
+    model: Id
+    stream: bool = True
+
+
+class ActivateRequest(Struct, forbid_unknown_fields=True):
+    """``POST /v1/models/activate``: a model that is installed."""
+
+    model: Id
+
+
+MODEL_ROUTES = (
+    Route("GET", "/v1/models", "models", "The model that answers, and those there are."),
+    Route("GET", "/v1/models/<path:model>", "one_model", "One of them."),
+    Route("DELETE", "/v1/models/<path:model>", "remove_model", "Delete one. For admins."),
+    Route(
+        "POST", "/v1/models/pull", "pull_model", "Fetch one; progress as events. For admins.",
+        PullRequest,
+    ),
+    Route(
+        "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
+        ActivateRequest,
+    ),
+)  # fmt: skip
+
+
+class ModelHandlers:
+    """One method for each of MODEL_ROUTES, named by it."""
+
+    def __init__(self, serving: Serving, cache_dir: Path, pulls: Pulls) -> None:
+        self._serving = serving
+        self._cache_dir = cache_dir
+        self._pulls = pulls
+
+    def models(self) -> Json:
+        """OpenAI's list is of what requests may name: the model that answers."""
+        return {
+            "object": "list",
+            "data": [_described(g.service.model)],
+            "x_zinc": {"managed": list(self._managed())},
+        }
+
+    def one_model(self, model: str) -> Json:
+        served: ServedModel = g.service.model
+        if model == served.name:
+            return _described(served)
+        for facts in self._managed():
+            if facts["id"] == model:
+                return {"id": model, "object": "model", "created": 0, "owned_by": "zinc-rt",
+                        "x_zinc": facts}  # fmt: skip
+        raise _unknown(model)
+
+    def pull_model(self, raw: bytes) -> Answered:
+        need_admin()
+        body = decode(raw, PullRequest)
+        pull = self._pulls.begin(_known(body.model))
+        return pull_stream(pull) if body.stream else pull_whole(pull)
+
+    def activate_model(self, raw: bytes) -> Json:
+        need_admin()
+        name = decode(raw, ActivateRequest).model
+        return _described(self._serving.activate(name, self._path_of(name)).model)
+
+    def remove_model(self, model: str) -> Json:
+        need_admin()
+        name = _known(model)
+        given_up = self._pulls.give_up(name)
+        found = catalog.find_pulled(name, self._cache_dir)
+        if found is None and not given_up:
+            raise _not_installed(name)
+        freed = 0
+        if found is not None:
+            if found.path.resolve() in self._serving.paths:
+                raise ApiError(
+                    400,
+                    f"{name} answers requests; activate another one first",
+                    param="model",
+                    code="model_in_use",
+                )
+            freed = catalog.remove(name, self._cache_dir, NullProgress())
+        deleted = {"id": name, "object": "model", "deleted": True}
+        return {**deleted, "x_zinc": {"freed_bytes": freed}}
+
+    def _managed(self) -> Iterator[Json]:
+        """The models of the catalog and the cache, those on their way there, and the one the server
+        began with."""
+        served = self._serving.paths[0]
+        pulls = self._pulls.states()
+        began_with, path = self._serving.began_with
+        for facts in catalog.managed_models(self._cache_dir):
+            where = facts.pop("path")
+            active = where is not None and Path(where).resolve() == served
+            yield {**facts, "active": active, "pull": pulls.pop(facts["id"], None)}
+            if facts["id"] == began_with:
+                began_with = ""
+        for name, state in pulls.items():
+            yield _outside(name, name, installed=False) | {"active": False, "pull": state}
+        if began_with:
+            facts = _outside(began_with, "the file the server was started with", installed=True)
+            yield facts | {"active": path.resolve() == served, "pull": None}
+
+    def _path_of(self, name: str) -> Path:
+        """The file of an installed model. Raises ApiError 404."""
+        began_with, path = self._serving.began_with
+        if name == began_with:
+            return path
+        found = catalog.find_pulled(_known(name), self._cache_dir)
+        if found is None:
+            raise _not_installed(name)
+        return found.path
+
+
+def _described(model: ServedModel) -> Json:
+    """A model that answers."""
+    template = model.template
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "zinc-rt",
+        "x_zinc": {
+            "fingerprint": model.fingerprint,
+            "context": model.context,
+            "slots": model.limits.slots,
+            "tier": model.tier,
+            "device": model.device,
+            "chat": template is not None,
+            "thinking": template is not None and template.has_thinking_toggle,
+        },
+    }
+
+
+def _outside(name: str, source: str, *, installed: bool) -> Json:
+    """A model that is neither in the catalog nor in the cache."""
+    return {"id": name, "size_bytes": None, "source": source, "installed": installed}
+
+
+def _known(name: str) -> str:
+    """The name of a model that could be pulled; ApiError 404 for anything else, paths too."""
+    try:
+        return catalog.known_name(name)
+    except CatalogError:
+        raise _unknown(name) from None
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"{name!r} is no model of the catalog and no name of the hub, hf.co/ORG/REPO[:QUANT]",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _not_installed(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"{name} is not installed; POST /v1/models/pull fetches it",
+        param="model",
+        code="model_not_installed",
+    )

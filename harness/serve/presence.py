@@ -1,0 +1,144 @@
+"""The running servers of a user: each keeps a small file about itself, which others read.
+
+A server knows how busy it is whatever keys it asks for, so nothing is asked over HTTP. A file whose
+process is gone is removed by whoever finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+import psutil
+
+if TYPE_CHECKING:
+    from harness.serve.run import Running
+
+REFRESH_SECONDS = 0.5
+SAME_START_SECONDS = 2.0
+"""The start of a process, read twice, differs by less; that of another with its number by more."""
+MAX_FILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A running server: its process, which began at ``started`` seconds since 1970, its address,
+    what it serves and how busy it is. ``drain_seconds`` is how long it lets answers end."""
+
+    pid: int
+    started: float
+    url: str
+    model: str
+    tier: str
+    slots: int
+    drain_seconds: float
+    running: int = 0
+    waiting: int = 0
+    draining: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still that one."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < SAME_START_SECONDS
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long it has been running."""
+        return max(0.0, time.time() - self.started)
+
+
+def presence_folder() -> Path:
+    """Where the files are: the user's runtime folder, which nobody else can write to."""
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        return platformdirs.user_runtime_path("zinc-rt") / "servers"
+    return platformdirs.user_state_path("zinc-rt") / "servers"
+
+
+def present(folder: Path | None = None) -> list[Presence]:
+    """The running servers, oldest first."""
+    found = []
+    for path in sorted((folder or presence_folder()).glob("*.json")):
+        server = _read(path)
+        if server is None or not server.alive:
+            with suppress(OSError):
+                path.unlink()
+        else:
+            found.append(server)
+    return sorted(found, key=lambda server: server.started)
+
+
+@contextmanager
+def announced(server: Running, drain_seconds: float) -> Iterator[None]:
+    """Keep this process's file for as long as the context lasts. Where it cannot be written the
+    server is not listed, which is all."""
+    process = os.getpid()
+    started = psutil.Process(process).create_time()
+    path = presence_folder() / f"{process}-{server.http.port}.json"
+    ended = threading.Event()
+
+    def now() -> Presence:
+        model = server.service.model
+        statistics = model.driver.statistics
+        return Presence(
+            pid=process,
+            started=started,
+            url=server.url,
+            model=model.name,
+            tier=model.tier,
+            slots=model.limits.slots,
+            drain_seconds=drain_seconds,
+            running=statistics.running,
+            waiting=statistics.waiting,
+            draining=server.service.draining.is_set(),
+        )
+
+    def keep() -> None:
+        written = None
+        while not ended.is_set():
+            if (latest := now()) != written:
+                _write(path, latest)
+                written = latest
+            ended.wait(REFRESH_SECONDS)
+
+    _write(path, now())
+    thread = threading.Thread(target=keep, name="presence", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with suppress(OSError):
+            path.unlink()
+
+
+def _read(path: Path) -> Presence | None:
+    """What a file says; None for one that is no such file."""
+    try:
+        with path.open("rb") as file:
+            server = Presence(**json.loads(file.read(MAX_FILE_BYTES)))
+        return server if type(server.pid) is int and server.pid > 0 else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, server: Presence) -> None:
+    """Replace the file, so that nobody reads half of one."""
+    partial = path.with_suffix(".partial")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_text(json.dumps(asdict(server)))
+        partial.replace(path)

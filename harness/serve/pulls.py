@@ -1,0 +1,184 @@
+"""Models on their way into the cache: each in a thread of its own, watched by whoever asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from contract.errors import CatalogError, ZincError
+from harness import catalog
+from harness.serve.answers import Json
+from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
+from harness.serve.faults import log_fault
+from harness.serve.streams import DONE, PING, PING_SECONDS, data_line
+
+MOST_PULLS = 2
+"""Models that are fetched at the same time."""
+TOLD_SECONDS = 0.1
+"""The least time between two lines of progress."""
+END_SECONDS = 10.0
+"""How long a pull that is given up may take to notice."""
+
+
+class _GivenUp(ZincError):
+    """Ends the thread of a pull."""
+
+
+class Pull:
+    """The pull of one model: the ``harness.progress.Progress`` of its thread, and what others see
+    of it."""
+
+    def __init__(self, name: str, cache_dir: Path) -> None:
+        self.name = name
+        self.error: ApiError | None = None
+        self._cache_dir = cache_dir
+        self._changed = threading.Condition()
+        self._given_up = False
+        self._status = "looking"
+        self._completed = 0
+        self._total: int | None = None
+        self._version = 0
+        self.thread = threading.Thread(target=self._run, name="pull", daemon=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self._status in ("done", "failed")
+
+    @property
+    def state(self) -> Json:
+        """How far it is: ``status`` is looking, waiting, downloading, verifying, done or failed;
+        ``completed`` of ``total`` bytes, null while nobody knows."""
+        return {
+            "model": self.name,
+            "status": self._status,
+            "completed": self._completed,
+            "total": self._total,
+        }
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A part of the work begins; the first word of its label says which."""
+        self._note(label.partition(" ")[0], 0, total)
+
+    def advance(self, n: int) -> None:
+        """So many more bytes of it."""
+        self._note(self._status, self._completed + n, self._total)
+
+    def close(self) -> None:
+        """A part of the work ended."""
+
+    def give_up(self) -> None:
+        """End it as soon as it tells of progress; harmless when it has ended."""
+        self._given_up = True
+
+    def states(self, interval: float = PING_SECONDS) -> Iterator[Json | None]:
+        """Every state it comes to, the last one too; None after each ``interval`` seconds without
+        a new one."""
+        seen = -1
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda at=seen: self._version != at, interval)  # type: ignore[misc]
+                fresh, seen = self._version != seen, self._version
+                state = self.state
+            yield state if fresh else None
+            if state["status"] in ("done", "failed"):
+                return
+            time.sleep(TOLD_SECONDS)
+
+    def _note(self, status: str, completed: int, total: int | None) -> None:
+        if self._given_up:
+            raise _GivenUp("given up")
+        with self._changed:
+            self._status, self._completed, self._total = status, completed, total
+            self._version += 1
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        status = "failed"
+        try:
+            catalog.pull(catalog.find_model(self.name), self._cache_dir, self)
+            status = "done"
+        except _GivenUp:
+            self.error = ApiError(410, f"the pull of {self.name} was given up", code="given_up")
+        except CatalogError as error:
+            self.error = ApiError(502, str(error), param="model", code="pull_failed", retry=False)
+        except Exception as error:
+            log_fault("a pull failed", error)
+            self.error = internal_error()
+        self._given_up = False
+        self._note(status, self._completed, self._total)
+
+
+class Pulls:
+    """The pulls of a server into ``cache_dir``."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._lock = threading.Lock()
+        self._pulls: dict[str, Pull] = {}
+
+    def states(self) -> dict[str, Json]:
+        """The state of every pull under way, by model."""
+        with self._lock:
+            return {name: pull.state for name, pull in self._pulls.items() if not pull.ended}
+
+    def begin(self, name: str) -> Pull:
+        """Pull the model, or join who does. Raises ApiError 503 when others must end first."""
+        with self._lock:
+            self._pulls = {name: pull for name, pull in self._pulls.items() if not pull.ended}
+            pull = self._pulls.get(name)
+            if pull is not None:
+                return pull
+            if len(self._pulls) >= MOST_PULLS:
+                raise ApiError(
+                    503,
+                    f"{MOST_PULLS} models are being pulled; wait for one of them",
+                    code="too_many_pulls",
+                    retry_after=RESTART_SECONDS,
+                    retry=False,
+                )
+            pull = self._pulls[name] = Pull(name, self._cache_dir)
+            pull.thread.start()
+            return pull
+
+    def give_up(self, name: str) -> bool:
+        """End the pull of a model, and wait for its end; whether there was one."""
+        with self._lock:
+            pull = self._pulls.get(name)
+        if pull is None or pull.ended:
+            return False
+        pull.give_up()
+        pull.thread.join(END_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """End all pulls; what they verified stays for the next."""
+        with self._lock:
+            pulls = list(self._pulls.values())
+        for pull in pulls:
+            pull.give_up()
+        for pull in pulls:
+            pull.thread.join(END_SECONDS)
+
+
+def pull_stream(pull: Pull) -> Iterator[bytes]:
+    """The progress of a pull as server-sent events; ``[DONE]`` when it is there, an error line when
+    it failed."""
+    for state in pull.states():
+        if state is None:
+            yield PING
+        elif state["status"] != "failed":
+            yield data_line(msgspec.json.encode(state))
+    yield DONE if pull.error is None else data_line(pull.error.encoded())
+
+
+def pull_whole(pull: Pull) -> Json:
+    """The last state of a pull. Raises ApiError when it failed."""
+    pull.thread.join()
+    if pull.error is not None:
+        raise pull.error
+    return pull.state

@@ -1,0 +1,59 @@
+"""A pseudo terminal: what a user types and sees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import subprocess
+from collections.abc import Iterator
+
+from tests.cli.conftest import command, environment
+
+PATIENCE_SECONDS = 60.0
+
+
+class Terminal:
+    """A command in a pseudo terminal."""
+
+    def __init__(self, *words: object) -> None:
+        self.seen = ""
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command(*words),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment(TERM="dumb"),
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Until ``text`` was seen ``count`` times."""
+        while self.seen.count(text) < count:
+            self.wait_for_more()
+
+    def wait_for_more(self) -> None:
+        """Until anything more was seen."""
+        ready, _, _ = select.select([self._master], [], [], PATIENCE_SECONDS)
+        assert ready, self.seen
+        self.seen += os.read(self._master, 4096).decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@contextlib.contextmanager
+def terminal(*words: object) -> Iterator[Terminal]:
+    opened = Terminal(*words)
+    try:
+        yield opened
+    finally:
+        opened.close()

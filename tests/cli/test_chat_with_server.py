@@ -1,0 +1,111 @@
+"""``zinc-rt chat --server``: the local chat, answered over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.client import ServerClient, ServerError
+from harness.generate import SessionOptions
+from harness.serve.keys import key_digest, new_key
+from harness.serve.model import ModelOptions
+from harness.serve.run import Running, ServeOptions, running
+from tests.cli.conftest import zinc_process
+from tests.cli.terminal import PATIENCE_SECONDS, terminal
+
+TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
+FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("server")
+    session = SessionOptions(tier="cpu", context=1024, slots=2)
+    model = ModelOptions(session, "tiny", folder / "digests.json")
+    with running(ServeOptions(tiny_model, model, folder / "ledger.sqlite", folder)) as opened:
+        yield opened
+
+
+def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path) -> None:
+    """Turn by turn, with the commands and the flags of a local chat."""
+    local = zinc_process("chat", "--model", tiny_model, *FLAGS, stdin=TURNS)
+    remote = zinc_process("chat", "--server", server.url, *FLAGS, stdin=TURNS)
+    assert (remote.code, remote.out) == (local.code, local.out) == (0, local.out)
+    assert remote.out.count("\n") >= 4
+    assert remote.err.count(f"tiny at {server.url}") == 4
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(server: Running) -> None:
+    """The server hears of it: its slot is free again."""
+    words = ("chat", "--server", server.url, "--max-tokens", 900)
+    with terminal(*words) as user:
+        user.wait_for(">>> ")
+        user.type("hello\n")
+        user.wait_for("hello\r\n")
+        user.wait_for_more()
+        os.killpg(user.process.pid, signal.SIGINT)
+        user.wait_for("interrupted")
+        user.wait_for(">>> ", 2)
+        while server.service.model.driver.statistics.running:
+            time.sleep(0.01)
+        user.type("x" * 2000 + "\n")
+        user.wait_for("error: prompt")
+        user.wait_for("/reset forgets")
+        user.type("\x04")
+        assert user.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_key_is_sent_and_not_shown(tiny_model: Path, tmp_path: Path) -> None:
+    key = new_key()
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
+    model = ModelOptions(SessionOptions(tier="cpu", context=64), "tiny", tmp_path / "digests.json")
+    options = ServeOptions(tiny_model, model, tmp_path / "ledger.sqlite", tmp_path, tenants=tenants)
+    with running(options) as keyed:
+        words = ("chat", "--server", keyed.url, "--max-tokens", 2)
+        assert "key" in zinc_process(*words, stdin=b"hi\n").err
+        assert zinc_process(*words, stdin=b"hi\n", ZINC_RT_KEY=key).code == 0
+        assert zinc_process(*words, "--key", key, stdin=b"hi\n").code == 0
+        assert key not in repr(ServerClient(keyed.url, key))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:1", "refused"),
+        ("127.0.0.1:8080", "not the address of a server"),
+        ("http://127.0.0.1:99999", "not the address of a server"),
+    ],
+)
+def test_nobody_there(url: str, said: str) -> None:
+    result = zinc_process("chat", "--server", url, stdin=b"hi\n")
+    assert result.code != 0
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_recordings_are_of_a_local_model(server: Running, tmp_path: Path) -> None:
+    words = ("chat", "--server", server.url, "--trace", tmp_path / "trace")
+    assert "--trace" in zinc_process(*words, stdin=b"hi\n").err
+
+
+def test_a_server_that_cuts_its_answer(tmp_path: Path) -> None:
+    """A stream without its last line is an error, not a short answer."""
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1],"
+        " flush=True); c, _ = s.accept(); c.recv(65536); c.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n"
+        'data: {"choices": []}\\n\\n\'); c.close()'
+    )
+    with subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        client = ServerClient(f"http://127.0.0.1:{int(other.stdout.readline())}")
+        events = client.stream("/v1/chat/completions", {})
+        assert next(events) == {"choices": []}
+        with pytest.raises(ServerError, match="cut its answer"):
+            next(events)

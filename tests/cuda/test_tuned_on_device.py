@@ -1,0 +1,101 @@
+"""Tuned kernels on a device: the cases of the emulated blocks, with the same definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.driver import open_driver
+from accel.cuda.runtime import Choices
+from accel.cuda.tier import CudaTier
+from contract.dtypes import DType
+from contract.ir.graph import Graph
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.nodes import BufferKind
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+from tests.cuda import test_attention, test_head_rows, test_products
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.test_attention import (  # noqa: F401
+    test_a_broken_row_breaks_its_head_alone,
+    test_blocks_of_many_tokens,
+    test_every_split_has_the_bits_of_the_definition,
+)
+from tests.cuda.test_head_rows import (  # noqa: F401
+    test_queries_and_pages_are_those_of_the_definition,
+)
+from tests.cuda.test_products import (  # noqa: F401
+    test_a_layer_is_three_launches,
+    test_a_layer_of_many_tokens,
+    test_a_product_has_the_bits_of_the_definition,
+    test_another_weight_gives_other_bits,
+    test_broken_and_silent_segments,
+    test_integers_made_elsewhere,
+    test_many_tokens,
+    test_more_tokens_than_a_block_takes,
+)
+from tests.needs import need_device
+
+pytestmark = pytest.mark.device
+
+LEAST_BYTES = 256
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
+    need_device(open_driver)
+    with CudaTier(choices=Choices(cache=tmp_path_factory.mktemp("cubins"))) as tier:
+        yield tier
+
+
+@pytest.fixture(autouse=True)
+def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of those tests run there."""
+    for module in (test_attention, test_head_rows, test_products):
+        monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
+
+
+def run_on_device(
+    tier: CudaTier,
+    graph: Graph,
+    sizes: tuple[ShapeKey, ShapeKey],
+    inputs: Mapping[str, NDArray[Any]],
+    kept: Mapping[str, NDArray[Any]],
+    matrices: Mapping[str, tuple[DType, NDArray[np.uint8]]],
+    folder: Path,
+    parts: int = 1,
+    device: Device = DEVICE,
+) -> None:
+    """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. The device there is
+    runs the case, whichever it is for."""
+    key, form = sizes
+    layout = input_layout(graph, form)
+    stored = {name: bits for name, (_, bits) in matrices.items()}
+    buffers = {}
+    for decl in graph.buffers.values():
+        if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
+            values = stored[decl.name] if decl.name in stored else kept[decl.name]
+            rows = np.ascontiguousarray(values).reshape(-1, values.shape[-1]).view(np.uint8)
+            buffers[decl.name] = tier.upload(decl, rows)
+        elif decl.name in kept:
+            flat = kept[decl.name].reshape(-1).view(np.uint8)
+            buffer = tier.alloc(decl, max(LEAST_BYTES, flat.nbytes), Heap.HOST_VISIBLE)
+            tier.write(buffer, 0, flat)
+            buffers[decl.name] = buffer
+    try:
+        batch = tier.lower(graph, buffers, form, layout)
+        tier.wait(tier.submit(batch, pack_inputs(layout, key, inputs)), 10)
+        for decl in graph.buffers.values():
+            if decl.kind in (BufferKind.OUTPUT, BufferKind.STATE):
+                flat = kept[decl.name].reshape(-1).view(np.uint8)
+                flat[:] = tier.read(buffers[decl.name], 0, flat.nbytes)
+    finally:
+        for buffer in buffers.values():
+            tier.free(buffer)

@@ -1,0 +1,66 @@
+"""Events to text: what ends an answer, and what belongs to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contract.errors import NonFiniteLogits
+from contract.types import FinishReason, TokenEvent
+from harness.answer_text import AnswerText
+from reference.model.open import open_model
+from reference.model.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> Tokenizer:
+    with (model := open_model(tiny_model_path)).file:
+        return model.tokenizer
+
+
+def answered(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...], last: FinishReason
+) -> AnswerText:
+    """The answer of a model that says ``text`` and ends for ``last``."""
+    answer = AnswerText(tokenizer, stop)
+    ids = tokenizer.encode(text)
+    told = ""
+    for position, token in enumerate(ids):
+        ends = last if position == len(ids) - 1 else None
+        told += answer.take(TokenEvent(1, token, position, ends))
+        if answer.finish_reason is not None:
+            break
+    assert told + answer.rest() == answer.text
+    return answer
+
+
+def test_a_stop_string_ends_it(tokenizer: Tokenizer) -> None:
+    answer = answered(tokenizer, "one two three", ("two",), FinishReason.LENGTH)
+    assert answer.text == "one "
+    assert (answer.finish_reason, answer.stop_string) == (FinishReason.STOP, "two")
+
+
+def test_a_stop_string_that_was_held_to_the_end(tokenizer: Tokenizer) -> None:
+    """ "two" waits for "wo th..." no longer once the tokens are spent."""
+    answer = answered(tokenizer, "one two", ("one two three", "two"), FinishReason.LENGTH)
+    assert answer.text == "one "
+    assert answer.finish_reason is FinishReason.STOP
+
+
+def test_the_token_that_ends_the_generation_is_not_of_the_text(tokenizer: Tokenizer) -> None:
+    answer = answered(tokenizer, "abc", (), FinishReason.STOP)
+    assert (answer.text, len(answer.tokens)) == ("ab", 2)
+
+
+def test_without_stop_strings_all_of_it(tokenizer: Tokenizer) -> None:
+    answer = answered(tokenizer, "one two", (), FinishReason.LENGTH)
+    assert (answer.text, answer.stop_string) == ("one two", None)
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+def test_a_model_that_fails(tokenizer: Tokenizer) -> None:
+    answer = AnswerText(tokenizer)
+    with pytest.raises(NonFiniteLogits, match="position 7"):
+        answer.take(TokenEvent(1, -1, 7, FinishReason.ERROR))
+    assert answer.finish_reason is FinishReason.ERROR

@@ -1,0 +1,173 @@
+"""Ops of work-groups that stand for several: which runs become one, and that no bit changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.opencl import tier as tier_module
+from accel.opencl.tier import OpenClTier
+from accel.packets.fused import FUSED, fuse, operands_of
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_levels
+from accel.packets.step import PRODUCTS, Step
+from contract.dtypes import F32, I12, Q4_K, Q6_K
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from reference.limits import whole_contexts
+from reference.model.open import open_model
+from tests.families_table import FAMILIES
+from tests.kernels.processor import cpu_device
+from tests.opencl.work_groups import work_group_tier
+from tests.run_graph import run_graph
+
+SyntheticModel = Callable[..., Path]
+HIDDEN = 512
+ROWS = 96
+
+
+def lowered(graph: Graph, form: ShapeKey) -> Step:
+    return lower_graph(graph, form, 64, "opencl")
+
+
+def names(step: Step) -> Counter[str]:
+    return Counter(op.name for op in step.ops)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_a_dense_layer_becomes_few_launches(synthetic_model: SyntheticModel, tokens: int) -> None:
+    """Ten waits a layer of Qwen3, nine where attention is not cut in parts."""
+    model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES["qwen3"]))
+    graph = model.graph(whole_contexts(1, 200, I12, 64, 1))
+    step = lowered(graph, ShapeKey(tokens, 1))
+    layers, together = model.config.layers, fuse(step)
+    found = names(together)
+    assert found["head_rows"] == found["swiglu_quantize"] == layers
+    assert found["rms_norm_quantize"] == 2 * layers + 1
+    assert not {"add", "rope", "kv_write_batched", "swiglu", "rms_norm"} & set(found)
+    assert found["matmul_row"] == (7 * layers + 1 if tokens == 1 else 1)
+    split = tokens <= 4
+    assert found["flash_attn_quantize"] == (layers if split else 0)
+    assert found["quantize_activation"] == (0 if split else layers)
+    products = [op for op in together.ops if op.name in PRODUCTS]
+    added = [op for op in products if operands_of(op)["residual"] is not None]
+    assert len(added) == 2 * layers
+    barriers = schedule_levels(together).barriers
+    assert schedule_levels(step).barriers > 1.6 * barriers
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gemma3", "qwen3moe"])
+def test_nothing_is_lost(synthetic_model: SyntheticModel, name: str) -> None:
+    """Whatever outlives the step is written as often, and every operand read is written before."""
+    model = open_model(synthetic_model(quant="q8_0", **FAMILIES[name]))
+    graph = model.graph(whole_contexts(2, 200, I12, 64, 2))
+    for form in (ShapeKey(1, 1), ShapeKey(4, 2), ShapeKey(60, 2)):
+        step = lowered(graph, form)
+        together = fuse(step)
+        assert written(step, graph) == written(together, graph)
+        made: set[str] = set()
+        for op in together.ops:
+            for place, tensor in enumerate(op.operands):
+                if tensor is not None and tensor.buffer in together.scratch:
+                    assert place in op.written or tensor.buffer in made
+            made |= op.results()
+
+
+def written(step: Step, graph: Graph) -> Counter[str]:
+    """How often each buffer of the graph that is no scratch is written."""
+    return Counter(name for op in step.ops for name in op.results() if name not in step.scratch)
+
+
+def layer(also_reads: str) -> Graph:
+    """Norm, two products and their gate, a residual; what ``also_reads`` names is an output too."""
+    builder = GraphBuilder("layer")
+
+    def weight(name: str, *shape: int) -> View:
+        dtype = F32 if len(shape) == 1 else Q6_K if name == "down" else Q4_K
+        return builder.buffer(name, BufferKind.WEIGHT, dtype, shape, name)
+
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
+    between = {"norm": builder.emit(Opcode.RMS_NORM, x=x, weight=weight("n", HIDDEN), eps=1e-5)}
+    gate, up = (
+        builder.emit(Opcode.MATMUL, x=between["norm"], weight=weight(name, HIDDEN, HIDDEN))
+        for name in ("gate", "up")
+    )
+    between["gated"] = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=1)
+    between["down"] = builder.emit(
+        Opcode.MATMUL, x=between["gated"], weight=weight("down", HIDDEN, HIDDEN)
+    )
+    builder.emit(Opcode.ADD, y=builder.output("y", "tokens", HIDDEN), a=x, b=between["down"])
+    if also_reads:
+        seen = builder.output("seen", "tokens", HIDDEN)
+        builder.emit(Opcode.SCALE, y=seen, x=between[also_reads], factor=2.0)
+    return builder.build()
+
+
+def contents(tokens: int) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(5)
+    made: dict[str, NDArray[Any]] = {
+        "x": rng.standard_normal((tokens, HIDDEN)).astype(np.float32),
+        "n": rng.standard_normal((1, HIDDEN)).astype(np.float32),
+    }
+    for name, dtype in (("gate", Q4_K), ("up", Q4_K), ("down", Q6_K)):
+        blocks = rng.integers(0, 256, (HIDDEN, HIDDEN // 256, dtype.block_bytes), np.uint8)
+        halves = (0, 2) if dtype == Q4_K else (208,)
+        for at in halves:
+            scale = rng.random((HIDDEN, HIDDEN // 256, 1)).astype(np.float16) / np.float16(64)
+            blocks[..., at : at + 2] = scale.view(np.uint8)
+        made[name] = blocks.reshape(HIDDEN, -1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tier(kernel_cache: Path) -> Iterator[OpenClTier]:
+    with work_group_tier(cpu_device(), kernel_cache, shared_addresses=True) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("also_reads", ["", "norm", "gated", "down"])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_the_bits_are_those_of_the_ops_apart(
+    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, also_reads: str, tokens: int
+) -> None:
+    """Also where something else reads what would not be written any more."""
+    graph = layer(also_reads)
+    run = partial(run_graph, tier, graph, ShapeKey(tokens, 0), contents(tokens))
+    together = names(fuse(lowered(graph, ShapeKey(tokens, 0))))
+    assert together["swiglu_quantize"] == (also_reads != "gated")
+    assert together["add"] == (also_reads == "down")
+    assert together["rms_norm_quantize"] == 1
+    fused = run()
+    monkeypatch.setattr(tier_module, "fuse", lambda step: step)
+    apart = run()
+    assert {*fused} == {*apart} >= {"y"}
+    for name, data in apart.items():
+        found = fused[name].view(np.float32)
+        assert np.isfinite(found).all()
+        assert found.any()
+        assert (found == data.view(np.float32)).all(), name
+
+
+def test_a_residual_that_is_the_product_itself_stays_apart() -> None:
+    """y + y has no other operand to add."""
+    builder = GraphBuilder("twice")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
+    weight = builder.buffer("w", BufferKind.WEIGHT, Q4_K, (ROWS, HIDDEN), "w")
+    y = builder.emit(Opcode.MATMUL, x=x, weight=weight)
+    builder.emit(Opcode.ADD, y=builder.output("y", "tokens", ROWS), a=y, b=y)
+    assert names(fuse(lowered(builder.build(), ShapeKey(2, 0))))["add"] == 1
+
+
+def test_every_fused_op_has_a_kernel() -> None:
+    """Named as the op is."""
+    for name, op in FUSED.items():
+        assert op.name == op.source == name
+        assert op.by_groups

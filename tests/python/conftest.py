@@ -1,0 +1,24 @@
+"""A tiny model in this process, through the Python API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zinc_rt import LLM
+
+CONTEXT = 128
+
+
+def engine_threads() -> int:
+    """Threads of engines that are alive."""
+    return sum(thread.name == "engine" for thread in threading.enumerate())
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_model_path: Path) -> Iterator[LLM]:
+    with LLM(tiny_model_path, tier="cpu", context=CONTEXT, slots=3, progress=False) as opened:
+        yield opened

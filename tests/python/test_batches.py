@@ -1,0 +1,173 @@
+"""Offline batches: each result is that of its prompt alone, whatever else is asked for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.types import SamplingParams as EngineSampling
+from harness.generate import Session, SessionOptions
+from tests.python.conftest import CONTEXT
+from zinc_rt import LLM, RequestError, SamplingParams
+
+PROMPTS = ["one", "two and more", "three", "", "a" * 40, "six", "seven", "eight"]
+SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_model_path: Path) -> Iterator[Session]:
+    """What ``zinc-rt run`` and ``zinc-rt logits`` answer with."""
+    options = SessionOptions(tier="cpu", context=CONTEXT, all_logits=True)
+    with Session.open(tiny_model_path, options) as opened:
+        yield opened
+
+
+def of_run(session: Session, prompt: str, seed: int, max_tokens: int) -> tuple[list[int], str]:
+    """Tokens and text as the command line computes them."""
+    sampling = EngineSampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.05, seed=seed)
+    tokens = session.model.tokenizer.encode(prompt)
+    generation = session.generate(tokens, sampling, max_tokens)
+    list(generation)
+    return generation.tokens, generation.text
+
+
+def test_each_prompt_gives_what_run_gives_in_the_order_of_the_prompts(
+    llm: LLM, session: Session
+) -> None:
+    """More prompts than slots, several completions each, one that cannot be served."""
+    parameters = SamplingParams(temperature=0.9, seed=5, max_tokens=12, n=2)
+    outputs = llm.generate(PROMPTS, parameters)
+    assert [output.index for output in outputs] == list(range(len(PROMPTS)))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        if not prompt:
+            assert isinstance(output.error, RequestError)
+            with pytest.raises(RequestError, match="prompt"):
+                _ = output.text
+            continue
+        for choice, completion in enumerate(output.completions):
+            tokens, text = of_run(session, prompt, 5 + choice, 12)
+            assert (list(completion.tokens), completion.text) == (tokens, text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parameters", "problem"),
+    [
+        ("x" * 500, SAMPLED, "prompt"),
+        ([1, 999_999], SAMPLED, "prompt"),
+        (None, SAMPLED, "prompt"),
+        ("x", SamplingParams(temperature=-1), "temperature"),
+        ("x", SamplingParams(stop=""), "stop"),
+        ("x", SamplingParams(n=0), "n"),
+        ("x", SamplingParams(max_tokens=0), "max_tokens"),
+        ("x", SamplingParams(seed=-1), "seed"),
+        ("x", SamplingParams(log_probabilities=21), "log_probabilities"),
+    ],
+)
+def test_a_bad_prompt_takes_nothing_from_the_others(
+    llm: LLM, prompt: object, parameters: SamplingParams, problem: str
+) -> None:
+    alone = [llm.generate(text, SAMPLED)[0].tokens for text in ("one", "two")]
+    outputs = llm.generate(["one", prompt, "two"], [SAMPLED, parameters, SAMPLED])  # type: ignore[list-item]
+    assert [outputs[0].tokens, outputs[2].tokens] == alone
+    assert isinstance(outputs[1].error, RequestError)
+    assert outputs[1].error.field == problem
+
+
+def test_one_prompt_may_be_given_as_it_is(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("one")
+    texts = [llm.generate(given, SAMPLED)[0].text for given in ("one", tokens, [tokens])]
+    assert len(set(texts)) == 1
+    assert llm.generate(np.array([tokens]), SAMPLED)[0].text == texts[0]  # type: ignore[arg-type]
+    assert llm.generate([]) == []
+
+
+def test_parameters_for_other_prompts(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="one for each"):
+        llm.generate(["one", "two"], [SAMPLED])
+
+
+def test_stop_strings_and_reasons(llm: LLM) -> None:
+    text = llm.generate("one", SAMPLED)[0].text
+    middle = text[len(text) // 2 :][:2]
+    ended = llm.generate("one", SamplingParams(temperature=0.9, seed=5, max_tokens=12, stop=middle))
+    assert ended[0].text == text[: text.index(middle)]
+    assert ended[0].completion.stop_string == middle
+    assert ended[0].completion.finish_reason == "stop"
+    assert llm.generate("one", SAMPLED)[0].completion.finish_reason == "length"
+
+
+def test_log_probabilities_and_logits_are_arrays(llm: LLM, session: Session) -> None:
+    """The logits are those of ``zinc-rt logits`` at the same positions, every bit; a token's
+    log-probability is that of the softmax of its row."""
+    asked = SamplingParams(max_tokens=5, ignore_end=True, log_probabilities=3, logits=True)
+    (output,) = llm.generate("some text", asked)
+    found = output.completion
+    vocab = llm.model.config.vocab
+    whole = [*output.prompt_tokens, *found.tokens]
+    expected = np.empty((len(whole), vocab), np.float32)
+    session.logits(whole, expected)
+    assert found.logits is not None
+    assert (found.logits == expected[len(output.prompt_tokens) - 1 : -1]).all()
+    assert (llm.logits(whole) == expected).all()
+    assert found.log_probabilities is not None
+    assert found.top_tokens is not None
+    assert found.top_log_probabilities is not None
+    assert found.log_probabilities.shape == (5,)
+    assert found.top_tokens.shape == found.top_log_probabilities.shape == (5, 3)
+    assert (found.top_tokens[:, 0] == found.tokens).all()
+    rows = found.logits.astype(np.float64)
+    softmax = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    likely = softmax[np.arange(5), list(found.tokens)]
+    assert np.allclose(found.log_probabilities, likely, atol=1e-5)
+    plain = llm.generate("some text", SamplingParams(max_tokens=5, ignore_end=True))[0].completion
+    assert plain.tokens == found.tokens
+    assert plain.logits is plain.log_probabilities is plain.top_tokens is None
+
+
+def test_prompts_without_end_are_read_as_there_is_room(llm: LLM) -> None:
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield f"prompt {read}"
+
+    outputs = llm.completed(endless(), SamplingParams(max_tokens=2))
+    indices = {next(outputs).index for _ in range(10)}
+    outputs.close()  # type: ignore[attr-defined]
+    assert len(indices) == 10
+    assert read < 60
+    assert idle(llm)
+
+
+def test_ctrl_c_ends_the_batch_and_not_the_model(llm: LLM) -> None:
+    before = llm.generate("one", SAMPLED)[0].tokens
+
+    def interrupted() -> Iterator[str]:
+        yield from ("long", "longer")
+        signal.raise_signal(signal.SIGINT)
+        yield "never"
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(interrupted(), SamplingParams(max_tokens=100, ignore_end=True))
+    assert idle(llm)
+    assert llm.generate("one", SAMPLED)[0].tokens == before
+
+
+def test_a_bar_counts_the_prompts(
+    tiny_model_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.progress.LINE_SECONDS", 0.0)
+    with LLM(tiny_model_path, tier="cpu", context=64, slots=2) as llm:
+        llm.generate(["one", "two"], SamplingParams(max_tokens=2))
+    assert "generating: 100% (2 prompts of 2 prompts)" in capsys.readouterr().err
+
+
+def idle(llm: LLM) -> bool:
+    """Whether the engine has nothing to do any more."""
+    return llm._driver.call(lambda engine: engine.idle)

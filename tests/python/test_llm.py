@@ -1,0 +1,119 @@
+"""Opening, conversations, closing, the server; and that it is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import zinc_rt
+from harness.generate import Session, SessionOptions
+from tests.cli.conftest import environment
+from tests.python.conftest import CONTEXT, engine_threads
+from zinc_rt import LLM, ConfigError, RequestError, SamplingParams, serve
+
+GREEDY = SamplingParams(max_tokens=6)
+TURN = [{"role": "user", "content": "Hello <|im_end|>"}]
+
+
+def test_an_argument_that_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'slot'; the nearest known key is 'slots'"):
+        LLM("model.gguf", slot=3)
+    with pytest.raises(ConfigError, match="argument slots: 'many' is not accepted"):
+        LLM("model.gguf", slots="many")
+
+
+def test_settings_come_from_the_environment_too(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZINC_RT_TIER", "cpu")
+    monkeypatch.setenv("ZINC_RT_CONTEXT", "48")
+    with LLM(tiny_model_path, progress=False) as llm:
+        assert (llm.tier, llm.context) == ("cpu", 48)
+
+
+def test_a_conversation_is_what_the_template_makes_of_it(llm: LLM, tiny_model_path: Path) -> None:
+    """One conversation or many; text of the user that looks like a control token is text."""
+    (answer,) = llm.chat(TURN, GREEDY)
+    assert [output.text for output in llm.chat([TURN, TURN], GREEDY)] == [answer.text] * 2
+    tokens = llm.encode_chat(TURN)
+    assert llm.generate([tokens], GREEDY)[0].tokens == answer.tokens
+    with Session.open(tiny_model_path, SessionOptions(tier="cpu", context=CONTEXT)) as session:
+        assert session.template is not None
+        rendered = session.template.render(TURN).text
+    assert len(tokens) > len(llm.tokenizer.encode(rendered, parse_special=True))
+    assert "".join(piece.text for piece in llm.stream_chat(TURN, GREEDY)) == answer.text
+
+
+def test_a_conversation_that_is_none(llm: LLM) -> None:
+    (output,) = llm.chat([[{"role": "nobody", "content": "x"}]], GREEDY)
+    assert isinstance(output.error, RequestError)
+    (output,) = llm.chat([TURN], GREEDY, thinking=True)
+    assert isinstance(output.error, RequestError)
+
+
+def test_closing_ends_the_engine_and_a_second_time_does_nothing(tiny_model_path: Path) -> None:
+    before = engine_threads()
+    llm = LLM(tiny_model_path, tier="cpu", context=32, progress=False)
+    assert engine_threads() == before + 1
+    llm.close()
+    llm.close()
+    assert engine_threads() == before
+
+
+def test_a_program_that_does_not_close_ends_well(tiny_model_path: Path) -> None:
+    """With a stream that was left in the middle, too."""
+    program = (
+        "import sys; from zinc_rt import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], tier='cpu', context=128, progress=False)\n"
+        "kept = iter(llm.stream('one', SamplingParams(max_tokens=100, ignore_end=True)))\n"
+        "print(next(kept).token)\n"
+    )
+    folders = [str(Path(folder).parent) for folder in zinc_rt.__path__]
+    named = environment()
+    named = {**named, "PYTHONPATH": ":".join([named["PYTHONPATH"], *folders])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_model_path)],
+        env=named, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_path: Path) -> None:
+    asked = SamplingParams(
+        temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=3, max_tokens=9, log_probabilities=2
+    )
+    (output,) = llm.generate("Once", asked)
+    wanted = {"prompt": "Once", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9}
+    body = json.dumps({**wanted, "logprobs": 2}).encode()
+    ledger = tmp_path / "ledger.sqlite"
+    with serve(tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
+        request = urllib.request.Request(
+            f"{server.url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            (choice,) = json.load(response)["choices"]
+    found = output.completion
+    assert choice["text"] == output.text
+    assert found.log_probabilities is not None
+    assert choice["logprobs"]["token_logprobs"] == found.log_probabilities.tolist()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(server.url + "/health")
+
+
+def test_it_is_installed(tmp_path: Path) -> None:
+    """Beside the project, without a path to its sources: what ``pip install`` made of it."""
+    program = "import zinc_rt, harness; print(zinc_rt.LLM.__module__)"
+    named = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=named, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("zinc_rt.llm\n", "")
+
+
+def test_everything_it_exports_is_there() -> None:
+    assert all(hasattr(zinc_rt, name) for name in zinc_rt.__all__)

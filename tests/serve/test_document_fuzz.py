@@ -1,0 +1,107 @@
+"""Schemathesis reads the server's own document: bodies it allows and bodies it does not.
+
+Never an answer of 5xx; what is answered is as documented; what the document forbids is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from harness.serve.answer_schemas import ANSWERS
+from harness.serve.keys import key_digest, new_key
+from harness.serve.openapi import openapi_document
+from harness.serve.routes import ROUTES
+from harness.serve.run import Running
+from tests.serve.conftest import Serve
+
+KEY = new_key()
+EXAMPLES = 12
+SOAK_EXAMPLES = 2000
+MOST_TOKENS = 4
+DOCUMENT = openapi_document(ROUTES, "0")
+# Every case has the key: what happens without it is tested by itself.
+SCHEMA = schemathesis.openapi.from_dict({**DOCUMENT, "security": []})
+MODES = {"allowed": GenerationMode.POSITIVE, "forbidden": GenerationMode.NEGATIVE}
+CASES = [
+    (mode, method.upper(), path)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+    for mode in MODES
+    if mode == "allowed" or "requestBody" in operation
+]
+CHECKED = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+)
+load_all_checks()
+CHOSEN = [CHECKS.get_one(name) for name in CHECKED]
+
+
+@pytest.fixture(scope="module")
+def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server on which the one tenant may do what anybody may, and changes nothing."""
+    path = tmp_path_factory.mktemp("fuzz") / "tenants.toml"
+    path.write_text(f'[tenant.one]\nid = 1\nkeys = ["{key_digest(KEY)}"]\n')
+    with serve(tenants=path) as server:
+        yield server
+
+
+def ask(server: Running, case: Case, kept: list[int]) -> None:
+    """Send a case, with a key and for few tokens, and check the answer."""
+    case.headers["Authorization"] = f"Bearer {KEY}"
+    if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int | None):
+        case.body["max_tokens"] = min(case.body.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
+    response = case.call(base_url=server.url)
+    kept.append(response.status_code)
+    case.validate_response(response, checks=CHOSEN)
+
+
+def fuzz(server: Running, method: str, path: str, mode: str, examples: int) -> list[int]:
+    """The statuses of so many cases of an operation."""
+    statuses: list[int] = []
+    strategy = SCHEMA[path][method].as_strategy(generation_mode=MODES[mode])
+
+    @settings(
+        max_examples=examples,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=examples == EXAMPLES,
+        database=None,
+    )
+    @given(case=strategy)
+    def ask_all(case: Case) -> None:
+        ask(server, case, statuses)
+
+    ask_all()
+    return statuses
+
+
+@pytest.mark.parametrize(("mode", "method", "path"), CASES)
+def test_it_answers_as_documented(keyed: Running, mode: str, method: str, path: str) -> None:
+    assert fuzz(keyed, method, path, mode, EXAMPLES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("mode", "method", "path"), CASES)
+def test_it_answers_as_documented_for_long(
+    keyed: Running, mode: str, method: str, path: str
+) -> None:
+    fuzz(keyed, method, path, mode, SOAK_EXAMPLES)
+
+
+def test_both_kinds_of_bodies_are_told_apart(keyed: Running) -> None:
+    """Negative control: of what is allowed most is answered, of what is forbidden nothing."""
+    chat = ("POST", "/v1/chat/completions")
+    assert 200 in fuzz(keyed, *chat, "allowed", EXAMPLES)
+    assert 200 not in fuzz(keyed, *chat, "forbidden", EXAMPLES)
+    assert ANSWERS.keys() <= {route.name for route in ROUTES}

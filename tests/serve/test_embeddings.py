@@ -1,0 +1,143 @@
+"""Vectors of texts, as OpenAI's client asks for them: the same bits in any company."""
+
+from __future__ import annotations
+
+import base64
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from openai import OpenAI
+
+from contract.types import Request
+from harness.serve.keys import key_digest, new_key
+from harness.serve.pooling import Pool, Pooling
+from harness.serve.run import Running
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import HIDDEN, ModelRunner
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+TEXTS = ["The sky is blue.", "a", "Why? " * 30, "another text of some length"]
+
+
+def vectors(http: Http, texts: object, **more: object) -> list[list[float]]:
+    reply = http.post("/v1/embeddings", {"input": texts, **more})
+    assert reply.status == 200, reply.body
+    assert [each["index"] for each in reply.json["data"]] == list(range(len(reply.json["data"])))
+    return [each["embedding"] for each in reply.json["data"]]
+
+
+def test_openais_client(client: OpenAI, server: Running) -> None:
+    """It asks for base64 unless told otherwise, and gets the numbers that float gives."""
+    asked = client.embeddings.create(model="tiny", input=TEXTS)
+    plain = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
+    width = server.service.model.model.config.hidden
+    assert [len(each.embedding) for each in asked.data] == [width] * len(TEXTS)
+    for one, other in zip(asked.data, plain.data, strict=True):
+        assert one.embedding == other.embedding
+        assert math.isclose(math.fsum(x * x for x in one.embedding), 1.0, rel_tol=1e-6)
+    encode = server.service.model.tokenizer.encode
+    assert asked.usage.prompt_tokens == sum(len(encode(text)) for text in TEXTS)
+    assert asked.object == "list"
+
+
+def test_a_vector_is_the_pooled_hidden_states(http: Http, tiny_model_path: Path) -> None:
+    """Computed here from a runner of other sizes."""
+    model = open_model(tiny_model_path)
+    limits = Limits(
+        slots=1, context=256, pages=16, step_tokens=20, step_rows=19, hidden_states=True
+    )
+    tokens = model.tokenizer.encode(TEXTS[2])
+    pool = Pool(Pooling.MEAN, len(tokens))
+    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+        engine = Engine(runner)
+        engine.submit(Request(1, tuple(tokens), 0), pool, output=HIDDEN)
+        assert len(list(engine.run())) == 1
+    assert vectors(http, TEXTS[2])[0] == pool.vector().tolist()
+    assert vectors(http, [tokens], dimensions=5)[0] == pool.vector(5).tolist()
+
+
+def test_company_changes_nothing(http: Http) -> None:
+    """Each alone, all at once, more than there are slots, and beside requests that generate."""
+    alone = [vectors(http, text)[0] for text in TEXTS]
+    assert vectors(http, TEXTS) == alone
+    assert vectors(http, TEXTS * 3) == alone * 3
+    busy = [
+        threading.Thread(
+            target=http.post,
+            args=("/v1/completions", {"prompt": f"{i}", "max_tokens": 100, "ignore_eos": True}),
+        )
+        for i in range(4)
+    ]
+    for thread in busy:
+        thread.start()
+    assert vectors(http, list(reversed(TEXTS))) == list(reversed(alone))
+    for thread in busy:
+        thread.join()
+    assert alone[0] != alone[3]
+
+
+def test_texts_and_ids_are_the_same(http: Http, server: Running) -> None:
+    ids = [server.service.model.tokenizer.encode(text) for text in TEXTS]
+    wanted = vectors(http, TEXTS)
+    assert vectors(http, ids) == wanted
+    assert vectors(http, ids[0]) == wanted[:1]
+    coded = vectors(http, TEXTS[0], encoding_format="base64")[0]
+    assert np.frombuffer(base64.b64decode(str(coded)), "<f4").tolist() == wanted[0]
+
+
+def test_fewer_dimensions_are_normalised_again(http: Http) -> None:
+    whole, part = vectors(http, TEXTS[0])[0], vectors(http, TEXTS[0], dimensions=7)[0]
+    assert len(part) == 7
+    assert math.isclose(math.fsum(x * x for x in part), 1.0, rel_tol=1e-6)
+    scale = part[0] / whole[0]
+    assert all(math.isclose(p, w * scale, rel_tol=1e-5) for p, w in zip(part, whole, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": []}, "input", "invalid_value"),
+        ({"input": ["a", ""]}, "input", "invalid_value"),
+        ({"input": [[]]}, "input", "invalid_value"),
+        ({"input": ["a", 1]}, "input", "invalid_value"),
+        ({"input": [10**6]}, "input", "invalid_value"),
+        ({"input": ["a"] * 2049}, "input", "invalid_value"),
+        ({"input": ["a", "b " * 300]}, "input", "context_length_exceeded"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
+        ({"input": "a", "dimensions": 10**6}, "dimensions", "invalid_value"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
+        ({"input": "a", "model": "other"}, "model", "model_not_found"),
+        ({"input": "a", "task": "search"}, "task", "unknown_parameter"),
+        ({}, "input", "invalid_value"),
+    ],
+)
+def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: str) -> None:
+    refused = http.post("/v1/embeddings", body)
+    assert refused.status in (400, 404)
+    assert (refused.error["param"], refused.error["code"]) == (param, code)
+
+
+def test_vectors_are_counted(serve: Serve, tmp_path: Path) -> None:
+    """And a tenant's context is its limit here, too."""
+    key = new_key()
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[tenant.a]\nid = 1\nmax_context = 20\nkeys = ["{key_digest(key)}"]\n')
+    with (
+        serve(tenants=path) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        told = client.embeddings.create(model="tiny", input=["a", "bc"]).usage
+        with pytest.raises(openai.BadRequestError, match="the context is 20"):
+            client.embeddings.create(model="tiny", input="a " * 30)
+        http = Http(server.url)
+        total = http.get("/v1/tenants/1/usage", Authorization=f"Bearer {key}").json["total"]
+        assert (total["completed"], total["rejected"]) == (1, 1)
+        assert total["prompt_tokens"] == told.prompt_tokens

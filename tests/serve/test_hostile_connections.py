@@ -1,0 +1,249 @@
+"""Sockets that lie about their bodies, crowd out others, or whose owners vanished."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from harness.serve import listen
+from harness.serve.run import Running
+from tests.needs import machine_lacks
+from tests.serve.conftest import Serve
+from tests.serve.http import Http, posted
+from tests.serve.test_connections import (
+    COMPLETIONS,
+    LONG,
+    heard_until,
+    running,
+    slow_steps,
+    wait_until,
+)
+
+SO_ATTACH_FILTER = 26
+"""Linux's number; Python has no name for it."""
+BPF_RET = 0x06
+HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def status_of(answer: bytes) -> bytes:
+    """The status of the first response, whose body is one error."""
+    assert b'{"error":{' in answer
+    return answer.split(b" ")[1]
+
+
+def vanish(connection: socket.socket) -> None:
+    """The peer's machine is gone: from now on its kernel drops whatever arrives, and acknowledges
+    nothing. A packet filter of one instruction, which keeps no byte."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
+    program = struct.pack("H6xP", 1, ctypes.addressof(instruction))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def abort(connection: socket.socket) -> None:
+    """Close with a reset instead of an orderly end."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_body_of_chunks_without_end(http: Http) -> None:
+    """Refused once it is longer than any body may be."""
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    answer = b""
+    with http.connected() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(HEAD.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(1 << 10):
+                connection.sendall(chunk)
+        with suppress(ConnectionError):
+            answer = connection.recv(65536)
+    assert not answer or status_of(answer) == b"413"
+    assert http.get("/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("Content-Length: -1", b"400"),
+        ("Content-Length: 2\r\nContent-Length: 3", b"400"),
+        ("Content-Length: 1e3", b"400"),
+        ("Content-Length: 99999999999999999999", b"413"),
+        ("Transfer-Encoding: gzip, chunked", b"501"),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 2", b"400"),
+        ("Content-Encoding: gzip\r\nContent-Length: 2", b"415"),
+        ("Content Length: 2", b"400"),
+        ("X: a\nY: b", b"400"),
+    ],
+)
+def test_headers_that_lie_about_the_body(http: Http, lines: str, status: bytes) -> None:
+    answer = http.raw(f"{HEAD}{lines}\r\nConnection: close\r\n\r\n{{}}".encode())
+    assert status_of(answer) == status
+
+
+def test_a_chunk_that_is_no_chunk(http: Http) -> None:
+    body = b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n"
+    assert status_of(http.raw(HEAD.encode() + body)) == b"400"
+
+
+def test_a_body_shorter_than_it_says_begins_nothing(server: Running, http: Http) -> None:
+    before = server.service.ledger.total(0)
+    with http.connected() as connection:
+        connection.sendall(posted(COMPLETIONS, LONG)[:-1])
+    assert http.get("/health").json["active"] == 0
+    assert server.service.ledger.total(0) == before
+
+
+def test_what_follows_a_body_is_a_request_of_its_own(http: Http) -> None:
+    """Never a part of the one before it."""
+    first = posted(COMPLETIONS, {"prompt": "abc", "max_tokens": 1})
+    answer = http.raw(first + b"{}\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"HTTP/1.1 400" in answer or b"HTTP/1.0 400" in answer
+
+
+def test_no_header_makes_another_method_of_a_request(http: Http) -> None:
+    headers = {
+        "X-HTTP-Method-Override": "POST",
+        "X-Method-Override": "POST",
+        "X-HTTP-Method": "POST",
+    }
+    assert http.send("GET", COMPLETIONS, None, headers).status == 405
+
+
+def test_forwarded_headers_are_not_believed(http: Http) -> None:
+    """Nobody becomes another by saying so."""
+    told = {
+        "X-Forwarded-Host": "evil.example",
+        "Forwarded": "host=evil.example",
+        "X-Forwarded-For": "1.2.3.4",
+    }
+    assert http.send("GET", "/v1/models", None, told).status == 200
+    assert http.get("/v1/models", Host="evil.example", X_Forwarded_Host="localhost").status == 403
+
+
+def test_a_request_that_arrives_too_slowly_is_told_so(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its head and in its body."""
+    monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
+    with serve() as server:
+        http = Http(server.url)
+        for begun in (b"GET /hea", HEAD.encode(), posted(COMPLETIONS, LONG)[:-5]):
+            answer = http.raw(begun)
+            assert status_of(answer) == b"408"
+            assert b'"type":"timeout_error"' in answer
+
+
+def test_a_request_behind_a_running_one_may_be_slow(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Being slow with the next one ends nothing that runs."""
+    monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
+    slow_steps(monkeypatch)
+    with serve() as server:
+        body = {**LONG, "max_tokens": 80}
+        answer = Http(server.url).raw(posted(COMPLETIONS, body) + b"GET /")
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b'"completion_tokens":80' in answer
+        assert b" 408 " in answer
+
+
+def test_idle_connections_crowd_out_nobody(serve: Serve) -> None:
+    """Twice as many as are kept, all silent: the oldest go, and who asks is answered."""
+    with serve(slots=1, queue_depth=1) as server, ExitStack() as opened:
+        http = Http(server.url)
+        crowd = 2 * server.http.connections
+        silent = [opened.enter_context(http.connected()) for _ in range(crowd)]
+        assert http.get("/health").status == 200
+        wait_until(lambda: open_channels(server) < server.http.connections)
+        assert silent[0].recv(1) == b""
+        silent[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[-1].recv(65536).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_crowd_never_closes_who_is_being_answered(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_steps(monkeypatch)
+    with serve(slots=1, queue_depth=1) as server, ExitStack() as opened:
+        http = Http(server.url)
+        with http.connected() as honest:
+            honest.sendall(posted(COMPLETIONS, {**LONG, "max_tokens": 60, "stream": True}))
+            heard_until(honest, b"\n\n")
+            for _ in range(2 * server.http.connections):
+                opened.enter_context(http.connected())
+            assert b"[DONE]" in heard_until(honest, b"[DONE]")
+
+
+def open_channels(server: Running) -> int:
+    return len(server.http._server.active_channels)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reset_frees_the_slot(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    slow_steps(monkeypatch)
+    with http.connected() as connection:
+        connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
+        wait_until(lambda: running(server) == 1)
+        if stream:
+            heard_until(connection, b"\n\n")
+        abort(connection)
+    wait_until(lambda: running(server) == 0)
+
+
+def test_a_client_that_vanished_frees_its_slot(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes from it, neither an end nor a reset: what is sent stays unacknowledged."""
+    if sys.platform != "linux":
+        machine_lacks("packet filter that makes a peer vanish: it is not Linux")
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
+    slow_steps(monkeypatch, seconds=0.05)
+    with serve() as server:
+        http = Http(server.url)
+        with http.connected() as connection:
+            connection.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
+            heard_until(connection, b"\n\n")
+            vanish(connection)
+            wait_until(lambda: running(server) == 0)
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        assert steps < LONG["max_tokens"], "it ran to its end"
+        assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+
+
+def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve: Serve) -> None:
+    """No slot, no page, no connection and no file."""
+    with serve() as server:
+        http = Http(server.url)
+        assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+        before = open_files()
+
+        def visit(number: int) -> None:
+            with suppress(OSError), http.connected() as connection:
+                stream = bool(number % 2)
+                data = posted(COMPLETIONS, {**LONG, "max_tokens": 60, "stream": stream})
+                connection.sendall(data[: len(data) - (number % 3) * 20])
+                if number % 15 == 0:
+                    connection.recv(1)
+                abort(connection)
+
+        with ThreadPoolExecutor(8) as clients:
+            list(clients.map(visit, range(200)))
+        wait_until(lambda: server.service.model.driver.call(lambda engine: engine.idle))
+        wait_until(lambda: open_channels(server) == 0)
+        assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+        wait_until(lambda: open_files() <= before)
+        now = server.service.model.driver.call(lambda engine: engine.statistics)
+        assert now.free_pages + now.cached_pages == now.pages

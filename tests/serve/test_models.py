@@ -1,0 +1,246 @@
+"""Models that are listed, fetched, chosen and deleted while the server answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from harness.serve import pulls
+from harness.serve.keys import key_digest, new_key
+from harness.serve.run import Running
+from tests.harness.hub_server import Hub, send_file, serving_hub
+from tests.serve.conftest import Serve
+from tests.serve.http import Http, Reply, posted
+from tests.serve.streams import data_of, lines_of
+
+NAME = "hf.co/org/Tiny-GGUF:Q8_0"
+FILE = "Tiny-Q8_0.gguf"
+OTHER = "hf.co/org/Other-GGUF:Q8_0"
+BODY = {"prompt": "abc", "max_tokens": 8, "seed": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def content(synthetic_model: object) -> bytes:
+    """A model that is not the one the server begins with."""
+    path: Path = synthetic_model(architecture="llama", quant="q8_0")  # type: ignore[operator]
+    return path.read_bytes()
+
+
+@pytest.fixture
+def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with serving_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        server.files["org/Tiny-GGUF"] = {FILE: content}
+        server.files["org/Other-GGUF"] = {"Other-Q8_0.gguf": b"GGUF, and then nothing"}
+        yield server
+
+
+@pytest.fixture
+def served(serve: Serve, hub: Hub, tmp_path: Path) -> Iterator[Running]:
+    with serve(cache_dir=tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def http(served: Running) -> Http:
+    return Http(served.url)
+
+
+def managed(http: Http) -> dict[str, dict[str, object]]:
+    return {facts["id"]: facts for facts in http.get("/v1/models").json["x_zinc"]["managed"]}
+
+
+def pull(http: Http, name: str = NAME) -> Reply:
+    return http.post("/v1/models/pull", {"model": name})
+
+
+def activate(http: Http, name: str) -> Reply:
+    return http.post("/v1/models/activate", {"model": name})
+
+
+def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: bytes) -> None:
+    """The whole way, as OpenAI's client sees it too."""
+    lines = lines_of(pull(http).body)
+    assert lines[-1] == b"data: [DONE]"
+    states = data_of(lines)
+    assert {state["model"] for state in states} == {NAME}
+    assert [state["status"] for state in states][-1] == "done"
+    assert states[-1]["completed"] == states[-1]["total"] == len(content)
+    assert managed(http)[NAME]["installed"]
+    assert managed(http)["tiny"]["active"]
+
+    before = http.post("/v1/completions", BODY).json
+    chosen = activate(http, NAME).json
+    assert chosen["id"] == NAME
+    with OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [NAME]
+        assert client.models.retrieve(NAME).id == NAME
+        answer = client.completions.create(model=NAME, prompt="abc", max_tokens=8, seed=3)
+        assert answer.system_fingerprint == chosen["x_zinc"]["fingerprint"]
+        assert answer.system_fingerprint != before["system_fingerprint"]
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="tiny", prompt="abc", max_tokens=8)
+        assert http.get("/version").json["fingerprint"] == answer.system_fingerprint
+        assert http.send("DELETE", f"/v1/models/{NAME}", None, {}).error["code"] == "model_in_use"
+
+        assert activate(http, "tiny").json["id"] == "tiny"
+        assert http.post("/v1/completions", BODY).json["choices"] == before["choices"]
+        wait_for_one_model(served)
+        assert client.models.delete(NAME).deleted
+    assert NAME not in managed(http)
+    assert http.get(f"/v1/models/{NAME}").status == 404
+
+
+def wait_for_one_model(served: Running) -> None:
+    while len(served.serving.paths) > 1:
+        time.sleep(0.01)
+
+
+def test_what_the_old_model_began_it_ends(served: Running, http: Http) -> None:
+    """Streamed and whole answers under way while the other model takes over are what they would
+    have been; then the old one is gone."""
+    pull(http)
+    long = {**BODY, "max_tokens": 200}
+    alone = http.post("/v1/completions", long).json["choices"][0]["text"]
+    replies: list[Reply] = []
+
+    def ask(stream: bool) -> None:
+        replies.append(http.post("/v1/completions", {**long, "stream": stream}))
+
+    threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+    for thread in threads:
+        thread.start()
+    while http.get("/health").json["active"] < 2:
+        assert len(replies) < 2
+    activate(http, NAME)
+    for thread in threads:
+        thread.join()
+    texts = []
+    for reply in replies:
+        if reply.headers["Content-Type"].startswith("text/event-stream"):
+            chunks = data_of(lines_of(reply.body))
+            texts.append("".join(chunk["choices"][0]["text"] for chunk in chunks))
+        else:
+            texts.append(reply.json["choices"][0]["text"])
+    assert texts == [alone, alone]
+    wait_for_one_model(served)
+    assert served.service.model.name == NAME
+
+
+def test_a_model_that_cannot_be_loaded_changes_nothing(served: Running, http: Http) -> None:
+    pull(http, OTHER)
+    refused = activate(http, OTHER)
+    assert (refused.status, refused.error["code"]) == (422, "model_unusable")
+    assert http.get("/v1/models").json["data"][0]["id"] == "tiny"
+    assert http.post("/v1/completions", BODY).status == 200
+
+
+def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> None:
+    """No name is a path, and none leads out of the cache."""
+    for name in (
+        "../../etc/passwd", "/etc/passwd", "nonsense", "hf.co/../..", "hf.co/org/../Tiny-GGUF",
+        "hf.co/org/Tiny-GGUF/../../x.gguf", "https://evil.test/x.gguf", "file:///etc/passwd",
+        "hf.co/org/Tiny-GGUF:..%2f", "", "a\0b", "hf.co/org",
+    ):  # fmt: skip
+        assert pull(http, name).status == 404, name
+        assert activate(http, name).status == 404, name
+    for path in ("..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "hf.co/org/..%2f..", "x%00y"):
+        assert http.send("DELETE", f"/v1/models/{path}", None, {}).status == 404, path
+        assert http.get(f"/v1/models/{path}").status == 404, path
+    assert activate(http, NAME).error["code"] == "model_not_installed"
+    assert http.send("DELETE", f"/v1/models/{NAME}", None, {}).error["code"] == (
+        "model_not_installed"
+    )
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_pull_that_fails_says_why(served: Running, http: Http, hub: Hub) -> None:
+    """In the stream, and as an answer; nothing of it is visible."""
+    hub.digests[FILE] = "0" * 64
+    last = data_of(lines_of(pull(http).body))[-1]
+    assert last["error"]["code"] == "pull_failed"
+    assert "discarded" in last["error"]["message"]
+    refused = http.post("/v1/models/pull", {"model": NAME, "stream": False})
+    assert (refused.status, refused.error["code"]) == (502, "pull_failed")
+    assert refused.headers["x-should-retry"] == "false"
+    assert NAME not in managed(http)
+    del hub.digests[FILE]
+    done = http.post("/v1/models/pull", {"model": NAME, "stream": False}).json
+    assert done["status"] == "done"
+
+
+def test_a_pull_under_way_is_joined_bounded_and_given_up(
+    served: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who leaves does not end it; deleting the model does, and it can be pulled again."""
+    monkeypatch.setattr(pulls, "MOST_PULLS", 1)
+    asked, held, given_up = threading.Event(), threading.Event(), threading.Event()
+    give_up = pulls.Pull.give_up
+
+    def slow(handler: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        held.wait(30)
+        send_file(handler, content)
+
+    def noted(self: pulls.Pull) -> None:
+        give_up(self)
+        given_up.set()
+
+    monkeypatch.setattr(pulls.Pull, "give_up", noted)
+    hub.body[FILE] = slow
+    with http.connected() as first:
+        first.sendall(posted("/v1/models/pull", {"model": NAME}))
+        assert asked.wait(30)
+    assert pull(http, OTHER).error["code"] == "too_many_pulls"
+    assert managed(http)[NAME]["pull"] is not None
+    assert not managed(http)[NAME]["installed"]
+    replies: list[Reply] = []
+    deleting = threading.Thread(
+        target=lambda: replies.append(http.send("DELETE", f"/v1/models/{NAME}", None, {}))
+    )
+    with http.connected() as joined:
+        joined.sendall(posted("/v1/models/pull", {"model": NAME}))
+        heard = b""
+        while b'"status":"downloading"' not in heard:
+            heard += joined.recv(65536)
+        deleting.start()
+        assert given_up.wait(30)
+        held.set()
+        while b"given_up" not in heard:
+            heard += joined.recv(65536)
+    deleting.join()
+    assert replies[0].json["deleted"]
+    assert hub.gets(FILE) == [None]
+    assert NAME not in managed(http)
+    del hub.body[FILE]
+    assert lines_of(pull(http).body)[-1] == b"data: [DONE]"
+
+
+def test_only_admins_change_models(serve: Serve, hub: Hub, tmp_path: Path) -> None:
+    keys = {name: new_key() for name in ("user", "operator", "admin")}
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        "".join(
+            f'[tenant.{name}]\nid = {number}\nkeys = ["{key_digest(key)}"]\n'
+            + (f"{name} = true\n" if name != "user" else "")
+            for number, (name, key) in enumerate(keys.items(), 1)
+        )
+    )
+    with serve(tenants=path, cache_dir=tmp_path / "cache") as server:
+        http = Http(server.url)
+        for name, status in (("user", 403), ("operator", 403), ("admin", 404)):
+            who = {"Authorization": f"Bearer {keys[name]}"}
+            for way in ("pull", "activate"):
+                asked = http.post(f"/v1/models/{way}", {"model": "nonsense"}, **who)
+                assert asked.status == status, (name, way)
+            assert http.send("DELETE", "/v1/models/nonsense", None, who).status == status
+        assert http.get("/metrics", Authorization=f"Bearer {keys['admin']}").status == 200

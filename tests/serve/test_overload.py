@@ -1,0 +1,163 @@
+"""More streams than slots, and more clients than places: who waits, who is refused, who suffers.
+
+Waiting is counted in steps of the engine, which are the same on a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.serve.keys import key_digest, new_key
+from harness.serve.run import Running
+from reference.engine import Engine
+from tests.paths import ROOT
+from tests.serve.conftest import Serve
+from tests.serve.http import Http, posted
+from tests.serve.test_connections import COMPLETIONS, wait_until
+from tests.serve.test_tenants import bearer
+
+STREAMS = 200
+KINDS = 8
+HONEST_REQUESTS = 6
+HONEST_TOKENS = 24
+CROWD_TOKENS = 16
+"""Who comes to slots that are all taken waits for the end of an answer, at most as long as this."""
+OVERLOAD = 10
+SLOTS, DEPTH = 4, 14
+URGENT, EQUAL, FLOODER = new_key(), new_key(), new_key()
+
+
+def asked(kind: int) -> dict[str, object]:
+    """What a client of a kind asks."""
+    return {
+        "prompt": "a stream among many"[: 8 + kind],
+        "max_tokens": 2 + kind,
+        "temperature": 0.9,
+        "seed": kind,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+
+def text_of(answer: bytes) -> str:
+    """The text of a whole stream, which ended as it should."""
+    assert answer.endswith(b"data: [DONE]\n\n")
+    lines = [line for line in answer.split(b"\n") if line.startswith(b"data: {")]
+    choices = [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines]
+    assert choices[-1]["finish_reason"] == "length"
+    return "".join(choice["text"] for choice in choices)
+
+
+async def heard(address: tuple[str, int], kind: int) -> bytes:
+    """A whole stream, read by a client that does nothing else."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(posted(COMPLETIONS, asked(kind)))
+    answer = await reader.readuntil(b"[DONE]\n\n")
+    writer.close()
+    return answer
+
+
+def test_two_hundred_streams_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are taken, none is cut, and each says what it says when it is alone."""
+    begin = threading.Event()
+    step = Engine.step
+
+    def held(engine: Engine) -> object:
+        begin.wait(0.01)
+        return step(engine) if begin.is_set() else []
+
+    with serve(queue_depth=STREAMS) as server:
+        http = Http(server.url)
+        alone = [text_of(http.post(COMPLETIONS, asked(kind)).body) for kind in range(KINDS)]
+        assert len(set(alone)) == KINDS
+        monkeypatch.setattr(Engine, "step", held)
+
+        async def all_of_them() -> list[bytes]:
+            clients = [
+                asyncio.create_task(heard(http.address, number % KINDS))  # type: ignore[arg-type]
+                for number in range(STREAMS)
+            ]
+            await asyncio.to_thread(wait_until, lambda: under_way(server) == STREAMS)
+            begin.set()
+            return await asyncio.gather(*clients)
+
+        answers = asyncio.run(all_of_them())
+        assert [text_of(answer) for answer in answers] == alone * (STREAMS // KINDS)
+        wait_until(lambda: server.service.ledger.total(0).completed == STREAMS + KINDS)
+        assert under_way(server) == 0
+
+
+def under_way(server: Running) -> int:
+    """Requests that run or wait."""
+    now = server.service.model.driver.call(lambda engine: engine.statistics)
+    return now.running + now.waiting
+
+
+@contextmanager
+def flooded(url: str, clients: int) -> Iterator[list[dict[str, int]]]:
+    """A process of so many clients that ask without end; what they were answered comes last."""
+    line = [
+        sys.executable,
+        "-m",
+        "tests.serve.flood",
+        url,
+        FLOODER,
+        str(clients),
+        str(CROWD_TOKENS),
+    ]
+    told: list[dict[str, int]] = []
+    with subprocess.Popen(
+        line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield told
+        told.append(json.loads(process.communicate("")[0]))
+
+
+def steps_of_requests(server: Running, key: str, count: int = HONEST_REQUESTS) -> list[int]:
+    """For each of some requests, one after the other, the steps from asking to the whole answer."""
+    http = Http(server.url)
+    body = {"prompt": "honest", "max_tokens": HONEST_TOKENS, "ignore_eos": True, "seed": 1}
+    taken = []
+    texts = set()
+    for _ in range(count):
+        before = steps(server)
+        reply = http.post(COMPLETIONS, body, **bearer(key))
+        taken.append(steps(server) - before)
+        assert reply.status == 200, reply.body
+        texts.add(reply.json["choices"][0]["text"])
+    assert len(texts) == 1
+    return taken
+
+
+def steps(server: Running) -> int:
+    return server.service.model.driver.call(lambda engine: engine.statistics.steps)
+
+
+def test_ten_times_the_load_of_one_costs_others_little(serve: Serve, tmp_path: Path) -> None:
+    """The crowd waits, and beyond its places is told when to come back; others are never refused,
+    and the slowest of their requests takes at most twice the steps of the slowest without."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f'[tenant.urgent]\nid = 1\nqos = "interactive"\nkeys = ["{key_digest(URGENT)}"]\n'
+        f'[tenant.equal]\nid = 2\nkeys = ["{key_digest(EQUAL)}"]\n'
+        f'[tenant.crowd]\nid = 3\nkeys = ["{key_digest(FLOODER)}"]\n'
+    )
+    with serve(slots=SLOTS, queue_depth=DEPTH, tenants=path) as server:
+        quiet = steps_of_requests(server, EQUAL)
+        with flooded(server.url, OVERLOAD * (SLOTS + DEPTH)) as told:
+            wait_until(lambda: under_way(server) >= SLOTS + DEPTH // 2)
+            urgent = steps_of_requests(server, URGENT)
+            equal = steps_of_requests(server, EQUAL)
+    assert set(told[0]) == {"200", "503"}
+    assert told[0]["503"] > OVERLOAD
+    assert max(urgent) <= 1.5 * max(quiet)
+    assert max(equal) <= 2 * max(quiet)

@@ -1,0 +1,111 @@
+"""The arithmetic of embeddings: exact, and whatever the chunks, the same."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from contract.errors import UnsupportedModel
+from harness.serve.pooling import Pool, Pooling, pooling_of
+
+Rows = NDArray[np.float32]
+
+
+def states(tokens: int, seed: int, width: int = 9) -> Rows:
+    random = np.random.default_rng(seed)
+    scale = 2.0 ** random.integers(-20, 20, (tokens, width))
+    return (random.standard_normal((tokens, width)) * scale).astype(np.float32)
+
+
+def pooled(rows: Rows, pooling: Pooling, cuts: list[int], dimensions: int | None = None) -> Rows:
+    pool = Pool(pooling, len(rows))
+    bounds = sorted({pool.rows_from, *(c for c in cuts if c > pool.rows_from), len(rows)})
+    for start, stop in pairwise(bounds):
+        pool(start, rows[start:stop])
+    return pool.vector(dimensions)
+
+
+def by_definition(rows: Rows, pooling: Pooling, dimensions: int | None) -> list[float]:
+    """The same in Python's own numbers: every operation once, each sum of squares exact."""
+    columns = rows.astype(np.float64).T.tolist()
+    if pooling is Pooling.MEAN:
+        numbers = []
+        for column in columns:
+            total = column[0]
+            for value in column[1:]:
+                total += value
+            numbers.append(total / len(rows))
+    else:
+        numbers = [column[0 if pooling is Pooling.FIRST else -1] for column in columns]
+    numbers = numbers[:dimensions]
+    squares = sum((Fraction(x * x) for x in numbers), Fraction())
+    length = math.sqrt(float(squares))
+    return [float(np.float32(x / length)) for x in numbers]
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(0, 2**32),
+    st.sampled_from(Pooling),
+    st.lists(st.integers(1, 11)),
+    st.sampled_from([None, 1, 4]),
+)
+def test_chunks_change_nothing(
+    tokens: int, seed: int, pooling: Pooling, cuts: list[int], dimensions: int | None
+) -> None:
+    rows = states(tokens, seed)
+    cuts = [cut for cut in cuts if cut < tokens]
+    vector = pooled(rows, pooling, cuts, dimensions)
+    assert vector.dtype == np.float32
+    assert vector.tolist() == by_definition(rows, pooling, dimensions)
+
+
+def test_other_additions_give_other_bits() -> None:
+    """The control: a mean in binary32 is another one somewhere."""
+    different = 0
+    for seed in range(50):
+        rows = states(40, seed)
+        mean = rows.mean(axis=0).astype(np.float64)
+        other = (mean / np.sqrt((mean * mean).sum())).astype(np.float32)
+        different += other.tobytes() != pooled(rows, Pooling.MEAN, []).tobytes()
+    assert different
+
+
+def test_nothing_and_too_much() -> None:
+    assert pooled(np.zeros((3, 4), np.float32), Pooling.MEAN, []).tolist() == [0.0] * 4
+    broken = np.ones((2, 3), np.float32)
+    broken[1, 1] = np.inf
+    for pooling in (Pooling.MEAN, Pooling.LAST):
+        with pytest.raises(ValueError, match="not finite"):
+            pooled(broken, pooling, [])
+    assert (
+        pooled(broken, Pooling.FIRST, []).tolist()
+        == pooled(np.ones((1, 3), np.float32), Pooling.MEAN, []).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [(None, Pooling.MEAN), (1, Pooling.MEAN), (2, Pooling.FIRST), (3, Pooling.LAST), (4, None),
+     (True, None), ("last", None)],
+)  # fmt: skip
+def test_the_file_says_how(kind: object, pooling: Pooling | None) -> None:
+    metadata = {} if kind is None else {"qwen3.pooling_type": kind}
+    model = SimpleNamespace(
+        config=SimpleNamespace(architecture="qwen3"),
+        file=SimpleNamespace(metadata=metadata, path=Path("m.gguf")),
+    )
+    if pooling is None:
+        with pytest.raises(UnsupportedModel, match="makes no embedding"):
+            pooling_of(model)  # type: ignore[arg-type]
+    else:
+        assert pooling_of(model) is pooling  # type: ignore[arg-type]
