@@ -69,7 +69,8 @@ class Typed:
     @property
     def registers(self) -> Iterator[int]:
         """Numbers of all registers, vector ones from ``VECTOR_OFFSET`` on."""
-        if self.operand.kind is Kind.CONSTANT or self.operand.value == NULL:
+        null = self.operand.kind is Kind.SCALAR and self.operand.value == NULL
+        if self.operand.kind is Kind.CONSTANT or null:
             return
         offset = VECTOR_OFFSET if self.operand.kind is Kind.VECTOR else 0
         for n in range(2 if self.type in WIDE else 1):

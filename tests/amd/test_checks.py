@@ -9,6 +9,7 @@ import pytest
 
 from accel.amd.checks import check_code
 from accel.amd.isa import instructions
+from accel.amd.semantics import VECTOR_OFFSET, access
 from accel.amd.waits import missing_waits
 from contract.errors import CodecError
 from contract.kernel import GpuTarget
@@ -81,3 +82,10 @@ def test_taking_away_any_wait_is_noticed(name: str) -> None:
 def test_refused(change: dict[str, object], problem: str) -> None:
     with pytest.raises(CodecError, match=problem):
         check_code(replace(shipped("add"), **change))  # type: ignore[arg-type]
+
+
+def test_vector_register_124_is_no_null() -> None:
+    """Only among scalar registers does the number mean none."""
+    moved = next(instructions(words(0x7E000300 | 124 << 17)))
+    assert moved.name == "v_mov_b32"
+    assert access(moved).writes == {VECTOR_OFFSET + 124}
