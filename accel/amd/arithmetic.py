@@ -171,7 +171,8 @@ def root(a: Array) -> Array:
 
 def times_power(a: Array, power: Array) -> Array:
     """a * 2^power, rounded once."""
-    return np.ldexp(a.astype(f64), np.clip(power, -400, 400)).astype(f32)
+    product: Array = np.ldexp(a.astype(f64), np.clip(power, -400, 400)).astype(f32)
+    return product
 
 
 def larger(a: Array, b: Array) -> Array:

@@ -96,7 +96,8 @@ def read_code_object(data: bytes) -> CodeObject:
 
 def uses_scratch(code: CodeObject, symbol: str) -> bool:
     """Whether a kernel keeps registers in memory. Raises CodecError."""
-    return struct.unpack_from("<II", code.at(f"{symbol}.kd"), SIZES_AT)[1] > 0
+    _, scratch = struct.unpack_from("<II", code.at(f"{symbol}.kd"), SIZES_AT)
+    return bool(scratch)
 
 
 def kernel_of(code: CodeObject, name: str, symbol: str, items: int) -> KernelHeader:
