@@ -22,7 +22,7 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, Generation
-from harness.memory import budget_of, longest_context, plan_context
+from harness.memory import budget_of, host_pages, longest_context, plan_context
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
@@ -50,12 +50,13 @@ class SessionOptions:
 
     ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
-    longest reach a request's penalties may have. Logits of every position, as ``Session.logits``
+    longest reach a request's penalties may have. Of the prefix cache ``host_cache`` bytes may lie
+    in memory of the host beside the budget. Logits of every position, as ``Session.logits``
     gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
     again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
     of the whole context run at once, each with up to ``biases`` logit biases and
-    ``top_log_probabilities`` tokens listed with theirs. With ``hidden_states`` the engine can hand
-    over what logits are computed from.
+    ``top_log_probabilities`` tokens listed with theirs; with ``masks`` each may have one. With
+    ``hidden_states`` the engine can hand over what logits are computed from.
     """
 
     tier: str = "auto"
@@ -66,10 +67,12 @@ class SessionOptions:
     repeat_last_n: int = 64
     all_logits: bool = False
     memory_budget: int | None = None
+    host_cache: int = 0
     chat: bool = False
     prefix_cache: bool = True
     draft: int = 0
     slots: int = 1
+    masks: bool = False
     biases: int = 0
     top_log_probabilities: int = 0
     hidden_states: bool = False
@@ -90,6 +93,7 @@ class SessionOptions:
         return replace(
             limits,
             saved_states=self.slots if self.slots > 1 else 0,
+            masks=self.slots if self.masks else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,
@@ -295,5 +299,6 @@ def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **mo
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=min(options.chunk, runner.limits.context),
         prefix_cache=options.prefix_cache,
+        host_pages=host_pages(runner, options.host_cache),
         **more,
     )

@@ -18,6 +18,7 @@ from reference.memory.planner import (
     plan_memory,
 )
 from reference.model.open import Model
+from reference.runner import ModelRunner
 
 MARGIN_BYTES = 256 << 20
 MARGIN_PARTS = 20
@@ -45,6 +46,12 @@ def plans_of(
         return plan_memory(graph, limits, footprint(graph, limits.largest), unified)
 
     return plan_at
+
+
+def host_pages(runner: ModelRunner, nbytes: int) -> int:
+    """How many KV pages of a runner's model so many bytes hold; 0 for a model without any."""
+    copies = runner.page_copies() if nbytes else None
+    return 0 if copies is None else nbytes // copies.page_bytes
 
 
 def longest_context(model: Model, asked: int | None) -> int:

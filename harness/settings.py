@@ -198,6 +198,12 @@ SETTINGS: Mapping[str, Setting] = {
             "what is available, less a margin",
         ),
         Setting(
+            "host_cache",
+            size(0),
+            0,
+            "memory of the host, beside that, for what the prefix cache has no room for",
+        ),
+        Setting(
             "kv_dtype",
             choice(*sorted(dtype.name for dtype in KV_DTYPES)),
             DEFAULT_KV.name,
@@ -248,6 +254,14 @@ SETTINGS: Mapping[str, Setting] = {
             integer(1, 4096),
             256,
             "requests that may wait for a slot; more are refused with 503",
+        ),
+        Setting(
+            "ray",
+            integer(0, 64),
+            0,
+            "replicas under Ray Serve that answer instead of this process; a stream goes on where "
+            "one of them dies",
+            "none",
         ),
         Setting(
             "allowed_hosts",

@@ -80,6 +80,10 @@ def _open_opencl(options: TierOptions) -> Tier:
 
 
 def _open_cuda(options: TierOptions) -> Tier:
+    from accel.cuda.driver import import_binding
+
+    # The tier is many modules, which most machines have no use for.
+    import_binding()
     from accel.cuda.runtime import Choices
     from accel.cuda.tier import CudaTier
 

@@ -44,7 +44,7 @@ SINGLE_WARP_FORMATS = (Q6_K,)
 """Sub-blocks of 16 columns: products of four warps are of 32, half of them zeros."""
 MOST_SPLIT_TOKENS = 64
 """With so many tokens there are too few blocks unless the columns are split among groups."""
-BARRIER_BYTES = 16
+BARRIER_BYTES = 8
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:

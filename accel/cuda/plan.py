@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
@@ -50,12 +50,16 @@ class Plan:
     levels: tuple[int, ...]
 
 
-def plan_launches(ops: Sequence[Op], device: Device) -> Plan:
-    """Every op is launched once, by itself or as part of a replacement."""
+def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:
+    """Every op is launched once, by itself or as part of a replacement.
+
+    Results that no op reads later may be left out if they lie in one of the ``local`` buffers of
+    the step; without those, in any.
+    """
     launches: list[PlannedLaunch] = []
     levels: list[int] = []
     index = workspace_bytes = 0
-    last_read = last_reads(ops)
+    last_read = last_reads(ops, local)
     while index < len(ops):
         replacement = _replacement(Remaining(ops, index, last_read), device)
         if replacement is None:

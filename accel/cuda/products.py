@@ -32,6 +32,7 @@ MOST_FORMATS = 2
 CHUNK_UNITS = 2
 """Units a warp copies at a time."""
 RING_SLOTS = 2
+"""Chunks a warp has under way. Of one token and matrix one: the other warps' are enough."""
 MOST_HELD_UNITS = 4
 """Units of rows a warp holds in registers at once, while a norm's factor is found."""
 SINGLE, FEW = 1, 4
@@ -160,7 +161,8 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         "SECONDS": sum(1 << i for i, p in enumerate(products) if p.dtype != formats[0]),
         "MATRICES": len(products),
         "WARPS": warps,
-        "SLOTS": RING_SLOTS,
+        "SLOTS": ring_slots(together, run.gate is not None),
+        "CHUNK_UNITS": CHUNK_UNITS,
         "TOKENS": together,
         "SLOT_BITS": slot_bits,
         "HELD_UNITS": held_units(run, together * unit_count(columns), warps),
@@ -180,6 +182,11 @@ def held_units(run: Run, units: int, warps: int) -> int:
     return 1 if run.norm is None else min(MOST_HELD_UNITS, -(-units // warps))
 
 
+def ring_slots(tokens: int, paired: bool) -> int:
+    """Chunks of a warp in shared memory."""
+    return 1 if tokens == SINGLE and not paired else RING_SLOTS
+
+
 def _shape(
     formats: Sequence[DType | None], tokens: int, units: int, paired: bool, device: Device
 ) -> tuple[int, int, int] | None:
@@ -190,7 +197,8 @@ def _shape(
         for slot_bits in (
             (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
         ):
-            nbytes = warps * RING_SLOTS * (slot + BARRIER_BYTES) + 2 * 4 * MOST_TILE_SLOTS
+            slots = warps * ring_slots(tokens, paired)
+            nbytes = slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
             nbytes += tokens * units * UNIT_ACTIVATION_BYTES
             nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
             if nbytes <= device.shared_bytes:

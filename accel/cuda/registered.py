@@ -1,14 +1,7 @@
-"""The tuned kernels there are, see ``accel.cuda.tuned``: rules in the order they are asked.
-
-Only rules whose kernels gave the definition's bits on a device are asked. The others have the bits
-on the emulated block of the tests and compile for every architecture, which shows neither a race
-nor an instruction misunderstood. ``ZINC_RT_CUDA_UNPROVEN=1`` asks them too, for whoever tries them
-on a device.
-"""
+"""The tuned kernels there are, see ``accel.cuda.tuned``: rules in the order they are asked."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -22,8 +15,7 @@ from accel.packets.forms import SPLIT_TOKENS, step_forms
 from accel.packets.layouts import WeightLayout
 from contract.shape_key import ShapeKey
 
-PROVEN: tuple[Rule, ...] = (embed_rule, product_rule)
-ALL: tuple[Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     embed_rule,
     head_rows_rule,
     attention_rule,
@@ -31,8 +23,6 @@ ALL: tuple[Rule, ...] = (
     matrix_rule,
     product_rule,
 )
-"""With those that never ran on a device."""
-RULES = ALL if os.environ.get("ZINC_RT_CUDA_UNPROVEN") == "1" else PROVEN
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})

@@ -374,7 +374,7 @@ class CudaTier:
 
 def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    plan = plan_launches(step.ops, device)
+    plan = plan_launches(step.ops, device, step.scratch)
     return step, schedule_launches(step, plan.levels), plan
 
 

@@ -29,7 +29,7 @@ it, in every form: what is left over is refused when the graph is lowered, not r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -104,14 +104,21 @@ class Remaining(Sequence[Op]):
         return self.last_read.get(buffer, -1) >= self.start + length
 
 
-def last_reads(step: Sequence[Op]) -> dict[str, int]:
-    """Of each buffer the place of the last op that reads it."""
-    return {
+def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict[str, int]:
+    """Of each buffer the place of the last op that reads it.
+
+    What is not ``local`` to the step, where that is known, is read behind all of its ops.
+    """
+    last = {
         tensor.buffer: number
         for number, op in enumerate(step)
         for place, tensor in enumerate(op.operands)
         if tensor is not None and place not in op.written
     }
+    if local is not None:
+        outside = {name for op in step for name in op.results()} - set(local)
+        last |= dict.fromkeys(outside, len(step))
+    return last
 
 
 Rule = Callable[[Remaining, Device], Replacement | None]

@@ -32,6 +32,7 @@ NAMES = (
     "ledger",
     "allowed_hosts",
     "drain_seconds",
+    "ray",
     "record",
     "repeat_last_n",
     *ENGINE_SETTINGS,
@@ -171,6 +172,7 @@ def options_of(settings: Settings) -> ServeOptions:
         tenants=settings["tenants"],
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
+        replicas=settings["ray"],
         record=settings["record"],
     )
 

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 MODEL_SETTINGS = ("model", "cache_dir")
 TIER_SETTINGS = ("tier", "threads", "device", "opencl_mode", "opencl_device")
-ENGINE_SETTINGS = (*TIER_SETTINGS, "context", "kv_dtype", "chunk", "draft", "memory_budget")
+ENGINE_SETTINGS = (
+    *TIER_SETTINGS,
+    "context",
+    "kv_dtype",
+    "chunk",
+    "draft",
+    "memory_budget",
+    "host_cache",
+)
 SAMPLING_SETTINGS = (
     "temperature",
     "top_k",
@@ -87,6 +95,7 @@ def session_options(
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],
+        host_cache=settings["host_cache"],
         chat=chat,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptDetails(Struct):
@@ -36,12 +36,29 @@ class Provenance(Struct):
     preemptions: int
 
 
+class Called(Struct):
+    """A function and its arguments, the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(Struct):
+    """A tool the model calls."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
 class ChatMessage(Struct):
-    """What the model said."""
+    """What the model said; thoughts and calls only where there are some."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MadeCall] | UnsetType = UNSET
 
 
 class TokenLogprob(Struct):
@@ -134,6 +151,90 @@ class ModelList(Struct):
     data: list[ModelCard]
 
 
+class PullState(Struct):
+    """How far a pull is, in bytes."""
+
+    model: str
+    status: str
+    completed: int
+    total: int | None
+
+
+class ModelDeleted(Struct):
+    """A model that is gone."""
+
+    id: str
+    object: Literal["model"]
+    deleted: bool
+
+
+class Embedding(Struct):
+    """The vector of a text: numbers, or base64 of binary32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(Struct):
+    """``POST /v1/embeddings``."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    system_fingerprint: str
+    usage: dict[str, int]
+    x_zinc: dict[str, str]
+
+
+class Response(Struct):
+    """``POST /v1/responses``, not streamed."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    store: Literal[False]
+    usage: dict[str, Any]
+    system_fingerprint: str
+    x_zinc: Provenance
+
+
+class TenantFacts(Struct):
+    """A tenant, with how many keys it has."""
+
+    id: int
+    name: str
+    qos: str
+    keys: int
+    operator: bool
+    admin: bool
+
+
+class TenantList(Struct):
+    """All tenants."""
+
+    object: Literal["list"]
+    data: list[TenantFacts]
+
+
+class TenantKey(Struct):
+    """A tenant and its new key, which is shown this once."""
+
+    tenant: TenantFacts
+    key: str
+
+
+class TenantDeleted(Struct):
+    """A tenant that is gone."""
+
+    id: int
+    name: str
+    deleted: bool
+
+
 class Tokens(Struct):
     """Ids of a text's tokens."""
 
@@ -180,9 +281,21 @@ ANSWERS: dict[str, type[Struct]] = {
     "detokenize": Prompt,
     "apply_template": Prompt,
     "usage": TenantUsage,
+    "embed": Embeddings,
+    "respond": Response,
+    "pull_model": PullState,
+    "activate_model": ModelCard,
+    "remove_model": ModelDeleted,
+    "tenants": TenantList,
+    "tenant": TenantFacts,
+    "add_tenant": TenantKey,
+    "rotate_key": TenantKey,
+    "remove_tenant": TenantDeleted,
     "health": Status,
     "ready": Status,
     "version": Version,
 }
-STREAMED = frozenset({"chat", "complete"})
+STREAMED = frozenset({"chat", "complete", "respond", "pull_model"})
 """Routes that answer with events when asked to."""
+NAMED_EVENTS = frozenset({"respond"})
+"""Those of them whose events have names."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from contract.types import Tenant, TokenEvent
 from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
+from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from reference.model.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -67,7 +68,7 @@ class Answer:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": generation.reasoning_tokens,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },
@@ -93,14 +94,18 @@ class ChatShape:
     _opened: set[int] = field(default_factory=set)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
-        if _silent(piece, self.listed):
+        if not piece.parts and piece.finish is None and not (self.listed and piece.events):
             return
-        delta: Json = {"content": piece.text} if piece.text else {}
+        deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
         if piece.choice not in self._opened:
             self._opened.add(piece.choice)
-            delta = {"role": "assistant", "content": piece.text}
+            empty = None if "tool_calls" in deltas[0] else ""
+            deltas[0] = {"role": "assistant", "content": empty, **deltas[0]}
         logprobs = self._logprobs(piece.events) if piece.events else None
-        yield self._chunk(piece.choice, delta, logprobs, piece.finish)
+        for number, delta in enumerate(deltas, 1):
+            finish = piece.finish if number == len(deltas) else None
+            yield self._chunk(piece.choice, delta, logprobs, finish)
+            logprobs = None
 
     def last_chunk(self) -> Json:
         return self.answer.with_usage(self.answer.head("chat.completion.chunk", []))
@@ -109,15 +114,10 @@ class ChatShape:
         choices = []
         for index, parts in enumerate(pieces):
             events = [event for part in parts for event in part.events]
-            message = {
-                "role": "assistant",
-                "content": "".join(part.text for part in parts),
-                "refusal": None,
-            }
             choices.append(
                 {
                     "index": index,
-                    "message": message,
+                    "message": _message_of([part for piece in parts for part in piece.parts]),
                     "logprobs": self._logprobs(events),
                     "finish_reason": parts[-1].finish,
                 }
@@ -195,6 +195,40 @@ class CompletionShape:
             "top_logprobs": tops,
             "text_offset": None,
         }
+
+
+def _delta_of(part: Part) -> Json:
+    """A part as a chunk tells it."""
+    match part:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallBegin(index, call_id, name):
+            call = {"index": index, "id": call_id, "type": "function"}
+            return {"tool_calls": [{**call, "function": {"name": name, "arguments": ""}}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _message_of(parts: Sequence[Part]) -> Json:
+    """The message that the parts of an answer make."""
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    calls = []
+    for part in parts:
+        if isinstance(part, CallBegin):
+            function = {"name": part.name, "arguments": ""}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text  # type: ignore[index]
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = calls
+    return message
 
 
 def _silent(piece: Piece, listed: bool) -> bool:

@@ -23,6 +23,7 @@ from harness.serve.model_routes import ModelHandlers
 from harness.serve.openapi import Route, openapi_document
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.responses import ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
 from harness.serve.serving import Serving
@@ -54,7 +55,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     general = Handlers(options.version)
     general.fixed = {"openapi": openapi_document(ROUTES, options.version)}
     models = ModelHandlers(serving, options.cache_dir, pulls)
-    handlers = (general, EmbeddingHandlers(), models, TenantHandlers(serving))
+    texts = (general, ResponsesHandlers(), EmbeddingHandlers())
+    handlers = (*texts, models, TenantHandlers(serving))
 
     @app.before_request
     def admit() -> None:

@@ -16,20 +16,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.faults import log_fault
+from harness.serve.structured.ahead import IN_TIME_SECONDS, MasksAhead
+from harness.serve.structured.grammars import TokenMasks
+from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.observer import NullObserver, Observer, StepObservation
+from reference.observer import Observer
 from reference.runner import LOGITS
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
 log = logging.getLogger("zinc_rt.serve")
@@ -37,21 +41,6 @@ log = logging.getLogger("zinc_rt.serve")
 
 class EngineStopped(ZincError):
     """The engine takes no more work: the server ends, or its device was lost."""
-
-
-@dataclass(slots=True)
-class RequestFacts:
-    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
-
-    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
-    when it was first admitted.
-    """
-
-    submitted: float
-    tenant: Tenant
-    admitted: float | None = None
-    cached: int = 0
-    preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +57,15 @@ class Submission:
 
     ``logits`` receive, by request id and on the engine's thread, those of every position from
     ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
-    ``output``; each before the event with the last such token.
+    ``output``; each before the event with the last such token. ``masks``, by request id, say which
+    token may come next.
     """
 
     requests: Sequence[Request]
     logits: Mapping[int, LogitsSink] = field(default_factory=dict)
     logits_from: int | None = None
     output: str = LOGITS
+    masks: Mapping[int, TokenMasks] = field(default_factory=dict)
 
 
 class EventStream:
@@ -115,46 +106,14 @@ class EventStream:
         """End one request, or all of them: before the next step, without waiting for it."""
         self._driver.cancel(self, [request_id] if request_id is not None else list(self.facts))
 
+    def release(self, request_ids: Sequence[int]) -> None:
+        """As ``cancel``, and their facts are gone: for a stream of requests without end."""
+        self._driver.cancel(self, request_ids, release=True)
+
     def _put(self, item: Delivered | ZincError) -> None:
         self._events.put(item)
         if self._ready is not None:
             self._ready()
-
-
-class Listener(Protocol):
-    """Told of every step, on the engine's thread, before its events are delivered."""
-
-    def stepped(self, seconds: float, tokens: int) -> None:
-        """A step of so many query tokens took so long beyond the one before it."""
-
-    def generated(self, tenant: Tenant, tokens: int) -> None:
-        """A step gave a tenant's requests so many tokens."""
-
-
-@dataclass(slots=True)
-class _Watch(NullObserver):
-    """Notes when requests of streams are admitted and preempted, and what steps take."""
-
-    streams: dict[int, EventStream] = field(default_factory=dict)
-    listener: Listener | None = None
-    read_at: float = 0.0
-
-    def step(self, step: StepObservation) -> None:
-        if self.listener is not None:
-            seconds = step.ended - max(step.began, self.read_at)
-            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
-        self.read_at = step.ended
-
-    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None and stream.facts[request_id].admitted is None:
-            stream.facts[request_id].admitted = time.monotonic()
-            stream.facts[request_id].cached = reused
-
-    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        stream = self.streams.get(request_id)
-        if stream is not None:
-            stream.facts[request_id].preempted += 1
 
 
 class EngineDriver:
@@ -166,7 +125,8 @@ class EngineDriver:
     def __init__(
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
-        self._watch = _Watch()
+        self._watch = Watch()
+        self._ahead = MasksAhead(self._mask_arrived)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
         self._ids = itertools.count(1)
@@ -217,14 +177,19 @@ class EngineDriver:
         return EventStream(self, self._buffered if capacity is None else capacity, ready)
 
     def submit(
-        self, requests: Sequence[Request], logits: Mapping[int, LogitsSink] = NO_SINKS
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
     ) -> EventStream:
         """Queue requests that belong together, on a stream of their own.
 
-        Raises RequestError, QueueFull and EngineStopped.
+        ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
+        from, and ``masks`` say which token may come next. Raises RequestError, QueueFull and
+        EngineStopped.
         """
         stream = self.open_stream()
-        (error,) = self.submit_to(stream, [Submission(requests, logits)])
+        (error,) = self.submit_to(stream, [Submission(requests, logits, masks=masks)])
         if error is not None:
             raise error
         return stream
@@ -248,13 +213,17 @@ class EngineDriver:
 
         return self.call(begin)
 
-    def cancel(self, stream: EventStream, request_ids: Sequence[int]) -> None:
-        """End requests of a stream; unknown and finished ones are."""
+    def cancel(
+        self, stream: EventStream, request_ids: Sequence[int], *, release: bool = False
+    ) -> None:
+        """End requests of a stream; unknown and finished ones are. See ``EventStream.release``."""
 
         def end() -> None:
             for request_id in request_ids:
                 self._forget(stream, request_id)
                 self._engine.cancel(request_id)
+                if release:
+                    stream.facts.pop(request_id, None)
 
         self._post(end)
 
@@ -263,7 +232,7 @@ class EngineDriver:
 
         def go_on() -> None:
             stream._stalled = False
-            for request_id in stream._live:
+            for request_id in stream._live - self._ahead.late:
                 self._engine.unstall(request_id)
 
         self._post(go_on)
@@ -290,8 +259,12 @@ class EngineDriver:
                 sink, first = submission.logits.get(request.id), submission.logits_from
                 if first is None:
                     first = len(request.prompt) - 1
-                engine.submit(request, sink, first if sink else 0, output=submission.output)
+                mask = submission.masks.get(request.id)
+                first = first if sink else 0
+                engine.submit(request, sink, first, mask, output=submission.output)
                 accepted.append(request.id)
+                if mask is not None:
+                    self._ahead.add(request.id, mask)
                 stream._live.add(request.id)
         except BaseException:
             for request in submission.requests:
@@ -332,8 +305,8 @@ class EngineDriver:
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            streams = self._watch.streams.values()
-            if not self._commands and streams and all(stream._stalled for stream in streams):
+            streams = self._watch.streams
+            if not self._commands and streams and all(self._rests(*one) for one in streams.items()):
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -355,10 +328,29 @@ class EngineDriver:
             stream._put(Delivered(now, event))
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
-            elif not stream._stalled and stream._events.qsize() >= stream._capacity:
+                continue
+            self._ahead.received(event.request_id, event.token)
+            if not stream._stalled and stream._events.qsize() >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
+        # Without tokens for anybody there is nothing better to do than to wait for a late mask.
+        for request_id in self._ahead.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
+            self._engine.stall(request_id)
+
+    def _rests(self, request_id: int, stream: EventStream) -> bool:
+        """Whether nothing is computed for a request for now."""
+        return stream._stalled or request_id in self._ahead.late
+
+    def _mask_arrived(self, request_id: int) -> None:
+        """A late mask is there, on a thread of its own: its request goes on."""
+
+        def go_on() -> None:
+            stream = self._watch.streams.get(request_id)
+            if self._ahead.settled(request_id) and stream is not None and not stream._stalled:
+                self._engine.unstall(request_id)
+
+        self._post(go_on)
 
     def _count(self, events: Sequence[TokenEvent]) -> None:
         """Tell the listener who was given how many tokens."""
@@ -373,6 +365,7 @@ class EngineDriver:
             listener.generated(tenant, tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
+        self._ahead.forget(request_id)
         stream._live.discard(request_id)
         self._watch.streams.pop(request_id, None)
 
@@ -386,5 +379,6 @@ class EngineDriver:
             self._engine.cancel(request_id)
             stream._put(reason)
         self._watch.streams.clear()
+        self._ahead.close()
         for command in left:
             command()

@@ -113,7 +113,10 @@ def _pooling(model: ServedModel) -> Pooling:
 def _inputs(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, with the end that a model was trained to read after each."""
     model = service.model
-    prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
+    try:
+        prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
+    except RequestError as error:
+        raise _told(error) from None
     metadata, end = model.model.file.metadata, model.tokenizer.eos_id
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     if of_texts and end is not None and metadata.get("tokenizer.ggml.add_eos_token") is True:

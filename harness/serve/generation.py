@@ -20,15 +20,21 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RunningDigest
-from harness.serve.driver import EventStream, RequestFacts
+from harness.serve.chat import ChatPlan
+from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
+from harness.serve.reply import Part, ReplyParser, joined
+from harness.serve.structured.grammars import GrammarRefused, GrammarsBusy, TokenMasks
+from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
 """A seed that is drawn survives a client whose numbers are binary64."""
+TOOL_CALLS = "tool_calls"
+"""How an answer ends that calls tools."""
 TIER_OF_CLASS = {
     QosClass.INTERACTIVE: "priority",
     QosClass.STANDARD: "default",
@@ -42,23 +48,27 @@ COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What became certain of a choice: text, the tokens it came with, how it ended if it did."""
+    """What became certain of a choice: text, and the parts of an answer it is made of where that
+    is known, the tokens it came with, how it ended if it did."""
 
     choice: int
     text: str
+    parts: tuple[Part, ...] = ()
     events: tuple[TokenEvent, ...] = ()
     finish: str | None = None
 
 
 @dataclass(slots=True)
 class Choice:
-    """One continuation: its engine request, and what is known of it. Times are monotonic seconds;
-    ``intervals`` are those between its tokens."""
+    """One continuation: its engine request, and what is known of it; ``parser`` takes its text
+    apart. Times are monotonic seconds; ``intervals`` are those between its tokens."""
 
     index: int
     request: Request
     stream: TextStream
+    parser: ReplyParser | None = None
     tokens: int = 0
+    reasoning_tokens: int = 0
     finish: str | None = None
     first: float | None = None
     latest: float | None = None
@@ -68,22 +78,34 @@ class Choice:
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    Raises RequestError, QueueFull and EngineStopped when it cannot begin. Iterate ``pieces``, and
-    ``cancel`` whatever happens.
+    ``plan`` says what the answers of a chat are made of. Raises RequestError, QueueFull,
+    EngineStopped and ApiError when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever
+    happens.
     """
 
     def __init__(
-        self, model: ServedModel, requests: Sequence[Request], digests: bool = False
+        self,
+        model: ServedModel,
+        requests: Sequence[Request],
+        digests: bool = False,
+        plan: ChatPlan | None = None,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
         self.choices = [
-            Choice(index, request, TextStream(request.stop))
+            Choice(
+                index,
+                request,
+                TextStream(request.stop),
+                None if plan is None else plan.parser(request),
+            )
             for index, request in enumerate(requests)
         ]
+        self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        self._events: EventStream = model.driver.submit(requests, self._digests)
+        masks = _masks_of(model, requests, plan)
+        self._events: EventStream = model.driver.submit(requests, self._digests, masks)
 
     @property
     def done(self) -> bool:
@@ -108,6 +130,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens generated, those that ended a choice included."""
         return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those of them that were thoughts."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def logits_digests(self) -> list[str | None] | None:
@@ -156,17 +183,21 @@ class Generation:
         text = ""
         events: tuple[TokenEvent, ...] = ()
         if event.token >= 0 and reason is not FinishReason.STOP:
-            text = choice.stream.feed(self.model.tokenizer.token_bytes(event.token))
+            special = event.token in self._shown
+            text = choice.stream.feed(
+                self.model.tokenizer.token_bytes(event.token, special=special)
+            )
             events = (event,)
-        if choice.stream.stopped and reason is None:
-            self._events.cancel(event.request_id)
         if reason is not None:
             text += choice.stream.finish()
         if choice.stream.stopped:
             choice.finish = FinishReason.STOP.value
         elif reason is not None:
             choice.finish = reason.value
-        return Piece(choice.index, text, events, choice.finish)
+        parts = _parts_of(choice, text, counted=bool(events))
+        if choice.finish is not None and reason is None:
+            self._events.cancel(event.request_id)
+        return Piece(choice.index, text, parts, events, choice.finish)
 
 
 FAILURES = {
@@ -177,6 +208,44 @@ FAILURES = {
         408, "the client took no tokens for too long", code="client_too_slow", retry=False
     ),
 }
+
+
+def _masks_of(
+    model: ServedModel, requests: Sequence[Request], plan: ChatPlan | None
+) -> dict[int, TokenMasks]:
+    """Masks for each request of a plan with a grammar, the first one computed."""
+    if plan is None or plan.grammar is None:
+        return {}
+    param = "tools" if plan.form.functions else "response_format"
+    if any(request.ignore_end for request in requests):
+        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
+    try:
+        masks = model.grammars.masks(plan.grammar, len(requests))
+        for one in masks:
+            one([])
+    except GrammarRefused as refused:
+        raise ApiError(400, f"{param} {refused}", param=param, code="unsupported_schema") from None
+    except GrammarsBusy:
+        raise ApiError(
+            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
+        ) from None
+    return dict(zip((request.id for request in requests), masks, strict=True))
+
+
+def _parts_of(choice: Choice, text: str, counted: bool) -> tuple[Part, ...]:
+    """What more text of a choice says, and the end it may bring; ``counted`` text is a token's."""
+    parser = choice.parser
+    if parser is None:
+        return ()
+    before = parser.thinking
+    parts = parser.feed(text)
+    choice.reasoning_tokens += counted and (before or parser.thinking)
+    complete = parser.complete
+    if choice.finish is not None:
+        parts = joined([*parts, *parser.finish()])
+    if complete or (parser.calls and choice.finish == FinishReason.STOP.value):
+        choice.finish = TOOL_CALLS
+    return tuple(parts)
 
 
 def requests_of(
@@ -267,6 +336,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
             piece = Piece(
                 piece.choice,
                 before.text + piece.text,
+                (*before.parts, *piece.parts),
                 before.events + piece.events,
                 piece.finish,
             )

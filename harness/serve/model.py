@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
-from harness.generate import SessionOptions, load_runner, prepare_session, recorded_tier
+from harness.generate import (
+    SessionOptions,
+    load_runner,
+    make_engine,
+    prepare_session,
+    recorded_tier,
+)
 from harness.progress import NullProgress, Progress
+from harness.serve.chat import ChatPlan, plan_chat, render_chat
+from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import system_fingerprint
-from harness.serve.wire import Message, TemplateOptions
+from harness.serve.structured.grammars import Grammars
+from harness.serve.wire import ChatRequest, Message, TemplateOptions
+from harness.serve.wire_tools import Tool
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
@@ -47,12 +58,14 @@ class ModelOptions:
 @dataclass(frozen=True)
 class ServedModel:
     """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
-    time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs."""
+    time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
+    make masks for its vocabulary."""
 
     name: str
     model: Model
     template: ChatTemplate | None
     driver: EngineDriver
+    grammars: Grammars
     limits: Limits
     plan: MemoryPlan
     tier: str
@@ -70,6 +83,13 @@ class ServedModel:
         """Most tokens of a prompt and its answer."""
         return self.limits.context
 
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How it writes thoughts and calls."""
+        return (
+            Dialect() if self.template is None else dialect_of(self.template.text, self.tokenizer)
+        )
+
     def check_name(self, name: str | None) -> None:
         """ApiError 404 for a model that is not this one; None asks for whatever is served."""
         if name is not None and name != self.name:
@@ -79,6 +99,10 @@ class ServedModel:
                 param="model",
                 code="model_not_found",
             )
+
+    def chat_plan(self, body: ChatRequest) -> ChatPlan:
+        """How a chat request is answered. Raises ApiError and TemplateError."""
+        return plan_chat(body, self._template(), self.dialect, self.name)
 
     def check_length(self, text: str) -> None:
         """RequestError for a text that no context holds, however it is divided into tokens. That is
@@ -94,9 +118,24 @@ class ServedModel:
         return self.tokenizer.encode(text)
 
     def render(
-        self, messages: Iterable[Message], options: TemplateOptions | None = None
+        self,
+        messages: Sequence[Message],
+        options: TemplateOptions | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> RenderedChat:
         """The prompt of a conversation. Raises ApiError and TemplateError."""
+        template = self._template()
+        thinking = None if options is None else options.enable_thinking
+        if thinking and not template.has_thinking_toggle:
+            raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
+        return render_chat(template, messages, tools=tools or (), enable_thinking=thinking)
+
+    def encode_chat(self, rendered: RenderedChat) -> list[int]:
+        """Token ids of a conversation and the start of its answer. Raises RequestError."""
+        self.check_length(rendered.text)
+        return encode_rendered(self.tokenizer, rendered)
+
+    def _template(self) -> ChatTemplate:
         if self.template is None:
             raise ApiError(
                 400,
@@ -104,25 +143,7 @@ class ServedModel:
                 param="messages",
                 code="no_chat_template",
             )
-        turns = []
-        for message in messages:
-            role = "system" if message.role == "developer" else message.role
-            turn: dict[str, object] = {"role": role, "content": message.text}
-            if message.name is not None:
-                turn["name"] = message.name
-            turns.append(turn)
-        thinking = None if options is None else options.enable_thinking
-        if thinking and not self.template.has_thinking_toggle:
-            raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
-        return self.template.render(turns, enable_thinking=thinking)
-
-    def encode_chat(
-        self, messages: Iterable[Message], options: TemplateOptions | None = None
-    ) -> list[int]:
-        """Token ids of a conversation and the start of its answer."""
-        rendered = self.render(messages, options)
-        self.check_length(rendered.text)
-        return encode_rendered(self.tokenizer, rendered)
+        return self.template
 
     def room(self, prompt: int, tenant: Tenant) -> int:
         """Tokens that may follow a prompt of so many, at least one: the engine refuses a prompt
@@ -144,21 +165,21 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    prepared = prepare_session(path, replace(session, chat=True, hidden_states=True), owned)
+    wanted = replace(session, chat=True, masks=True, hidden_states=True)
+    prepared = prepare_session(path, wanted, owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
 
     def engine(observer: Observer) -> Engine:
-        return Engine(
+        return make_engine(
             runner,
-            end_of_generation=model.tokenizer.eog_ids,
-            chunk_tokens=min(session.chunk, prepared.plan.context),
+            model,
+            session,
             tenants=Tenants(tenants, clock=time.monotonic),
             clock=time.monotonic,
             queue_depth=options.queue_depth,
-            prefix_cache=session.prefix_cache,
             stall_steps=STALL_STEPS,
             observer=observer,
         )
@@ -166,11 +187,14 @@ def open_model(
     driver = EngineDriver(engine, options.buffered_events)
     driver.start()
     owned.callback(driver.close)
+    grammars = Grammars(model.tokenizer, model.config.vocab)
+    owned.callback(grammars.close)
     return ServedModel(
         name=options.name,
         model=model,
         template=prepared.template,
         driver=driver,
+        grammars=grammars,
         limits=limits,
         plan=prepared.plan,
         tier=prepared.tier.info.name,

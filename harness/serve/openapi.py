@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from harness.serve.answer_schemas import ANSWERS, STREAMED
+from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR_SCHEMA = {
@@ -35,6 +35,11 @@ EVENT_SCHEMA = {
     "properties": {"data": {"type": "string"}, "event": {"const": "message"}},
 }
 """An event of a stream: unnamed, which readers take for ``message``."""
+NAMED_EVENT_SCHEMA = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,8 @@ def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, A
     kind = ANSWERS.get(route.name)
     content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
     if route.name in STREAMED:
-        content["text/event-stream"] = {"schema": EVENT_SCHEMA}
+        named = route.name in NAMED_EVENTS
+        content["text/event-stream"] = {"schema": NAMED_EVENT_SCHEMA if named else EVENT_SCHEMA}
     return content
 
 

@@ -16,6 +16,7 @@ from harness.serve.gate import client_gone
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
+from harness.serve.responses import RESPONSES_ROUTES
 from harness.serve.service import Answered, Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
@@ -32,6 +33,7 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
     *EMBEDDING_ROUTES,
+    *RESPONSES_ROUTES,
     *MODEL_ROUTES,
     Route("POST", "/tokenize", "tokenize", "Token ids of a text or chat.", TokenizeRequest),
     Route("POST", "/detokenize", "detokenize", "Text of token ids.", DetokenizeRequest),
@@ -76,7 +78,8 @@ class Handlers:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt", "or messages is needed, and not both")
         if body.messages is not None:
-            tokens = self._model.encode_chat(body.messages, body.chat_template_kwargs)
+            chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
+            tokens = self._model.encode_chat(chat)
         else:
             tokens = self._model.encode(body.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
@@ -93,7 +96,8 @@ class Handlers:
     def apply_template(self, raw: bytes) -> Json:
         body = decode(raw, TemplateRequest)
         self._model.check_name(body.model)
-        return {"prompt": self._model.render(body.messages, body.chat_template_kwargs).text}
+        chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
+        return {"prompt": chat.text}
 
     def health(self) -> Response | Json:
         driver = self._model.driver

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, RequestError
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve import supervisor
@@ -28,7 +28,7 @@ from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.service import Service
-from harness.serve.serving import Serving
+from harness.serve.serving import Opener, Serving
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -38,7 +38,8 @@ log = logging.getLogger("zinc_rt.serve")
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Everything about a server; the settings of the same names say what each means. In the folder
-    ``record`` every model that is loaded leaves a trace."""
+    ``record`` every model that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or
+    with 0 this process does."""
 
     path: Path
     model: ModelOptions
@@ -49,6 +50,7 @@ class ServeOptions:
     tenants: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
+    replicas: int = 0
     record: Path | None = None
 
 
@@ -99,7 +101,8 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
                 cache_dir=options.cache_dir,
             ),
         )
-        at_once = serving.service.model.limits.slots + options.model.queue_depth
+        engines = options.replicas or 1
+        at_once = engines * (serving.service.model.limits.slots + options.model.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         http.start()
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -119,7 +122,23 @@ def _serving(
         named = replace(options.model, name=name, session=session)
         return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
 
-    return Serving(options.path, options.model.name, open_it, accounts, ledger)
+    opener = _replicas(options) if options.replicas else open_it
+    return Serving(options.path, options.model.name, opener, accounts, ledger)
+
+
+def _replicas(options: ServeOptions) -> Opener:
+    from harness.serve.replicas.open import open_replicas
+
+    if options.record is not None:
+        raise ConfigError("--record is for a server without --ray: replicas leave no trace")
+
+    def open_them(path: Path, name: str, owned: ExitStack) -> ServedModel:
+        if path != options.path:
+            raise RequestError("model", "is not changed while replicas answer; restart the server")
+        named = replace(options.model, name=name)
+        return open_replicas(path, named, options.tenants, options.replicas, owned)
+
+    return open_them
 
 
 def _new_trace(folder: Path, name: str) -> Path:

@@ -52,16 +52,16 @@ class Service:
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
-            prompt = self.model.encode_chat(body.messages, body.chat_template_kwargs)
+            plan = self.model.chat_plan(body)
             requests = requests_of(
                 body,
-                [prompt],
+                [self.model.encode_chat(plan.prompt)],
                 self.model,
                 tenant,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 log_probabilities=listed,
             )
-            generation = Generation(self.model, requests, body.logits_digest)
+            generation = Generation(self.model, requests, body.logits_digest, plan)
             answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
             return generation, ChatShape(answer, listed is not None)
 
@@ -199,8 +199,8 @@ class Service:
         field: str = "prompt",
         most: int = MOST_CHOICES,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request, ``most`` of them. Raises
-        RequestError, before anything is tokenized where there are more."""
+        """The token ids of every text in ``field`` of a request. Raises RequestError and ApiError
+        when there are more than ``most``, before one is looked at."""
         if isinstance(prompt, str):
             return [self.model.encode(prompt)]
         texts = [part for part in prompt if isinstance(part, str)]

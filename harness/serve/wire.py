@@ -15,14 +15,14 @@ from msgspec import Meta, Struct
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import BadJson, loads, parsing
+from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
 MOST_CHOICES = 128
 MOST_MESSAGES = 4096
 NOT_SERVED = frozenset(
     (
         *("audio", "best_of", "echo", "function_call", "functions", "modalities"),
-        *("parallel_tool_calls", "prediction", "reasoning_effort", "suffix", "tool_choice"),
-        *("tools", "verbosity", "web_search_options"),
+        *("prediction", "suffix", "verbosity", "web_search_options"),
     )
 )
 """Fields the client knows and this server does not; null is accepted, as if they were left out."""
@@ -54,31 +54,54 @@ class TextPart(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class TextFormat(Struct, forbid_unknown_fields=True):
-    """The only format of an answer there is."""
+class _Said(Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True):
+    """What messages have in common."""
 
-    type: Literal["text"]
-
-
-class Message(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn of a conversation. A ``developer`` is what templates call ``system``."""
-
-    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
-    @property
-    def text(self) -> str:
-        """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+
+class SystemMessage(_Said, tag="system"):
+    """How the model is to be."""
+
+
+class DeveloperMessage(_Said, tag="developer"):
+    """What templates call ``system``."""
+
+
+class UserMessage(_Said, tag="user"):
+    """What the model is to answer."""
+
+
+class AssistantMessage(_Said, tag="assistant", kw_only=True):
+    """What the model said, which may be calls alone. The fields of OpenAI's answers that this
+    server leaves empty are taken back empty."""
+
+    content: str | list[TextPart] | None = None  # type: ignore[assignment]
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(_Said, tag="tool", kw_only=True):
+    """What a call gave."""
+
+    tool_call_id: str
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class TemplateOptions(Struct, forbid_unknown_fields=True):
     """What chat templates may be told."""
 
     enable_thinking: bool | None = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
 class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -116,13 +139,22 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatRequest(Sampled, kw_only=True):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``.
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
+    the model thinks first: effort "none" and "minimal" that it does not, any other that it does.
+    """
+
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     store: Literal[False] | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -140,7 +172,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
     """``POST /tokenize``: of a text, or of a conversation as the model is given it."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     model: Id | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -155,7 +188,8 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True):
 class TemplateRequest(Struct, forbid_unknown_fields=True):
     """``POST /apply-template``."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Messages
+    tools: Tools | None = None
     model: Id | None = None
     chat_template_kwargs: TemplateOptions | None = None
 

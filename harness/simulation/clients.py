@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from contract.types import FinishReason, Request, TokenEvent
+from harness.simulation.constraint import Constraint
 from harness.simulation.invariants import Invariant, Violation, require
 
 
@@ -20,16 +21,22 @@ class Client:
     request: Request
     expected: tuple[TokenEvent, ...]
     logits: bool = False
+    constraint: Constraint | None = None
     received: int = 0
     ended: FinishReason | None = None
     faults: int = 0
     stalled_since: int | None = None
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """Those it got so far."""
+        return tuple(event.token for event in self.expected[: self.received])
+
+    @property
     def rest(self) -> Request:
         """What is still to be done, as a request of its own: that of a client whose server
         restarted."""
-        tokens = tuple(event.token for event in self.expected[: self.received])
+        tokens = self.tokens
         return replace(
             self.request,
             prompt=self.request.prompt + tokens,
@@ -44,7 +51,7 @@ class Clients:
     ``most_faults`` is how many faults a request may have to survive, less one.
     """
 
-    solo: Callable[[Request], tuple[TokenEvent, ...]]
+    solo: Callable[[Request, Constraint | None], tuple[TokenEvent, ...]]
     stall_steps: int
     most_faults: int
     by_id: dict[int, Client] = field(default_factory=dict)
@@ -54,9 +61,10 @@ class Clients:
         """Those that wait for more."""
         return [client for client in self.by_id.values() if client.ended is None]
 
-    def accepted(self, request: Request, logits: bool) -> None:
+    def accepted(self, request: Request, logits: bool, constraint: Constraint | None) -> None:
         """The engine took the request."""
-        self.by_id[request.id] = Client(request, self.solo(request), logits)
+        expected = self.solo(request, constraint)
+        self.by_id[request.id] = Client(request, expected, logits, constraint)
 
     def cancelled(self, request_id: int) -> None:
         """The client gave up; nothing may follow."""

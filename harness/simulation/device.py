@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.records import SAMPLING
+from harness.simulation.constraint import nearest
 from harness.simulation.history import OF_POSITION, OF_TOKEN, WORD, sample
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import Limits
@@ -25,19 +27,29 @@ LOST = -1
 NO_SCOPE = -1
 
 _FIELDS: tuple[str, ...] = SAMPLING.names or ()
-_SLOT, _POSITION, _LOW, _HIGH, _RECENT = (
-    _FIELDS.index(name) for name in ("slot", "position", "seed_low", "seed_high", "repeat_last_n")
+_SLOT, _POSITION, _LOW, _HIGH, _RECENT, _MASK = (
+    _FIELDS.index(name)
+    for name in ("slot", "position", "seed_low", "seed_high", "repeat_last_n", "mask")
 )
+
+
+def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
+    """The tokens that a packed mask allows, in order."""
+    bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
+    allowed: list[int] = bits.nonzero()[0].tolist()
+    return allowed
 
 
 @dataclass(frozen=True, slots=True)
 class StepCopy:
-    """A snapshot of a step's inputs, and ``scopes``: for whom each slot computes."""
+    """A snapshot of a step's inputs, ``allowed`` the tokens of each mask in order, and
+    ``scopes``: for whom each slot computes."""
 
     query: list[tuple[int, int, int, int]]
     rows: list[int]
     sampling: list[tuple[float, ...]]
     page_table: list[list[int]]
+    allowed: list[list[int]]
     scopes: list[int]
 
     @classmethod
@@ -48,6 +60,7 @@ class StepCopy:
             step.output_rows.tolist(),
             step.sampling.tolist(),
             np.asarray(step.page_table).tolist(),
+            [] if step.allowed is None else [tokens_of(mask) for mask in step.allowed],
             list(scopes),
         )
 
@@ -173,6 +186,8 @@ class DeviceMemory:
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
             token = sample(history, seed, recent & WORD)
+            if record[_MASK]:
+                token = nearest(token, step.allowed[int(record[_MASK]) - 1])
             self.last_token[slot], self.last_position[slot] = token, position
             tokens.append(token)
             histories.append(history)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant
 from harness.simulation.clients import Client, Clients
+from harness.simulation.constraint import Constraint
 from harness.simulation.guesses import Guesses
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import (
@@ -31,7 +32,9 @@ from harness.simulation.watch import Watch
 from harness.simulation.world import SimulatedWorld, World
 from reference.engine import Engine
 from reference.engine.engine import FAULTS
+from reference.engine.sequence import MaskProvider
 from reference.limits import pages_for
+from reference.sched.constraints import Mask
 from reference.sched.tenants import Tenants
 
 IDLE_SECONDS = 0.5
@@ -215,7 +218,7 @@ class Simulation:
     def _act(self, action: Action) -> None:
         match action:
             case Arrive():
-                self._arrive(action.request, action.logits)
+                self._arrive(action)
             case Cancel():
                 self._cancel(action.request_id)
             case Stall():
@@ -229,10 +232,12 @@ class Simulation:
             case Pause():
                 self.world.clock.advance(action.seconds)
 
-    def _arrive(self, request: Request, logits: bool) -> None:
+    def _arrive(self, arrival: Arrive) -> None:
+        request, logits, constraint = arrival.request, arrival.logits, arrival.constraint
         waiting = self._watch.state().waiting
+        sink = self._sink(request) if logits else None
         try:
-            self._engine.submit(request, self._sink(request) if logits else None)
+            self._engine.submit(request, sink, allowed=self._masks(constraint))
         except QueueFull:
             self._watch.accounts.add(request.tenant, "requests_rejected")
             self.counts["queue full"] += 1
@@ -259,7 +264,7 @@ class Simulation:
             lambda: f"request {request.id} was accepted",
         )
         self._watch.accounts.add(request.tenant, "tokens_prompted", len(request.prompt))
-        self.clients.accepted(request, logits)
+        self.clients.accepted(request, logits, constraint)
 
     def _cancel(self, request_id: int) -> None:
         client = self.clients.by_id.get(request_id)
@@ -285,6 +290,18 @@ class Simulation:
             and all(0 <= token < vocab for token in request.prompt)
             and pages_for(reach) <= min(tenant.max_kv_pages, limits.pages - reserved)
         )
+
+    def _masks(self, constraint: Constraint | None) -> MaskProvider | None:
+        """What an engine asks which tokens may come next."""
+        if constraint is None:
+            return None
+        vocab = self.world.runner.model.config.vocab
+
+        def mask(generated: list[int]) -> Mask | None:
+            self.counts["masks"] += 1
+            return constraint.mask(generated, vocab)
+
+        return mask
 
     def _sink(self, request: Request) -> Any:
         """Takes the logits of a request, each position once and in order."""
@@ -332,7 +349,8 @@ class Simulation:
         rest = client.rest
         sink = self._sink(client.request) if client.logits else None
         try:
-            self._engine.submit(rest, sink)
+            constraint = client.constraint and client.constraint.after(client.tokens)
+            self._engine.submit(rest, sink, allowed=self._masks(constraint))
         except (QueueFull, RequestError):
             client.ended = FinishReason.CANCELLED
             self._watch.accounts.add(rest.tenant, "requests_rejected")

@@ -12,6 +12,7 @@ from random import Random
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import QosClass, Request, SamplingParams, Tenant
+from harness.simulation.constraint import Constraint
 from harness.simulation.history import VOCAB, solo_run
 from harness.simulation.schedule import (
     Action,
@@ -47,6 +48,7 @@ class Features:
     scarce_pages: bool
     tight_quotas: bool
     lowered_classes: bool
+    constraints: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
             step_tokens=slots + chunk,
             step_rows=slots + random.choice([0, 1, 8]),
             saved_states=random.choice([1, 2, 6]) if recurrent else 0,
+            masks=slots if features.constraints else 0,
         ),
         page_order=tuple(order),
         chunk_tokens=random.randint(1, chunk),
@@ -177,13 +180,21 @@ class _Actions:
             step += random.choice([0, 0, 0, 0, 1, 2, 5, 12])
             request = self._request(id)
             logits = self._features.logits and random.random() < 0.3
-            actions.append(Arrive(step, request, logits))
+            actions.append(Arrive(step, request, logits, self._constraint()))
             actions += self._with_request(step, id)
             if self._features.bad_requests and random.random() < 0.2:
                 actions.append(Arrive(step, self._bad(1000 + id, request)))
         actions += self._at_large(step + 20)
         actions.sort(key=lambda action: action.step)
         return actions
+
+    def _constraint(self) -> Constraint | None:
+        random = self._random
+        if not self._features.constraints or random.random() < 0.6:
+            return None
+        return Constraint(
+            random.choice([1, 2, 7, 100]), random.choice([None, None, None, 0, 5, 18])
+        )
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         vocab = self._profile.vocab

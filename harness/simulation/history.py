@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contract.types import FinishReason, Request, TokenEvent
+from harness.simulation.constraint import Constraint, nearest
 
 VOCAB = 1024
 MOST_POSITIONS = 1024
@@ -67,7 +68,7 @@ def histories_of(tokens: Sequence[int]) -> list[int]:
     return histories
 
 
-def solo_run(request: Request, context: int) -> Solo:
+def solo_run(request: Request, context: int, constraint: Constraint | None = None) -> Solo:
     """What ``request`` produces within ``context`` positions."""
     tokens = list(request.prompt)
     histories = histories_of(tokens)
@@ -81,6 +82,9 @@ def solo_run(request: Request, context: int) -> Solo:
         position, history = len(tokens), histories[-1]
         recent = (history - histories[max(0, position - window)]) & WORD
         token = sample(history, sampling.seed, recent)
+        if constraint is not None:
+            generated = tokens[len(request.prompt) :]
+            token = nearest(token, constraint.allowed(generated, VOCAB))
         reason = None
         if token < 0:
             reason = FinishReason.ERROR

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
+from harness.simulation.constraint import Constraint
 from harness.simulation.device import NO_SCOPE
 from harness.simulation.invariants import Violation
 from harness.simulation.schedule import Shape
@@ -88,13 +89,22 @@ class ModelWorld:
         tier = self._stack.enter_context(CpuTier(1))
         runner = self._stack.enter_context(ModelRunner(model, tier, shape.limits))
         context = shape.limits.context
-        alone = Limits(1, context, pages_for(context), step_tokens=context + 1, step_rows=context)
+        alone = Limits(
+            1,
+            context,
+            pages_for(context),
+            step_tokens=context + 1,
+            step_rows=context,
+            masks=min(1, shape.limits.masks),
+        )
         self._alone = self._stack.enter_context(ModelRunner(model, tier, alone))
         self._solos: dict[Request, tuple[TokenEvent, ...]] = {}
         self._logits: dict[int, NDArray[np.float32]] = {}
         self.runner = BreakableRunner(runner, self.clock, shape.step_seconds)
 
-    def solo(self, request: Request) -> tuple[TokenEvent, ...]:
+    def solo(
+        self, request: Request, constraint: Constraint | None = None
+    ) -> tuple[TokenEvent, ...]:
         """By running it."""
         engine = Engine(
             self._alone,
@@ -103,7 +113,11 @@ class ModelWorld:
             steps_ahead=0,
         )
         parts: list[NDArray[np.float32]] = []
-        engine.submit(replace(request, tenant=0), lambda start, logits: parts.append(logits))
+        engine.submit(
+            replace(request, tenant=0),
+            lambda start, logits: parts.append(logits),
+            allowed=None if constraint is None else partial(constraint.mask, vocab=MODEL_VOCAB),
+        )
         events = tuple(engine.run())
         self._logits[request.id] = np.concatenate(parts)
         return events

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
 from contract.types import Request, Tenant
+from harness.simulation.constraint import Constraint
 from reference.limits import Limits
 
 
@@ -32,11 +33,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """A client submits ``request``; with ``logits`` it wants those of every position."""
+    """A client submits ``request``; with ``logits`` it wants those of every position, with a
+    ``constraint`` only certain tokens."""
 
     step: int
     request: Request
     logits: bool = False
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
+from harness.simulation.constraint import Constraint
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
 from harness.simulation.schedule import Shape
@@ -25,7 +26,9 @@ class World(Protocol):
     runner: Any
     end_of_generation: frozenset[int]
 
-    def solo(self, request: Request) -> tuple[TokenEvent, ...]:
+    def solo(
+        self, request: Request, constraint: Constraint | None = None
+    ) -> tuple[TokenEvent, ...]:
         """All events of ``request`` when it is alone."""
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
@@ -51,9 +54,11 @@ class SimulatedWorld:
         self._context = shape.limits.context
         self._solos: dict[int, Solo] = {}
 
-    def solo(self, request: Request) -> tuple[TokenEvent, ...]:
+    def solo(
+        self, request: Request, constraint: Constraint | None = None
+    ) -> tuple[TokenEvent, ...]:
         """In closed form."""
-        self._solos[request.id] = solo_run(request, self._context)
+        self._solos[request.id] = solo_run(request, self._context, constraint)
         return self._solos[request.id].events
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:

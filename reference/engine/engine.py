@@ -24,6 +24,7 @@ from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
 from reference.ledger import Ledger
+from reference.limits import Limits
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import PrefixStatistics, scope_of
 from reference.observer import NOBODY, Observer
@@ -95,12 +96,7 @@ class Engine:
         observer: Observer = NOBODY,
     ) -> None:
         limits = runner.limits
-        if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
-            raise ValueError("a step must hold a decode token of every slot and one of prefill")
-        if 0 < limits.masks < limits.slots:
-            raise ValueError("a step must hold a mask for every slot, or none")
-        if steps_ahead is None:
-            steps_ahead = 1 if runner.tier.info.asynchronous else 0
+        _check_sizes(limits)
         self.runner = runner
         self.end_of_generation = end_of_generation
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
@@ -115,10 +111,13 @@ class Engine:
         )
         for tenant in self.tenants:
             self.memory.reserve(tenant.id, tenant.reserved_pages)
-        self._clock = clock
-        self._observer = observer
-        self._queue_depth = queue_depth
-        self._stall_steps = stall_steps
+        self._clock, self._observer = clock, observer
+        self._queue_depth, self._stall_steps = queue_depth, stall_steps
+        self._arrivals = 0
+        self._live: dict[int, Sequence] = {}
+        self._stalled: dict[int, Sequence] = {}
+        self._failed: list[Sequence] = []
+        self._leaving: set[int] = set()
         self._residents = Residents(runner, self.memory, self.tenants)
         self._queue = WaitQueue(self.tenants, clock=clock)
         self._placing = Placing(
@@ -128,23 +127,17 @@ class Engine:
         self._speculating = None
         if drafter is not None:
             self._speculating = Speculating(runner, self._residents, drafter, draft_tokens, cost)
-        most = limits.step_tokens - limits.slots
         self._pipeline = Pipeline(
             runner,
             self._placing,
             self.tenants,
-            chunk_tokens=min(chunk_tokens or most, most),
+            chunk_tokens=chunk_tokens,
             steps_ahead=steps_ahead,
             clock=clock,
             observer=observer,
             cost=cost,
             speculating=self._speculating,
         )
-        self._live: dict[int, Sequence] = {}
-        self._leaving: set[int] = set()
-        self._arrivals = 0
-        self._stalled: dict[int, Sequence] = {}
-        self._failed: list[Sequence] = []
         self._delivery = Delivery(
             self._residents,
             self._pipeline,
@@ -391,3 +384,11 @@ class Engine:
         """Pages that are kept for other tenants."""
         gone = {tenant.id} | self._leaving
         return sum(other.reserved_pages for other in self.tenants if other.id not in gone)
+
+
+def _check_sizes(limits: Limits) -> None:
+    """Raise ValueError where a step could not hold what may have to be in it."""
+    if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
+        raise ValueError("a step must hold a decode token of every slot and one of prefill")
+    if 0 < limits.masks < limits.slots:
+        raise ValueError("a step must hold a mask for every slot, or none")

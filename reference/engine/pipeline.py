@@ -69,7 +69,8 @@ class Computed(NamedTuple):
 class Pipeline:
     """Keeps ``steps_ahead`` steps under way on a runner; nobody else submits any.
 
-    ``chunk_tokens`` caps the prefill tokens of a step.
+    ``chunk_tokens`` caps the prefill tokens of a step, None leaves it to the limits; for
+    ``steps_ahead`` None see ``Engine``.
     """
 
     def __init__(
@@ -78,17 +79,20 @@ class Pipeline:
         placing: Placing,
         tenants: Tenants,
         *,
-        chunk_tokens: int,
-        steps_ahead: int,
+        chunk_tokens: int | None,
+        steps_ahead: int | None,
         clock: Clock,
         observer: Observer,
         cost: StepCost,
         speculating: Speculating | None,
     ) -> None:
+        if steps_ahead is None:
+            steps_ahead = 1 if runner.tier.info.asynchronous else 0
         if not 0 <= steps_ahead < RING_STEPS:
             raise ValueError(f"steps_ahead is {steps_ahead}, not 0 to {RING_STEPS - 1}")
+        most = runner.limits.step_tokens - runner.limits.slots
         self.steps_ahead = steps_ahead
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens = min(chunk_tokens or most, most)
         self.steps = 0
         self._runner = runner
         self._placing = placing

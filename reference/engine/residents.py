@@ -53,10 +53,15 @@ class Residents:
         return pages_for(sequence.known) + len(self.running)
 
     def fits(self, sequence: Sequence, leaving: Iterable[Placement]) -> bool:
-        """Whether there are pages for a sequence once ``leaving`` are removed."""
+        """Whether there are pages for a sequence, within its tenant's quota, once ``leaving`` are
+        removed."""
+        tenant = sequence.request.tenant
         left = [(p.sequence.request.tenant, p.pages) for p in leaving]
-        available = self.memory.available(sequence.request.tenant, left)
-        return self.pages_needed(sequence) - len(left) <= available
+        if self.pages_needed(sequence) - len(left) > self.memory.available(tenant, left):
+            return False
+        # Of pages they share with it, the tenant pays for those nobody else holds then.
+        inherited = self.memory.held(tenant, left) - self.memory.held(tenant)
+        return self._tenants.within_quota(tenant, pages_for(sequence.known) + max(0, inherited))
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.

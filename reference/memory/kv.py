@@ -8,7 +8,7 @@ page may be given away while steps that read it are still under way.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
@@ -82,9 +82,9 @@ class KvMemory:
         """Pages in host memory."""
         return len(self._spilled)
 
-    def held(self, tenant: int) -> int:
-        """Pages charged to the tenant."""
-        return self._pool.charged(tenant)
+    def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
+        """Pages charged to the tenant now, or once ``leaving`` are released: see ``available``."""
+        return self._pool.charged(tenant) + self._pool.effect_of(leaving)[1][tenant]
 
     def reserve(self, tenant: int, pages: int) -> None:
         """Guarantee the tenant so many pages: what it does not hold of them, nobody else can take.
@@ -104,11 +104,9 @@ class KvMemory:
         Shared pages come free with their last holder only, and what others have reserved is theirs
         again as soon as they hold less.
         """
-        freed, changes = self._effect_of(leaving) if leaving else (0, Counter[int]())
-        unused = 0
-        for other, pages in self._reserved.items():
-            if other != tenant:
-                unused += max(0, pages - self.held(other) - changes[other])
+        freed, changes = self._pool.effect_of(leaving)
+        others = ((other, pages) for other, pages in self._reserved.items() if other != tenant)
+        unused = sum(max(0, pages - self.held(other) - changes[other]) for other, pages in others)
         return max(0, self.free + self.cached + freed - unused)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
@@ -269,46 +267,23 @@ class KvMemory:
 
     def _check_trees(self, scope_of: Callable[[int], Hashable] | None) -> None:
         kept, spilled, stateful = set(), set(), set()
-        for scope, root in self._trees.scopes():
-            assert root.children, "a scope without pages is remembered"
-            for node in self._trees.walk(root):
-                if node.state is not None:
-                    stateful.add(node)
-                if node.page is None:
-                    assert node.saved is not None, "a node has its tokens nowhere"
-                    spilled.add(node)
-                    continue
-                assert node.saved is None, "a node has its tokens twice"
-                assert self._trees.of_page(node.page) is node, "a page is not its node's"
-                holders = self._pool.holders(node.page)
-                if not holders:
-                    kept.add(node)
-                strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
-                assert not strangers, f"tenants {strangers} hold a page of {scope}"
+        for scope, node in self._trees.check():
+            if node.state is not None:
+                stateful.add(node)
+            if node.page is None:
+                spilled.add(node)
+                continue
+            holders = self._pool.holders(node.page)
+            if not holders:
+                kept.add(node)
+            strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
+            assert not strangers, f"tenants {strangers} hold a page of {scope}"
         assert kept == self._kept.keys(), "the pages kept are not those nobody holds"
         assert spilled == self._spilled.keys(), "the pages in host memory are others"
         assert len(spilled) <= self._host_pages
         assert len(kept) <= self._most_kept
         if self._places is not None:
             self._places.check(stateful)
-
-    def _effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
-        """How many pages nobody would hold, and how many more each tenant would be charged for."""
-        leavers: dict[int, list[int]] = {}
-        for tenant, pages in leaving:
-            for page in pages:
-                leavers.setdefault(page, []).append(tenant)
-        freed, changes = 0, Counter[int]()
-        for page, tenants in leavers.items():
-            holders = self._pool.holders(page)
-            charged = holders[0]
-            for tenant in tenants:
-                holders.remove(tenant)
-            freed += not holders
-            if charged not in holders:
-                changes[charged] -= 1
-                changes.update(holders[:1])
-        return freed, changes
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be adopted: within ``room`` pages, up to a state where the
@@ -328,9 +303,8 @@ class KvMemory:
     ) -> Node | None:
         """The node after ``path``, where it is known but ``most`` ends within its page."""
         useful = most - len(path) * PAGE_TOKENS
-        if self._copies is None or self._places is not None:
-            return None
-        if not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
+        copies = self._copies is not None and self._places is None
+        if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
 

@@ -101,6 +101,25 @@ class PagePool:
         self.meta["tenant"][left] = 0
         return left
 
+    def effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
+        """What releasing ``leaving``, (tenant, pages) each, would do: how many pages nobody would
+        hold, and how many more each tenant would be charged for."""
+        leavers: dict[int, list[int]] = {}
+        for tenant, pages in leaving:
+            for page in pages:
+                leavers.setdefault(page, []).append(tenant)
+        freed, changes = 0, Counter[int]()
+        for page, tenants in leavers.items():
+            holders = self.holders(page)
+            charged = holders[0]
+            for tenant in tenants:
+                holders.remove(tenant)
+            freed += not holders
+            if charged not in holders:
+                changes[charged] -= 1
+                changes.update(holders[:1])
+        return freed, changes
+
     def mark_whole(self, page: int) -> None:
         """Note that the page has keys and values of all its positions."""
         self.meta["token_count"][page] = PAGE_TOKENS

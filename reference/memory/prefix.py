@@ -180,6 +180,19 @@ class PrefixTrees:
         """Every scope and its root."""
         yield from self._roots.items()
 
+    def check(self) -> Iterator[tuple[Hashable, Node]]:
+        """Every node with its scope. Raises AssertionError where the books contradict each
+        other."""
+        for scope, root in self.scopes():
+            assert root.children, "a scope without pages is remembered"
+            for node in self.walk(root):
+                if node.page is None:
+                    assert node.saved is not None, "a node has its tokens nowhere"
+                else:
+                    assert node.saved is None, "a node has its tokens twice"
+                    assert self.of_page(node.page) is node, "a page is not its node's"
+                yield scope, node
+
     def walk(self, root: Node) -> Iterator[Node]:
         """Every node below ``root``, parents first."""
         found = list(root.children.values())

@@ -12,13 +12,8 @@ end its turn or open another one, even where a template trims, splits or glues c
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +21,7 @@ from typing import Any
 
 from contract.errors import RequestError, TemplateError
 from reference.model.tokenizer import Tokenizer
+from reference.worker_process import WorkerEnded, WorkerProcess
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles a message may have. Templates print them beside control tokens, so no others pass."""
@@ -34,8 +30,6 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20
 """Longest template accepted, in characters."""
 BYTES_PER_CHARACTER = 16
 """Most bytes a character of output takes in a reply of the worker, its span included."""
-KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
-"""Environment variables the worker is given; it has no business with the others."""
 
 Message = Mapping[str, object]
 
@@ -74,13 +68,24 @@ class ChatTemplate:
         eos_token: str = "",
         limits: TemplateLimits | None = None,
     ) -> None:
+        limits = limits or TemplateLimits()
         self.text = text
         self._source = source
-        self._limits = limits or TemplateLimits()
-        self._variables = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = threading.Lock()
-        self._worker: subprocess.Popen[bytes] | None = None
-        self._end_worker: Callable[[], object] | None = None
+        setup = {
+            "template": text,
+            "variables": {"bos_token": bos_token, "eos_token": eos_token},
+            "memory_bytes": limits.memory_bytes,
+            "cpu_seconds": limits.cpu_seconds,
+            "output_characters": limits.output_characters,
+        }
+        self._worker = WorkerProcess(
+            Path(__file__).with_name("template_worker.py"),
+            lambda: _json_line(setup),
+            wall_seconds=limits.wall_seconds,
+            cpu_seconds=limits.cpu_seconds,
+            longest_reply=BYTES_PER_CHARACTER * limits.output_characters + (1 << 16),
+        )
         if len(text) > MAX_TEMPLATE_CHARACTERS:
             problem = f"{len(text):,} characters, at most {MAX_TEMPLATE_CHARACTERS:,} are read"
             raise TemplateError(f"{source}: chat template: {problem}")
@@ -126,12 +131,15 @@ class ChatTemplate:
     def start(self) -> None:
         """Start the worker now, without waiting for it, so that the first rendering is fast."""
         with self._lock:
-            self._running_worker()
+            try:
+                self._worker.start()
+            except WorkerEnded as ended:
+                raise self._error(str(ended)) from None
 
     def close(self) -> None:
         """End the worker. A later rendering would start another."""
         with self._lock:
-            self._drop_worker()
+            self._worker.close()
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -139,74 +147,12 @@ class ChatTemplate:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _running_worker(self) -> subprocess.Popen[bytes]:
-        if self._worker is not None:
-            return self._worker
-        script = Path(__file__).with_name("template_worker.py")
-        environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-        try:
-            worker = subprocess.Popen(
-                [sys.executable, "-P", str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise self._error(f"its process cannot be started ({error})") from None
-        self._worker = worker
-        self._end_worker = weakref.finalize(self, _end, worker)
-        setup = {
-            "template": self.text,
-            "variables": self._variables,
-            "memory_bytes": self._limits.memory_bytes,
-            "cpu_seconds": self._limits.cpu_seconds,
-            "output_characters": self._limits.output_characters,
-        }
-        self._send(worker, _json_line(setup))
-        return worker
-
     def _ask(self, request: bytes) -> dict[str, Any]:
-        worker = self._running_worker()
-        assert worker.stdout is not None
-        timer = threading.Timer(self._limits.wall_seconds, worker.kill)
-        timer.daemon = True
-        timer.start()
-        longest = BYTES_PER_CHARACTER * self._limits.output_characters + (1 << 16)
         try:
-            self._send(worker, request)
-            line = worker.stdout.readline(longest)
-        finally:
-            timer.cancel()
-        if not line.endswith(b"\n"):
-            raise self._error(self._why_it_ended(worker, line))
-        reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(self._worker.ask(request))
+        except WorkerEnded as ended:
+            raise self._error(str(ended)) from None
         return reply
-
-    def _send(self, worker: subprocess.Popen[bytes], line: bytes) -> None:
-        assert worker.stdin is not None
-        try:
-            worker.stdin.write(line)
-            worker.stdin.flush()
-        except OSError:
-            # A worker that is gone shows in what it answers: nothing.
-            return
-
-    def _why_it_ended(self, worker: subprocess.Popen[bytes], answered: bytes) -> str:
-        self._drop_worker()
-        if answered:
-            return "its reply is too long"
-        if worker.returncode == -getattr(signal, "SIGPROF", 0):
-            return f"it ran longer than {self._limits.cpu_seconds:g} s"
-        if worker.returncode == -getattr(signal, "SIGKILL", 0):
-            return f"it did not answer in {self._limits.wall_seconds:g} s or was killed"
-        return f"its process ended with status {worker.returncode}"
-
-    def _drop_worker(self) -> None:
-        if self._end_worker is not None:
-            self._end_worker()
-        self._worker = self._end_worker = None
 
     def _error(self, problem: str, line: int | None = None) -> TemplateError:
         place = "chat template" if line is None else f"chat template line {line}"
@@ -294,15 +240,3 @@ def _json_line(value: object) -> bytes:
 
 def _token_text(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_text(token)
-
-
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    worker.kill()
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    for pipe in (worker.stdin, worker.stdout):
-        try:
-            pipe.close()
-        except OSError:
-            continue
-    worker.wait()

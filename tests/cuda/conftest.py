@@ -7,20 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from accel.cuda import plan
 from accel.cuda.program import Compiler
-from accel.cuda.registered import ALL
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from tests.cuda.fake_driver import FakeDriver, FakeNvrtc
 
 OpenTier = Callable[..., CudaTier]
-
-
-@pytest.fixture(autouse=True)
-def every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The emulated block is where the kernels that no device has run yet are tried."""
-    monkeypatch.setattr(plan, "RULES", ALL)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def run_step(
     """
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
-    plan = plan_launches(step.ops, device)
+    plan = plan_launches(step.ops, device, step.scratch)
     assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.cuda import head_rows
 from contract.dtypes import F16, F32, I12, I32, Q8_0, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
@@ -18,6 +19,12 @@ from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_wr
 from tests.cuda.emulated_step import aligned_memory, in_device_memory, run_step
 
 HEADS, KV_HEADS, CONTEXT, PAGES, SLOTS = 4, 2, 64, 9, 2
+
+
+@pytest.fixture(autouse=True)
+def every_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever storage pages are."""
+    monkeypatch.setattr(head_rows, "STORAGES", (F32, F16, Q8_0, I12))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -45,7 +45,7 @@ class Case:
 
 def planned(case: Case) -> tuple[Step, Plan]:
     step = lower_graph(case.graph, ShapeKey(len(case.x), 0), 1, "cuda")
-    return step, plan_launches(step.ops, DEVICE)
+    return step, plan_launches(step.ops, DEVICE, step.scratch)
 
 
 def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dict[str, Float32]:
@@ -121,21 +121,25 @@ def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
 
 
-@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
 @pytest.mark.parametrize(
-    ("device", "most", "tokens", "rows", "columns"),
+    ("dtype", "device", "most", "tokens", "rows", "columns"),
     [
-        (OLDER, 80, 70, 150, 1280),
-        (DEVICE, 80, 70, 270, 1280),
-        (DEVICE, 64, 37, 70, 5 * 1024 + 256),
-        (DEVICE, 12, 9, 40, 512),
+        (dtypes.Q4_K, OLDER, 80, 70, 150, 1280),
+        (dtypes.Q5_K, OLDER, 80, 9, 20, 512),
+        (dtypes.Q6_K, DEVICE, 80, 70, 150, 1280),
+        (dtypes.Q4_K, DEVICE, 80, 70, 270, 1280),
+        (dtypes.Q5_K, DEVICE, 80, 66, 40, 512),
+        (dtypes.Q4_K, DEVICE, 64, 37, 70, 5 * 1024 + 256),
+        (dtypes.Q6_K, DEVICE, 64, 20, 40, 5 * 1024 + 256),
+        (dtypes.Q5_K, DEVICE, 12, 9, 40, 512),
     ],
-    ids=("single warps", "groups", "split", "few, split"),
+    ids=str,
 )
 def test_many_tokens(
     dtype: DType, device: Device, most: int, tokens: int, rows: int, columns: int, folder: Path
 ) -> None:
-    """Two blocks of rows and two of tokens, neither full; a span of one unit; broken segments."""
+    """Single warps and groups of them, with rows of their own or spans: two blocks of rows and two
+    of tokens, neither full; a span of one unit; broken segments."""
     case = one_product(dtype, rows, columns, tokens)
     case.x[3, 300] = np.inf
     case.x[tokens - 4] = 0
@@ -257,6 +261,17 @@ def test_a_result_somebody_reads_is_not_left_out() -> None:
     step, plan = planned(replace(case, graph=builder.build()))
     assert [step.ops[i].name for i in plain_ops(plan)] == ["rms_norm", "add"]
     assert len(plan.launches) == 3
+
+
+def test_an_output_is_written_whoever_reads_it() -> None:
+    """A run ends before the op that would take an output in: the host reads it."""
+    builder = GraphBuilder("product is an output")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (256, 256))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", 256))
+    builder.emit(Opcode.ADD, a=x, b=product, y=builder.output("z", "tokens", 256))
+    step, plan = planned(replace(layer(1, dtypes.Q4_K), graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["add"]
 
 
 def test_ops_of_one_launch_share_no_memory() -> None:

@@ -288,8 +288,8 @@ DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
 
 // A barrier of copies counts how often its stage was filled above the bytes that have yet to come.
 constexpr int FILLS = 40;
-DEVICE void open_stages(COPY_BARRIER *barriers, int count, int) {
-    for (int i = 0; i < 2 * count; i++) barriers[i] = 0;
+DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
+    for (int i = 0; i < count; i++) barriers[i] = 0;
 }
 DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
     *barrier += (1ull << FILLS) + bytes;
@@ -301,12 +301,8 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
     while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
 }
-DEVICE void leave_stage(COPY_BARRIER *barrier) { ++*barrier; }
-DEVICE void await_readers(COPY_BARRIER *barrier, unsigned phase, int readers) {
-    while (*barrier < (phase + 1ull) * readers) emulator::yield();
-}
 template <int N>
-DEVICE void add_to_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
+DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     emulator::Message mine = {};
     for (int i = 0; i < 4; i++) mine.word[i] = a[i];
     const emulator::Message *all = emulator::exchange(mine);
@@ -316,7 +312,7 @@ DEVICE void add_to_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
     for (int i = 0; i < N; i++) {
         const int row = lane / 4 + i / 2 % 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
         const unsigned char *own = place + token / 8 * stride + token % 8 * 16;
-        int total = sum[i];
+        int total = more ? sum[i] : 0;
         for (int n = 0; n < 32; n++) {
             const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
             total += byte_at(x, n % 4, false) * (int)(signed char)own[n / 16 * lead + n % 16];
@@ -326,6 +322,5 @@ DEVICE void add_to_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
     __syncwarp();
 }
 template <int N> DEVICE void begin_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
-    for (int i = 0; i < N; i++) sum[i] = 0;
-    add_to_sum(sum, a, b);
+    multiply_group(sum, a, b, false);
 }

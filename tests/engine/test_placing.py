@@ -131,3 +131,23 @@ def test_what_a_group_shares_outlives_one_of_it() -> None:
         if id == 1:
             engine.remove_tenant(1)
     assert engine.statistics.prefix.tokens_hit == len(ONE_DOCUMENT)
+
+
+def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota() -> None:
+    """The pages it shares with the victim would be charged to it when the victim leaves."""
+    engine = engine_of(
+        Tenant(1, "one", qos=QosClass.INTERACTIVE, max_kv_pages=5, isolation_group=1),
+        Tenant(2, "other", isolation_group=1),
+        pages=8,
+    )
+    engine.submit(Request(1, (*ONE_DOCUMENT, 7), 14, tenant=2, ignore_end=True))
+    engine.step()
+    engine.step()
+    engine.submit(Request(2, (*ONE_DOCUMENT, 8), 14, tenant=1, ignore_end=True))
+    engine.step()
+    assert [engine.tenants.usage(id).pages for id in (1, 2)] == [1, 4]
+    engine.submit(Request(3, tuple(range(200, 233)), 3, tenant=1, ignore_end=True))
+    while not engine.idle:
+        engine.step()
+        assert engine.tenants.usage(1).pages <= 5
+    assert engine.statistics.preempted == 0

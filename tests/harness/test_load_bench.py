@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +27,7 @@ from harness.bench.load import plan as load_plan
 from harness.bench.load.clients import Answered, Target, run_load
 from harness.bench.load.figures import error_counts, jain_index, load_figures
 from harness.bench.load.measure import AIMS, OURS, judged
-from harness.bench.load.overhead import STREAMS, Readers, engine_rate, server_here
+from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import (
     MIX_CONTEXT,
     MIXES,
@@ -188,7 +189,9 @@ def test_the_engine_with_and_without_http(
     with server_here(setup) as server, Readers(server.url) as readers:
         for streams in STREAMS:
             assert engine_rate(server, streams) > 0
+            spoken = http_seconds()
             assert readers.rate(streams) > 0
+            assert spoken < http_seconds() < time.process_time()
         server.service.draining.set()
         with pytest.raises(ExecutionError, match="readers ended"):
             readers.rate(1)

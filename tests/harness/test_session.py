@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_what_was_planned_is_not_built_again(model_path: Path) -> None:
 
 
 PROMPTS = (tuple(range(40, 75)), tuple(range(90, 99)))
+GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, repeat_penalty=1.2, seed=5)
 
 
@@ -110,6 +112,25 @@ def test_a_cancelled_generation_leaves_nothing_behind(
             second = session.generate(PROMPTS[1], SAMPLED, 9)
             assert [piece.token for piece in second] == alone, f"cancelled after {pieces}"
         session.runner.close()
+
+
+def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) -> None:
+    """Turns that do not fit the context together: the first one is found again, the same bits."""
+    options = SessionOptions(tier="cpu", context=64, chunk=16)
+    pages = 8
+    with Session.open(model_path, options) as session:
+        copies = session.runner.page_copies()
+        assert copies is not None
+        alone = [piece.token for piece in session.generate(PROMPTS[0], SAMPLED, 9)]
+        nbytes = pages * copies.page_bytes + 1
+    for host_cache, restored in ((0, False), (nbytes, True)):
+        with Session.open(model_path, replace(options, host_cache=host_cache)) as session:
+            for prompt in (PROMPTS[0], tuple(range(60)), PROMPTS[0]):
+                tokens = [piece.token for piece in session.generate(prompt, GREEDY, 4)]
+            found = session.engine.statistics.prefix
+            assert (found.restored > 0) is restored
+            assert [piece.token for piece in session.generate(PROMPTS[0], SAMPLED, 9)] == alone
+            assert len(tokens) == 4
 
 
 def test_a_new_generation_cancels_the_one_before(model_path: Path) -> None:

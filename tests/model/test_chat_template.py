@@ -388,7 +388,7 @@ def test_a_template_cannot_use_more_than_its_limits(source, message):
 def test_a_worker_that_was_killed_is_replaced():
     with ChatTemplate("ok", source="m.gguf") as template:
         assert template.render(TURNS).text == "ok"
-        os.kill(template._worker.pid, signal.SIGKILL)
+        os.kill(template._worker.child.pid, signal.SIGKILL)
         with pytest.raises(TemplateError, match="was killed"):
             template.render(TURNS)
         assert template.render(TURNS).text == "ok"
@@ -397,12 +397,12 @@ def test_a_worker_that_was_killed_is_replaced():
 def test_the_worker_ends_with_its_template():
     template = ChatTemplate("ok", source="m.gguf")
     template.start()
-    worker = template._worker
+    worker = template._worker.child
     template.close()
     assert worker.returncode is not None
     other = ChatTemplate("ok", source="m.gguf")
     other.start()
-    worker = other._worker
+    worker = other._worker.child
     del other
     assert worker.returncode is not None
 
@@ -411,7 +411,7 @@ def test_the_worker_inherits_no_secrets(monkeypatch):
     monkeypatch.setenv("ZINC_RT_SECRET", "hush")
     with ChatTemplate("ok", source="m.gguf") as template:
         template.render(TURNS)
-        environ = f"/proc/{template._worker.pid}/environ"
+        environ = f"/proc/{template._worker.child.pid}/environ"
         if not os.path.exists(environ):
             machine_lacks("/proc")
         with open(environ, "rb") as file:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from accel.opencl.device import Device
-from accel.packets.layouts import LANES, WeightLayout
+from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout
 from accel.packets.ops import SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
@@ -128,7 +128,7 @@ def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: i
     step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")
     product = next(op for op in step.ops if op.name == "matmul" and op.most_sizes()["places"])
     product = replace(product, dtype=Q4_K)
-    pairs, row_groups = tokens * used, 256 // LANES
+    pairs, row_groups = tokens * used, 256 // TILE_ROWS
     # The worst routing: as many experts as possible hold one pair, one holds the rest.
     lonely = min(experts - 1, pairs)
     worst = lonely + -(-(pairs - lonely) // SLOTS)

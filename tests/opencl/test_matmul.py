@@ -18,6 +18,7 @@ from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import MXFP4, WEIGHT_DTYPES, DType, StorageClass
 from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS, moderate_scales
 from reference.quant.dot import matmul
+from tests.kernels.planes import planes
 from tests.kernels.processor import ProcessorModules, cpu_device
 from tests.needs import machine_lacks
 from tests.opencl.lanes import ArrangedWeight, arranged
@@ -97,20 +98,25 @@ class Products:
     """The product kernels, run on arrays of this process."""
 
     def __init__(self, variant: Variant | None) -> None:
+        self.by_groups = variant is None
         self.run = run_by_cores(variant) if variant is not None else run_by_groups()
+        self.arranged = arranged if variant is not None else planes
 
     def matmul(self, blocks: np.ndarray, dtype: DType, x: np.ndarray, workers: int) -> np.ndarray:
         """x @ W.T with ``workers`` workers; checks that nothing beside the result is written."""
         tokens, columns = x.shape
-        weight = arranged(dtype, blocks)
+        weight = self.arranged(dtype, blocks)
         assert (weight.rows, weight.columns) == (len(blocks), columns)
         y = np.full((tokens, len(blocks) + 5), UNWRITTEN)
         inputs = [x, None, None]
         if dtype.storage is not StorageClass.FLOAT:
             inputs = self.quantize(x, workers, dtype)
         sizes = (tokens, len(blocks), columns)
-        packet = _packet("matmul", (*inputs, weight.bytes, y), sizes, dtype, weight.layout)
-        self.run("matmul", packet, workers, dtype)
+        name, operands = "matmul", (*inputs, weight.bytes, y)
+        if self.by_groups and tokens == 1 and dtype.storage is not StorageClass.FLOAT:
+            name, operands = "matmul_row", (*inputs, weight.bytes, None, None, y)
+        packet = _packet(name, operands, sizes, dtype, weight.layout)
+        self.run(name, packet, workers, dtype)
         assert (y[:, len(blocks) :] == UNWRITTEN).all()
         return y[:, : len(blocks)]
 
@@ -138,7 +144,7 @@ class Products:
 
 def _packet(name, operands, sizes, dtype=None, layout=WeightLayout.STORED) -> np.ndarray:
     packet = np.zeros(1, PACKET)
-    packet["op"] = NUMBERS[name]
+    packet["op"] = NUMBERS.get(name, 0)
     packet["operand"] = ABSENT
     for index, array in enumerate(operands):
         if array is not None:
@@ -248,7 +254,7 @@ def test_embedding_reads_either_layout(products: Products, shape) -> None:
     ids = rng.integers(0, rows, tokens)
     expected = FORMATS[dtype].dequantize(blocks[ids])
     for weight in (
-        arranged(dtype, blocks),
+        products.arranged(dtype, blocks),
         ArrangedWeight(blocks, WeightLayout.STORED, rows, columns),
     ):
         assert (products.embed(weight, dtype, ids) == expected).all()
@@ -270,7 +276,10 @@ def test_every_exponent(products: Products) -> None:
     with np.errstate(over="ignore"):
         rows = FORMATS[MXFP4].dequantize(blocks)
     ids = np.arange(256)
-    for weight in (arranged(MXFP4, blocks), ArrangedWeight(blocks, WeightLayout.STORED, 256, 32)):
+    for weight in (
+        products.arranged(MXFP4, blocks),
+        ArrangedWeight(blocks, WeightLayout.STORED, 256, 32),
+    ):
         assert (products.embed(weight, MXFP4, ids) == rows).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +19,13 @@ from zinc_rt import LLM, ConfigError, RequestError, SamplingParams, serve
 
 GREEDY = SamplingParams(max_tokens=6)
 TURN = [{"role": "user", "content": "Hello <|im_end|>"}]
+
+
+def with_sources() -> dict[str, str]:
+    """The environment of a program that imports the API from the sources."""
+    folders = [str(Path(folder).parent) for folder in zinc_rt.__path__]
+    named = environment()
+    return {**named, "PYTHONPATH": os.pathsep.join([named["PYTHONPATH"], *folders])}
 
 
 def test_an_argument_that_is_no_setting() -> None:
@@ -73,12 +81,9 @@ def test_a_program_that_does_not_close_ends_well(tiny_model_path: Path) -> None:
         "kept = iter(llm.stream('one', SamplingParams(max_tokens=100, ignore_end=True)))\n"
         "print(next(kept).token)\n"
     )
-    folders = [str(Path(folder).parent) for folder in zinc_rt.__path__]
-    named = environment()
-    named = {**named, "PYTHONPATH": ":".join([named["PYTHONPATH"], *folders])}
     done = subprocess.run(
         [sys.executable, "-c", program, str(tiny_model_path)],
-        env=named, capture_output=True, text=True, timeout=120,
+        env=with_sources(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -113,6 +118,26 @@ def test_it_is_installed(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=named, cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("zinc_rt.llm\n", "")
+
+
+def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -> None:
+    program = (
+        "import sys; absent = ('flask', 'waitress', 'msgspec', 'prometheus_client')\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
+        "from zinc_rt import LLM, ConfigError, SamplingParams, serve\n"
+        "with LLM(sys.argv[1], tier='cpu', context=64, progress=False) as llm:\n"
+        "    asked = SamplingParams(max_tokens=2, ignore_end=True)\n"
+        "    print(len(llm.generate('a', asked)[0].tokens))\n"
+        "try: serve(sys.argv[1], tier='cpu', port=0)\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_model_path)],
+        env=with_sources(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    first, second = done.stdout.splitlines()
+    assert first == "2"
+    assert "pip install 'zinc-rt[server]'" in second
 
 
 def test_everything_it_exports_is_there() -> None:

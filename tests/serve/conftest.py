@@ -22,7 +22,8 @@ Serve = Callable[..., AbstractContextManager[Running]]
 
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``serve(queue_depth=, slots=, buffered_events=, **ServeOptions)``: a server of its own."""
+    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, **ServeOptions)``: a server
+    of its own."""
     folder = tmp_path_factory.mktemp("serve")
     session = SessionOptions(
         tier="cpu", context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20
@@ -30,10 +31,15 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
 
     @contextmanager
     def start(
-        queue_depth: int = 64, slots: int = SLOTS, buffered_events: int = 256, **options: object
+        queue_depth: int = 64,
+        slots: int = SLOTS,
+        buffered_events: int = 256,
+        path: Path = tiny_model_path,
+        context: int = CONTEXT,
+        **options: object,
     ) -> Iterator[Running]:
         model = ModelOptions(
-            replace(session, slots=slots),
+            replace(session, slots=slots, context=context),
             "tiny",
             folder / "digests.json",
             queue_depth,
@@ -41,7 +47,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         )
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{len(list(folder.iterdir()))}.sqlite")
-        with running(ServeOptions(tiny_model_path, model, **options)) as server:  # type: ignore[arg-type]
+        with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
             yield server
 
     return start

@@ -254,7 +254,7 @@ def test_a_fault_under_way_is_told_and_counted_once(
     with serve() as server:
         http = Http(server.url)
 
-        def fail(*arguments: object) -> bytes:
+        def fail(*arguments: object, **options: object) -> bytes:
             raise RuntimeError("SEC" + "RET")
 
         monkeypatch.setattr(type(server.service.model.tokenizer), "token_bytes", fail)

@@ -24,6 +24,12 @@ KEY = new_key()
 EXAMPLES = 12
 SOAK_EXAMPLES = 2000
 MOST_TOKENS = 4
+TOKEN_LIMITS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
+"""What says how long an answer may be, by path."""
 DOCUMENT = openapi_document(ROUTES, "0")
 # Every case has the key: what happens without it is tested by itself.
 SCHEMA = schemathesis.openapi.from_dict({**DOCUMENT, "security": []})
@@ -58,8 +64,9 @@ def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 def ask(server: Running, case: Case, kept: list[int]) -> None:
     """Send a case, with a key and for few tokens, and check the answer."""
     case.headers["Authorization"] = f"Bearer {KEY}"
-    if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int | None):
-        case.body["max_tokens"] = min(case.body.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
+    limit = TOKEN_LIMITS.get(case.path)
+    if limit and isinstance(case.body, dict) and isinstance(case.body.get(limit), int | None):
+        case.body[limit] = min(case.body.get(limit) or MOST_TOKENS, MOST_TOKENS)
     response = case.call(base_url=server.url)
     kept.append(response.status_code)
     case.validate_response(response, checks=CHOSEN)

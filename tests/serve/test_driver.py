@@ -226,6 +226,23 @@ def test_one_stream_for_many_submissions(driven: Driven) -> None:
             assert tokens_of(driver.submit([alone])) == tokens[one.id]
 
 
+def test_a_released_request_is_forgotten_and_the_others_go_on(driven: Driven) -> None:
+    """In the middle of its answer: the engine, which may have events of it, does not stumble."""
+    with driven() as driver:
+        stream = driver.open_stream()
+        first, second = request(driver, 60), request(driver, 20)
+        assert driver.submit_to(stream, [Submission([first]), Submission([second])]) == [None, None]
+        assert stream.take(30)
+        stream.release([first.id])
+        assert driver.call(lambda engine: set(stream.facts)) == {second.id}
+        ended: list[int] = []
+        while not ended:
+            ended = [one.event.request_id for one in stream.take(30) if one.event.finish_reason]
+        assert ended == [second.id]
+        assert driver.failure is None
+        assert driver.call(lambda engine: engine.idle)
+
+
 def test_logits_of_every_position(driven: Driven) -> None:
     with driven() as driver:
         asked = replace(request(driver, 2), max_tokens=0)

@@ -12,8 +12,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from contract.errors import DoesNotFit
 from harness.serve import pulls
 from harness.serve.keys import key_digest, new_key
+from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.serve.conftest import Serve
@@ -142,6 +144,33 @@ def test_a_model_that_cannot_be_loaded_changes_nothing(served: Running, http: Ht
     assert (refused.status, refused.error["code"]) == (422, "model_unusable")
     assert http.get("/v1/models").json["data"][0]["id"] == "tiny"
     assert http.post("/v1/completions", BODY).status == 200
+
+
+def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
+    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(http)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def crowded(path: Path, name: str, owned: object) -> ServedModel:
+        entered.set()
+        go_on.wait(30)
+        raise DoesNotFit(name, 2, 1, "close something")
+
+    monkeypatch.setattr(served.serving, "_open", crowded)
+    replies: list[Reply] = []
+    waiting = threading.Thread(target=lambda: replies.append(activate(http, NAME)))
+    waiting.start()
+    assert entered.wait(30)
+    other = activate(http, NAME)
+    assert (other.status, other.error["code"]) == (503, "model_loading")
+    assert other.headers["Retry-After"]
+    assert http.post("/v1/completions", BODY).status == 200
+    go_on.set()
+    waiting.join()
+    assert (replies[0].status, replies[0].error["code"]) == (422, "model_does_not_fit")
+    assert http.post("/v1/completions", {**BODY, "model": "tiny"}).status == 200
+    assert len(served.serving.paths) == 1
 
 
 def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ def published_too_early(patch: Patch) -> None:
     patch.setattr(KvMemory, "publish", broken)
 
 
+def masks_are_forgotten(patch: Patch) -> None:
+    patch.setattr("reference.engine.pipeline.with_masks", lambda inputs, *rest: inputs)
+
+
 def copies_do_nothing(patch: Patch) -> None:
     patch.setattr(SimulatedCopies, "copy", lambda self, source, target: None)
 
@@ -191,7 +195,7 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.ADMISSION_ORDER: (first_come_first_served,),
     Invariant.INTERACTIVE_STAYS: (classes_reversed,),
     Invariant.BACKPRESSURE: (stalled_ones_go_on,),
-    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten),
+    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten, masks_are_forgotten),
     Invariant.HISTORY: (
         copies_do_nothing,
         saved_pages_do_not_come_back,

@@ -32,6 +32,7 @@ RARE = (
     "guesses wrong",
     "idle steps",
     "logits",
+    "masks",
     "preemptions",
     "prefix copied",
     "prefix evicted",
@@ -113,7 +114,7 @@ def test_the_first_failure_is_reported(
 ) -> None:
     """As one line that plays its smallest form again, with exit code 1 each time."""
     a_waiting_request_is_lost(monkeypatch)
-    assert main(SCHEDULER, "", ["--schedules", "30", "--jobs", "1"]) == 1
+    assert main(SCHEDULER, "", ["--schedules", "30", "--seed", "1", "--jobs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("FAIL seed ") and "LIVENESS" in line for line in lines)
     line = lines[-1].removeprefix("reproduce: python -m harness.sched_test ")

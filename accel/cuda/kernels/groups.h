@@ -31,22 +31,14 @@ template <int N> DEVICE void await_group_products(int (&sum)[N]) {
 // What threads wrote to shared memory is seen by products behind the next barrier.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Stages of shared memory that go round between who fills and who reads them. One thread announces
-// the bytes that will be copied to a stage, by whoever; `await_stage` returns when they have come.
-// Each reader leaves the stage; `await_readers` returns when all have. `phase` counts how often the
-// stage was filled before. Barriers are those of the copies, then those of the readers.
-DEVICE void open_stages(COPY_BARRIER *barriers, int count, int readers) {
-    for (int i = 0; i < 2 * count; i++)
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barriers + i)),
-                     "r"(i < count ? 1 : readers)
+// Copies into a stage of shared memory, by whoever: a barrier counts the bytes, which one thread
+// announces. `await_stage` returns when they have come, `phase` counting how often the stage was
+// filled before.
+DEVICE void open_stages(COPY_BARRIER *barriers, int count) {
+    for (int i = 0; i < count; i++)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers + i))
                      : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-DEVICE void leave_stage(COPY_BARRIER *barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-DEVICE void await_readers(COPY_BARRIER *barrier, unsigned phase, int) {
-    await_copy<1>(barrier, phase);
 }
 DEVICE void announce(COPY_BARRIER *barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -67,71 +59,38 @@ DEVICE void group_barrier(unsigned id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-// sum = A B and sum += A B: A of unsigned bytes, B of signed ones. Sums as of mma.m16n8k32, four for
-// every 8 tokens.
-DEVICE void begin_sum(int (&sum)[8], const unsigned (&a)[4], U64 b) {
+// sum = A B, or where `more` sum += A B: A of unsigned bytes, B of signed ones. Sums as of
+// mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
+// leave out what reads those that have none.
+DEVICE void multiply_group(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7}, "
-        "{%8,%9,%10,%11}, %12, p; }"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
-          "=r"(sum[6]), "=r"(sum[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DEVICE void add_to_sum(int (&sum)[8], const unsigned (&a)[4], U64 b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
         "{%8,%9,%10,%11}, %12, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
 }
 
-DEVICE void begin_sum(int (&sum)[16], const unsigned (&a)[4], U64 b) {
+DEVICE void multiply_group(int (&sum)[16], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,"
-        "%8,%9,%10,%11,%12,%13,%14,%15}, "
-        "{%16,%17,%18,%19}, %20, p; }"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
-          "=r"(sum[6]), "=r"(sum[7]), "=r"(sum[8]), "=r"(sum[9]), "=r"(sum[10]), "=r"(sum[11]),
-          "=r"(sum[12]), "=r"(sum[13]), "=r"(sum[14]), "=r"(sum[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DEVICE void add_to_sum(int (&sum)[16], const unsigned (&a)[4], U64 b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,"
-        "%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
         "{%16,%17,%18,%19}, %20, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
           "+r"(sum[12]), "+r"(sum[13]), "+r"(sum[14]), "+r"(sum[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
 }
 
-DEVICE void begin_sum(int (&sum)[32], const unsigned (&a)[4], U64 b) {
+DEVICE void multiply_group(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,"
-        "%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
-        "%27,%28,%29,%30,%31}, "
-        "{%32,%33,%34,%35}, %36, p; }"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
-          "=r"(sum[6]), "=r"(sum[7]), "=r"(sum[8]), "=r"(sum[9]), "=r"(sum[10]), "=r"(sum[11]),
-          "=r"(sum[12]), "=r"(sum[13]), "=r"(sum[14]), "=r"(sum[15]), "=r"(sum[16]), "=r"(sum[17]),
-          "=r"(sum[18]), "=r"(sum[19]), "=r"(sum[20]), "=r"(sum[21]), "=r"(sum[22]), "=r"(sum[23]),
-          "=r"(sum[24]), "=r"(sum[25]), "=r"(sum[26]), "=r"(sum[27]), "=r"(sum[28]), "=r"(sum[29]),
-          "=r"(sum[30]), "=r"(sum[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DEVICE void add_to_sum(int (&sum)[32], const unsigned (&a)[4], U64 b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,"
-        "%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
-        "%27,%28,%29,%30,%31}, "
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
         "{%32,%33,%34,%35}, %36, p; }"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
           "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
@@ -139,6 +98,30 @@ DEVICE void add_to_sum(int (&sum)[32], const unsigned (&a)[4], U64 b) {
           "+r"(sum[18]), "+r"(sum[19]), "+r"(sum[20]), "+r"(sum[21]), "+r"(sum[22]), "+r"(sum[23]),
           "+r"(sum[24]), "+r"(sum[25]), "+r"(sum[26]), "+r"(sum[27]), "+r"(sum[28]), "+r"(sum[29]),
           "+r"(sum[30]), "+r"(sum[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
+}
+
+// sum = A B of sums that need no values before.
+DEVICE void begin_sum(int (&sum)[8], const unsigned (&a)[4], U64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
+        "{%8,%9,%10,%11}, %12, p; }"
+        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
+          "=r"(sum[6]), "=r"(sum[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+DEVICE void begin_sum(int (&sum)[16], const unsigned (&a)[4], U64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{%16,%17,%18,%19}, %20, p; }"
+        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
+          "=r"(sum[6]), "=r"(sum[7]), "=r"(sum[8]), "=r"(sum[9]), "=r"(sum[10]), "=r"(sum[11]),
+          "=r"(sum[12]), "=r"(sum[13]), "=r"(sum[14]), "=r"(sum[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

@@ -31,7 +31,7 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
 #define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
-#define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 16)  // [VALUES][thread]
+#define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
 
 struct GROUP_WORK {
     const unsigned char *planes, *weights, *sums;
@@ -46,19 +46,6 @@ struct GROUP_WORK {
         return min((tokens - first_token + 7) / 8, (unsigned)EIGHTS);
     }
 };
-
-// The units of a share, in order: `count` steps, of which step n is unit `unit_of(n)`.
-DEVICE unsigned unit_of(unsigned group, unsigned step) {
-    if (!SPLIT) return step;
-    return (step / SPAN_UNITS * WARP_GROUPS + group) * SPAN_UNITS + step % SPAN_UNITS;
-}
-
-DEVICE unsigned steps_of(unsigned group, unsigned units) {
-    if (!SPLIT) return units;
-    const unsigned round = WARP_GROUPS * SPAN_UNITS, rest = units % round;
-    const unsigned first = group * SPAN_UNITS, own = rest > first ? rest - first : 0;
-    return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
-}
 
 // Stages of a share, filled by its first warp.
 struct STAGE_RING {
@@ -97,21 +84,6 @@ struct STAGE_RING {
     __device__ __forceinline__ void await(unsigned step) const {
         await_stage(barriers + step % STAGES, step / STAGES);
     }
-    // A warp reads no more of the step's stage.
-    __device__ __forceinline__ void leave(unsigned step) const {
-        __syncwarp();
-        if (threadIdx.x % WARP_LANES == 0) leave_stage(barriers + STAGES + step % STAGES);
-    }
-    // In the midst of a step, by one warp: what the step before it used is filled again.
-    __device__ __forceinline__ void refill(const GROUP_WORK &work, unsigned group, unsigned step,
-                                           unsigned steps) const {
-        const unsigned next = step - 1 + STAGES;
-        if (step == 0 || next >= steps) return;
-        const unsigned before = step - 1;
-        await_readers(barriers + STAGES + before % STAGES, before / STAGES, SHARE_TILES);
-        fetch_weights(work, next, unit_of(group, next));
-        fetch_tokens(work, next, unit_of(group, next));
-    }
 };
 
 // Sub-block b of part `low` of m, from token 8 `eight` on.
@@ -124,11 +96,11 @@ DEVICE int factor_of(const SCALES &scales, int e, int s) { return scales.factor(
 // Adds the scaled sums of sub-block b, codes of four bits, of all tokens: 16 times the codes
 // multiply the high parts, the codes themselves the low ones, in one sum.
 DEVICE void add_narrow(const SCALES &scales, const unsigned char *stage, const unsigned (&codes)[4],
-                       const unsigned (&shifted_codes)[4], int b, int (&j)[VALUES]) {
-    int sum[VALUES];
+                       const unsigned (&shifted_codes)[4], int b, int (&sum)[VALUES],
+                       int (&j)[VALUES]) {
     begin_group_product();
-    begin_sum(sum, shifted_codes, tokens_operand(stage, b, 0, 0));
-    add_to_sum(sum, codes, tokens_operand(stage, b, 1, 0));
+    multiply_group(sum, shifted_codes, tokens_operand(stage, b, 0, 0), false);
+    multiply_group(sum, codes, tokens_operand(stage, b, 1, 0), true);
     end_group_product();
     await_group_products(sum);
 #pragma unroll
@@ -153,20 +125,16 @@ DEVICE void add_wide(const SCALES &scales, const unsigned char *stage, const uns
     }
 }
 
-// Adds the values of a unit to those of the span; `midway` is called once in between.
-template <class MIDWAY> DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane,
-                                             float (&span)[VALUES], const MIDWAY &midway) {
+// Adds the values of a unit to those of the span.
+DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES]) {
     const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
     SCALES scales;
     scales.load(unit, lane);
     UPPER_PLANES<FORMAT_ID> upper;
     upper.load(unit, lane);
-    int j[VALUES];
-#pragma unroll
-    for (int e = 0; e < VALUES; e++) j[e] = 0;
+    int j[VALUES] = {}, sum[VALUES] = {};
 #pragma unroll
     for (int v = 0; v < 4; v++) {
-        if (v == 1) midway();
         unsigned codes[2][4];
         unit_operands<FORMAT_ID>(unit, upper, lane, v, codes[0], codes[1]);
 #pragma unroll
@@ -179,7 +147,7 @@ template <class MIDWAY> DEVICE void add_unit(const unsigned char *stage, unsigne
                     shifted_codes[i] = odd ? codes[1][i] : codes[0][i] << 4;
                     if (odd) codes[1][i] >>= 4;
                 }
-                add_narrow(scales, stage, codes[odd], shifted_codes, b, j);
+                add_narrow(scales, stage, codes[odd], shifted_codes, b, sum, j);
             } else if (FORMAT::halves) {
                 const unsigned first[4] = {codes[odd][0], codes[odd][1], 0, 0};
                 const unsigned second[4] = {0, 0, codes[odd][2], codes[odd][3]};
@@ -223,11 +191,24 @@ struct RESULT {
     }
 };
 
+// The units of a share, in order: `count` steps, of which step n is unit `unit_of(n)`.
+DEVICE unsigned unit_of(unsigned group, unsigned step) {
+    if (!SPLIT) return step;
+    return (step / SPAN_UNITS * WARP_GROUPS + group) * SPAN_UNITS + step % SPAN_UNITS;
+}
+
+DEVICE unsigned steps_of(unsigned group, unsigned units) {
+    if (!SPLIT) return units;
+    const unsigned round = WARP_GROUPS * SPAN_UNITS, rest = units % round;
+    const unsigned first = group * SPAN_UNITS, own = rest > first ? rest - first : 0;
+    return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
+}
+
 // Fills all stages, weights first: those may be read while the kernels in front still run.
 DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned group,
                        unsigned steps) {
     const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
-    if (threadIdx.x % (SHARE_TILES * WARP_LANES) == 0) open_stages(ring.barriers, STAGES, SHARE_TILES);
+    if (threadIdx.x % (SHARE_TILES * WARP_LANES) == 0) open_stages(ring.barriers, STAGES);
     __syncthreads();
     for (unsigned step = 0; warp == 0 && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_weights(work, step, unit_of(group, step));
@@ -245,7 +226,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
     const unsigned steps = steps_of(group, work.units);
     const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS;
     const STAGE_RING ring = {memory + group * STAGES * STAGE_BYTES,
-                             (COPY_BARRIER *)(memory + AT_BARRIERS) + group * 2 * STAGES};
+                             (COPY_BARRIER *)(memory + AT_BARRIERS) + group * STAGES};
     begin_rows(work, ring, group, steps);
     float total[EIGHTS] = {};
     unsigned step = 0;
@@ -253,10 +234,13 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
         float span[VALUES] = {};
         for (const unsigned end = min(step + SPAN_UNITS, steps); step < end; step++) {
             ring.await(step);
-            add_unit(ring.stage(step), warp, lane, span, [&] {
-                if (warp == 0) ring.refill(work, group, step, steps);
-            });
-            ring.leave(step);
+            group_barrier(1 + group);
+            const unsigned next = step + STAGES - 1;
+            if (warp == 0 && next < steps && next >= STAGES) {
+                ring.fetch_weights(work, next, unit_of(group, next));
+                ring.fetch_tokens(work, next, unit_of(group, next));
+            }
+            add_unit(ring.stage(step), warp, lane, span);
         }
         group_barrier(1 + group);
         float *values = (float *)ring.stage(step + STAGES - 1) + thread;
@@ -296,10 +280,13 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
     for (int i = 0; i < VALUES; i++) span[i] = totals[i * THREADS] = 0.0f;
     for (unsigned step = 0; step < steps; step++) {
         ring.await(step);
-        add_unit(ring.stage(step), tile, lane, span, [&] {
-            if (tile == 0) ring.refill(work, 0, step, steps);
-        });
-        ring.leave(step);
+        __syncthreads();
+        const unsigned next = step + STAGES - 1;
+        if (tile == 0 && next < steps && next >= STAGES) {
+            ring.fetch_weights(work, next, next);
+            ring.fetch_tokens(work, next, next);
+        }
+        add_unit(ring.stage(step), tile, lane, span);
         if (step % SPAN_UNITS != SPAN_UNITS - 1 && step + 1 != steps) continue;
 #pragma unroll
         for (int i = 0; i < VALUES; i++) {

@@ -1,5 +1,5 @@
 // The main loop of a product with few tokens: weights stream through a ring of shared memory, a
-// slot of which a warp fills for itself; what it computes of a span meets the other spans of the
+// slot of CHUNK_UNITS units of which a warp fills for itself; what it computes of a span meets the other spans of the
 // tile in shared memory, where the warp that comes last folds them (rule R3).
 
 #ifndef UNIT_STREAM_H
@@ -7,7 +7,6 @@
 
 #include "activations.h"
 
-#define CHUNK_UNITS 2
 #define MOST_TILE_SLOTS 8
 
 // One matrix of units; `tiles` of 16 rows.
@@ -158,7 +157,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsig
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
         float value[CHUNK_UNITS];
-        if (units == CHUNK_UNITS)
+        if (CHUNK_UNITS > 1 && units == CHUNK_UNITS)
             unit_values_of_one<dtype, CHUNK_UNITS>(chunk, x, first, lane, value);
         else
             unit_values_of_one<dtype, 1>(chunk, x, first, lane, *(float (*)[1])value);

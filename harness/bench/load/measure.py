@@ -12,9 +12,9 @@ from typing import Any
 from harness.bench.engines import PEER, peer_version
 from harness.bench.load.clients import Target, run_load
 from harness.bench.load.figures import error_counts, load_figures
-from harness.bench.load.overhead import STREAMS, Readers, engine_rate, server_here
+from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import LoadPlan, draw_load
-from harness.bench.load.servers import ServerSetup, own_server, peer_server, reached
+from harness.bench.load.servers import ServerSetup, Started, own_server, peer_server, reached
 from harness.bench.machine import machine_facts
 from harness.bench.measure import Samples, Say, in_turn, summary
 from harness.client import ServerClient
@@ -123,18 +123,23 @@ def _targets(
         say("starting the server")
         for _ in range(bench.repeat - 1):
             with own_server(bench.setup) as started:
-                samples[OURS].add("ready_seconds", started.ready_seconds)
+                _add_ready(samples[OURS], started)
         started = stack.enter_context(own_server(bench.setup))
-        samples[OURS].add("ready_seconds", started.ready_seconds)
+        _add_ready(samples[OURS], started)
         targets[OURS] = started.target
     if bench.peer:
         assert bench.setup is not None
         say(f"starting {PEER}'s server")
         started = stack.enter_context(peer_server(bench.setup))
         samples[PEER] = Samples()
-        samples[PEER].add("ready_seconds", started.ready_seconds)
+        _add_ready(samples[PEER], started)
         targets[PEER] = started.target
     return targets
+
+
+def _add_ready(found: Samples, started: Started) -> None:
+    found.add("ready_seconds", started.ready_seconds)
+    found.add("ready_processor_seconds", started.processor_seconds)
 
 
 def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say) -> None:
@@ -152,10 +157,13 @@ def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say)
                 say(f"with and without HTTP, {streams} streams, {repetition + 1} of {repeat}")
                 rates, times = {}, {}
                 for name in in_turn([*measures], repetition):
-                    before = time.process_time()
+                    before, spoken = time.process_time(), http_seconds()
                     rates[name] = measures[name](streams)
                     times[name] = time.process_time() - before
                     found.add(f"{name}_rate_{streams}", rates[name])
+                    if name == "http":
+                        share = (http_seconds() - spoken) / times[name]
+                        found.add(f"http_share_{streams}", share)
                 found.add(f"http_{streams}", rates["http"] / rates["engine"])
                 found.add(f"http_time_{streams}", times["http"] / times["engine"])
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from harness.tiers import TierOptions
 from reference.engine import Engine
 
 STREAMS = (1, 16)
+HTTP_THREADS = ("http", "waitress")
 TOKENS = 64
 PROMPT = tuple(range(100, 116))
 SAMPLING = SamplingParams(temperature=0.8)
@@ -65,6 +67,15 @@ def engine_rate(server: Running, streams: int) -> float:
         return streams * TOKENS / (time.perf_counter() - began)
 
     return driver.call(work)
+
+
+def http_seconds() -> float:
+    """Processor time that the threads which speak HTTP in this process have used so far."""
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.ident is not None and thread.name.startswith(HTTP_THREADS)
+    )
 
 
 class Readers:

@@ -23,14 +23,17 @@ METRICS = {
     "seconds": ("took", "s", 1.0),
     "errors": ("requests that failed", "", 1.0),
     "ready_seconds": ("ready after", "s", 1.0),
+    "ready_processor_seconds": ("  processor time", "s", 1.0),
     "engine_rate_1": ("engine without HTTP, 1 stream", "tok/s", 1.0),
     "http_rate_1": ("  with HTTP", "tok/s", 1.0),
     "http_1": ("  with over without", "", 1.0),
     "http_time_1": ("  processor time with over without", "", 1.0),
+    "http_share_1": ("  of it, of the threads that speak HTTP", "%", 1e2),
     "engine_rate_16": ("engine without HTTP, 16 streams", "tok/s", 1.0),
     "http_rate_16": ("  with HTTP", "tok/s", 1.0),
     "http_16": ("  with over without", "", 1.0),
     "http_time_16": ("  processor time with over without", "", 1.0),
+    "http_share_16": ("  of it, of the threads that speak HTTP", "%", 1e2),
 }
 """Label, unit and factor by metric."""
 TARGET_LABELS = {

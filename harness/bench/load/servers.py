@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 import harness
 from contract.errors import ConfigError, ExecutionError
 from harness.bench.engines import PEER, check_peer
@@ -43,10 +45,12 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that answers, and how long that took from the start of its process."""
+    """A server that answers, how long that took from the start of its process, and how much
+    processor time, which says more where neighbours are busy."""
 
     target: Target
     ready_seconds: float
+    processor_seconds: float
 
 
 @contextmanager
@@ -78,7 +82,8 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
                     client.get("/ready")
                     ready = time.perf_counter() - began
                     model = client.get("/v1/models")["data"][0]["id"]
-                    yield Started(Target(found[1], model, tuple(keys)), ready)
+                    target = Target(found[1], model, tuple(keys))
+                    yield Started(target, ready, _processor_seconds(process))
                     return
             raise ExecutionError(f"the server did not start: {''.join(said).strip()}")
 
@@ -106,7 +111,8 @@ def peer_server(setup: ServerSetup) -> Iterator[Started]:
             except ServerError:
                 time.sleep(0.02)
                 continue
-            yield Started(target, time.perf_counter() - began)
+            ready = time.perf_counter() - began
+            yield Started(target, ready, _processor_seconds(process))
             return
         raise ExecutionError(f"{PEER}'s server does not answer after {READY_SECONDS:.0f} s")
 
@@ -126,6 +132,13 @@ def reached(url: str, keys: Sequence[str]) -> Target:
     if not models:
         raise ServerError(f"{url} serves no model")
     return Target(client.url, models[0]["id"], tuple(keys) or (None,))
+
+
+def _processor_seconds(process: subprocess.Popen[str]) -> float:
+    """What a process and those it started have used."""
+    first = psutil.Process(process.pid)
+    times = [one.cpu_times() for one in (first, *first.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 def _tenants_file(keys: Sequence[str]) -> str:

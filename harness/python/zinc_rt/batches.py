@@ -88,8 +88,8 @@ def _ended(stream: EventStream, pending: dict[int, Pending]) -> Iterator[Output]
             output = one.output(stream)
         except ZincError as error:
             output = one.failed(error)
-        for request in one.requests:
-            stream.cancel(request.id)
-            del pending[request.id]
-            del stream.facts[request.id]
+        numbers = [request.id for request in one.requests]
+        stream.release(numbers)
+        for number in numbers:
+            del pending[number]
         yield output

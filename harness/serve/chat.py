@@ -1,0 +1,273 @@
+"""From a chat request to what the engine is asked: a prompt, a grammar, the form of the answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract.errors import TemplateError
+from contract.types import Request
+from harness.serve.dialect import Dialect
+from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
+from harness.serve.errors import ApiError
+from harness.serve.reply import ReplyForm, ReplyParser
+from harness.serve.strict_json import BadJson, loads
+from harness.serve.structured.json_schema import SchemaRefused
+from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
+from harness.serve.wire_tools import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    RegexFormat,
+    ResponseFormat,
+    TextFormat,
+    Tool,
+    ToolCall,
+)
+from reference.model.chat_template import ChatTemplate, RenderedChat
+
+NO_EFFORT = ("none", "minimal")
+Turn = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A rendered conversation, the ``grammar`` of its answer if it has one, and its form."""
+
+    prompt: RenderedChat
+    grammar: str | None
+    form: ReplyForm
+
+    def parser(self, request: Request) -> ReplyParser:
+        """What reads the answer to ``request``."""
+        identity = f"{request.prompt} {request.sampling.seed}".encode()
+        return ReplyParser(self.form, hashlib.sha256(identity).digest())
+
+
+def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
+    """How a request is answered by the model called ``name``. Raises ApiError and TemplateError."""
+    tools = _tools_in_force(body, dialect, name)
+    think = _thinking(body, template, dialect, name)
+    rendered = render_chat(template, body.messages, tools=tools, enable_thinking=think)
+    functions = {tool.function.name: _function_of(tool) for tool in tools}
+    reasoning = dialect.reasoning
+    thinking = reasoning is not None and reasoning.opened_by(rendered.text)
+    many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+    grammar, enforced = _grammar_of(body, tools, functions, dialect, many)
+    if grammar is not None:
+        may_think = reasoning is not None and not reasoning.closed_by(rendered.text)
+        grammar = (
+            dialect.after_thoughts(grammar, thinking) if may_think else f"start: body\n{grammar}"
+        )
+    form = ReplyForm(dialect, functions, many, enforced=enforced, thinking=thinking)
+    return ChatPlan(rendered, grammar, form)
+
+
+def render_chat(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] = (),
+    enable_thinking: bool | None = None,
+) -> RenderedChat:
+    """The prompt of a conversation. Raises ApiError and TemplateError."""
+    if tools and not _knows_tools(template):
+        raise _unsupported("tools", "this model's chat template has no place for tools")
+    told = [_without_strict(tool) for tool in tools]
+
+    def render(text_arguments: bool) -> RenderedChat:
+        turns = turns_of(messages, text_arguments=text_arguments)
+        return template.render(turns, tools=told or None, enable_thinking=enable_thinking)
+
+    try:
+        return render(text_arguments=False)
+    except TemplateError:
+        # Most templates write the arguments of calls themselves, some want the finished text.
+        if not any(isinstance(one, AssistantMessage) and one.tool_calls for one in messages):
+            raise
+        return render(text_arguments=True)
+
+
+def turns_of(messages: Sequence[Message], *, text_arguments: bool) -> list[Turn]:
+    """Messages as templates know them: the arguments of calls as objects, or as texts."""
+    turns = []
+    for place, message in enumerate(messages):
+        turn: Turn = {"role": _role_of(message), "content": _text_of(message)}
+        if message.name is not None:
+            turn["name"] = message.name
+        if isinstance(message, ToolMessage):
+            turn["tool_call_id"] = message.tool_call_id
+        if isinstance(message, AssistantMessage):
+            if message.content is None and not message.tool_calls:
+                param = f"messages[{place}].content"
+                raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
+            if message.reasoning_content is not None:
+                turn["reasoning_content"] = message.reasoning_content
+            if message.tool_calls:
+                turn["tool_calls"] = _calls_of(message.tool_calls, place, text_arguments)
+        turns.append(turn)
+    return turns
+
+
+def _role_of(message: Message) -> str:
+    role = str(message.__struct_config__.tag)
+    return "system" if role == "developer" else role
+
+
+def _text_of(message: Message) -> str:
+    """The content in one piece."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    return "".join(part.text for part in message.content)
+
+
+def _calls_of(calls: Sequence[ToolCall], place: int, text_arguments: bool) -> list[Turn]:
+    told = []
+    for number, call in enumerate(calls):
+        arguments: object = call.function.arguments
+        if not text_arguments:
+            arguments = _arguments(call.function.arguments, place, number)
+        function = {"name": call.function.name, "arguments": arguments}
+        told.append({"id": call.id, "type": "function", "function": function})
+    return told
+
+
+def _arguments(text: str, message: int, call: int) -> dict[str, Any]:
+    place = f"messages[{message}].tool_calls[{call}].function.arguments"
+    try:
+        value = loads(text.encode())
+    except (BadJson, UnicodeEncodeError) as error:
+        raise ApiError(400, f"{place}: {error}", param=place, code="invalid_value") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{place} is no JSON object", param=place, code="invalid_value")
+    return value
+
+
+def _tools_in_force(body: ChatRequest, dialect: Dialect, name: str) -> list[Tool]:
+    """The tools the model is told of."""
+    tools = body.tools or []
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise ApiError(400, f"tools has {twice!r} twice", param="tools", code="invalid_value")
+    chosen = body.tool_choice
+    if isinstance(chosen, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == chosen.function.name]
+        if not tools:
+            raise ApiError(
+                400,
+                f"tool_choice names {chosen.function.name!r}, which is not among the tools",
+                param="tool_choice",
+                code="invalid_value",
+            )
+    elif chosen == "required" and not tools:
+        raise ApiError(
+            400, "tool_choice required needs tools", param="tool_choice", code="invalid_value"
+        )
+    elif chosen == "none":
+        tools = []
+    if tools and dialect.calls is None:
+        raise _unsupported("tools", f"{name} has no way to call tools that is known here")
+    return tools
+
+
+def _thinking(
+    body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str
+) -> bool | None:
+    """Whether the model is to think, None where nobody says."""
+    kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
+    wanted = {
+        "enable_thinking": body.enable_thinking,
+        "chat_template_kwargs": None if kwargs is None else kwargs.enable_thinking,
+        "reasoning_effort": None if effort is None else effort not in NO_EFFORT,
+    }
+    said = {param: value for param, value in wanted.items() if value is not None}
+    if not said:
+        return None
+    if len(set(said.values())) > 1:
+        raise ApiError(
+            400,
+            f"{' and '.join(said)} contradict each other",
+            param=next(iter(said)),
+            code="invalid_value",
+        )
+    param, value = next(iter(said.items()))
+    if template.has_thinking_toggle:
+        return value
+    if value != (dialect.reasoning is not None):
+        raise _unsupported(param, f"{name} has no switch for thinking")
+    return None
+
+
+def _grammar_of(
+    body: ChatRequest,
+    tools: Sequence[Tool],
+    functions: Mapping[str, Function],
+    dialect: Dialect,
+    many: bool,
+) -> tuple[str | None, bool]:
+    """The rules of an answer, if it has some, and whether its calls are made by them."""
+    forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    wanted = list(functions.values())
+    answer = format_rule(body.response_format)
+    if forced:
+        return _enforced("tools", lambda: dialect.forced_calls(wanted, many)), True
+    if answer is not None and tools:
+        calls = _enforced("tools", lambda: dialect.forced_calls(wanted, many))
+        either = calls.replace("body: ", "made: ", 1)
+        return f"body: made | answer\nanswer: {answer}\n{either}", False
+    if answer is not None:
+        return f"body: {answer}", False
+    if any(tool.function.strict for tool in tools):
+        return _enforced("tools", lambda: dialect.calls_in_text(wanted, many)), True
+    return None, False
+
+
+def format_rule(wanted: ResponseFormat | None) -> str | None:
+    """What an answer of a form is in Lark; None for any text. Raises ApiError."""
+    match wanted:
+        case None | TextFormat():
+            return None
+        case JsonObjectFormat():
+            return json_rule(ANY_OBJECT)
+        case JsonSchemaFormat(json_schema=told):
+            schema = {} if told.schema_ is None else told.schema_
+            place = "response_format.json_schema.schema"
+            return _enforced(place, lambda: json_rule(schema), param="response_format")
+        case RegexFormat(regex=regex):
+            return "/" + regex.replace("/", r"\/").replace("\n", r"\n") + "/"
+
+
+def _enforced(place: str, rules: Callable[[], str], param: str | None = None) -> str:
+    try:
+        return rules()
+    except SchemaRefused as refused:
+        raise ApiError(
+            400,
+            f"{place}: {refused}; it would have to be ignored, so the request is refused",
+            param=param or place,
+            code="unsupported_schema",
+        ) from None
+
+
+def _function_of(tool: Tool) -> Function:
+    return Function(tool.function.name, tool.function.parameters or ANY_OBJECT)
+
+
+def _without_strict(tool: Tool) -> dict[str, Any]:
+    """A tool as templates know it; whether calls are enforced is not the model's business."""
+    told: dict[str, Any] = msgspec.to_builtins(tool)
+    told["function"].pop("strict", None)
+    return told
+
+
+def _knows_tools(template: ChatTemplate) -> bool:
+    return "tools" in template.text
+
+
+def _unsupported(param: str, problem: str) -> ApiError:
+    return ApiError(400, problem, param=param, code="unsupported")

@@ -1,0 +1,151 @@
+"""What every way to write tool calls has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.serve.structured.json_schema import SchemaRefused, check_schema, compile_options
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: ANY_OBJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: ``arguments`` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+Functions = Mapping[str, Function]
+"""By name."""
+
+
+class CallSyntax(Protocol):
+    """How a family of models writes calls: ``begin``, then what ``parse`` reads, then ``end``.
+
+    Without ``end`` they reach to the end of the text. ``only_first`` calls stand at the beginning
+    of an answer or nowhere. ``repeats`` says that each call of several has its own ``begin``, with
+    ``separator`` between them. ``short_ids`` are what the family's templates want.
+    """
+
+    @property
+    def begin(self) -> str: ...
+    @property
+    def end(self) -> str | None: ...
+    @property
+    def only_first(self) -> bool: ...
+    @property
+    def repeats(self) -> bool: ...
+    @property
+    def separator(self) -> str: ...
+    @property
+    def short_ids(self) -> bool: ...
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        """The calls of a body; None for one that is malformed or calls something else."""
+
+    def inside_value(self, body: str) -> bool:
+        """Whether ``end`` would be part of a value if it came after ``body``."""
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        """The name that an unfinished body calls, and where the JSON text of its arguments
+        starts; None where that is not known yet, or cannot be for this syntax."""
+
+    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+        """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
+        one call, or with ``many`` several where they share one ``begin``.
+
+        Raises SchemaRefused for parameters that cannot be enforced.
+        """
+
+
+def literal(text: str) -> str:
+    """A text in Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_rule(schema: Mapping[str, Any] | bool) -> str:
+    """A JSON value that obeys ``schema``, in Lark. Raises SchemaRefused."""
+    check_schema(schema)
+    if schema is False:
+        raise SchemaRefused("", "false", "allows nothing")
+    options = {"x-guidance": compile_options(schema)}
+    return f"%json {json.dumps(options | ({} if schema is True else dict(schema)))}"
+
+
+def choice(names: Sequence[str]) -> str:
+    """One of these rules."""
+    return "(" + " | ".join(names) + ")"
+
+
+def object_text(value: object) -> str | None:
+    """The JSON text of an object, None for anything else."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+
+
+def strict_loads(text: str) -> Any:
+    """The JSON value of a text. Raises ValueError, also for NaN and infinities."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+@dataclass(slots=True)
+class ValueScanner:
+    """Follows a JSON value from its first character: ``ended`` once it is whole.
+
+    It looks at brackets and strings only; whether the value is JSON is not its business.
+    """
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+    ended: bool = False
+
+    def feed(self, text: str) -> int:
+        """Take in characters up to the end of the value: how many."""
+        for count, character in enumerate(text, 1):
+            if self.in_string:
+                if self.escaped:
+                    self.escaped = False
+                elif character == "\\":
+                    self.escaped = True
+                elif character == '"':
+                    self.in_string = False
+            elif character == '"':
+                self.in_string = True
+            elif character in "{[":
+                self.depth += 1
+            elif character in "}]":
+                self.depth -= 1
+            if self.depth == 0 and not self.in_string:
+                self.ended = True
+                return count
+        return len(text)
+
+
+def inside_string(text: str) -> bool:
+    """Whether a text that holds JSON ends within a string."""
+    inside = escaped = False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == '"':
+            inside = not inside
+        elif character == "\\":
+            escaped = inside
+    return inside

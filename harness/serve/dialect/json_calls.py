@@ -1,0 +1,207 @@
+"""Calls written as JSON: in tags (Hermes, Qwen), alone (Llama 3), behind a token (Mistral)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.serve.dialect.calls import (
+    Call,
+    Function,
+    Functions,
+    choice,
+    inside_string,
+    json_rule,
+    literal,
+    object_text,
+    strict_loads,
+)
+
+SPACE = r"[ \t\r\n]*"
+NAMED_CALL = re.compile(rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}", re.S)
+DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class JsonObjectCalls:
+    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``."""
+
+    begin: str
+    end: str | None
+    key: str = "arguments"
+    before: str = ""
+    after: str = ""
+    only_first: bool = False
+    repeats: bool = True
+    separator: str = "\n"
+    short_ids: bool = False
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _call_of(body, self.key, functions)
+        return None if call is None else [call]
+
+    def inside_value(self, body: str) -> bool:
+        return inside_string(body)
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        return _arguments_start(body, self.key)
+
+    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+        names, rules = _call_rules(functions, self.key)
+        after = self.after + (self.end or "")
+        whole = [literal(self.before), choice(names), literal(after)]
+        return ["calls: " + " ".join(part for part in whole if part != '""'), *rules]
+
+
+@dataclass(frozen=True)
+class BareJsonCall:
+    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``."""
+
+    begin: str = "{"
+    end: str | None = None
+    only_first: bool = True
+    repeats: bool = False
+    separator: str = ""
+    short_ids: bool = False
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        call = _call_of("{" + body, "parameters", functions)
+        return None if call is None else [call]
+
+    def inside_value(self, body: str) -> bool:
+        return inside_string(body)
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        found = _arguments_start("{" + body, "parameters")
+        return None if found is None else (found[0], found[1] - 1)
+
+    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+        names, rules = _call_rules(functions, "parameters", opened=True)
+        return [f"calls: {choice(names)}", *rules]
+
+
+@dataclass(frozen=True)
+class MistralCalls:
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or with ``named`` the newer
+    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read. ``arguments_marker`` is
+    ``[ARGS]`` in Lark."""
+
+    named: bool = False
+    arguments_marker: str = literal("[ARGS]")
+    begin: str = "[TOOL_CALLS]"
+    end: str | None = None
+    only_first: bool = False
+    separator: str = ""
+    short_ids: bool = True
+
+    @property
+    def repeats(self) -> bool:
+        return self.named
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        calls = []
+        for part in body.split(self.begin):
+            found = _list_of_calls(part, functions) or _named_call(part, functions)
+            if not found:
+                return None
+            calls.extend(found)
+        return calls
+
+    def inside_value(self, body: str) -> bool:
+        return inside_string(body)
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        return None
+
+    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+        if self.named:
+            rules = [
+                f"call_{n}: {literal(one.name)} {self.arguments_marker} {json_rule(one.parameters)}"
+                for n, one in enumerate(functions)
+            ]
+            return [f"calls: {choice([f'call_{n}' for n in range(len(functions))])}", *rules]
+        names, rules = _call_rules(functions, "arguments")
+        one = choice(names)
+        more = f' (", " {one})*' if many else ""
+        return [f'calls: "[" {one}{more} "]"', *rules]
+
+
+def _call_rules(
+    functions: Sequence[Function], key: str, opened: bool = False
+) -> tuple[list[str], list[str]]:
+    """Names and texts of a rule for each function."""
+    rules = []
+    for n, one in enumerate(functions):
+        head = ("" if opened else "{") + f'"name": "{one.name}", "{key}": '
+        rules.append(f"call_{n}: {literal(head)} {json_rule(one.parameters)} {literal('}')}")
+    return [f"call_{n}" for n in range(len(functions))], rules
+
+
+def _call_of(text: str, key: str, functions: Functions) -> Call | None:
+    """The one call a text holds."""
+    found = _arguments_start(text, key)
+    try:
+        value = strict_loads(text)
+    except (ValueError, RecursionError):
+        return None
+    call = _checked(value, key, functions)
+    if call is None or found is None:
+        return call
+    # As the model wrote it: what is sent back gives the tokens it came from.
+    try:
+        arguments, end = DECODER.raw_decode(text, found[1])
+    except (ValueError, RecursionError):
+        return call
+    if arguments != value[key]:
+        return call
+    return Call(call.name, text[found[1] : end])
+
+
+def _checked(value: object, key: str, functions: Functions) -> Call | None:
+    if not isinstance(value, dict) or value.get("name") not in functions:
+        return None
+    arguments: Any = value.get(key)
+    if isinstance(arguments, str):
+        # Some models write the arguments as a text that holds JSON.
+        try:
+            arguments = strict_loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    text = object_text(arguments)
+    return None if text is None else Call(value["name"], text)
+
+
+def _arguments_start(text: str, key: str) -> tuple[str, int] | None:
+    found = re.match(
+        rf'{SPACE}\{{{SPACE}"name"{SPACE}:{SPACE}"([^"\\]*)"{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}'
+        r"(?=\{)",
+        text,
+    )
+    return None if found is None else (found[1], found.end())
+
+
+def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
+    try:
+        values = strict_loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list):
+        return None
+    calls = [_checked(value, "arguments", functions) for value in values]
+    return [call for call in calls if call is not None] if all(calls) else None
+
+
+def _named_call(text: str, functions: Functions) -> list[Call] | None:
+    found = re.fullmatch(
+        rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}", text, re.S
+    )
+    if found is None or found[1] not in functions:
+        return None
+    try:
+        arguments = strict_loads(found[2])
+    except (ValueError, RecursionError):
+        return None
+    return [Call(found[1], found[2])] if isinstance(arguments, dict) else None

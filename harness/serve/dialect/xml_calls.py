@@ -1,0 +1,233 @@
+"""Calls as Qwen3-Coder and Qwen3.5 write them: tags, and in them the values as plain text.
+
+A value is the text itself where the parameter may be a string, and JSON where it may not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.serve.dialect.calls import (
+    Call,
+    Function,
+    Functions,
+    choice,
+    json_rule,
+    literal,
+    strict_loads,
+)
+from harness.serve.structured.json_schema import ANNOTATIONS, SchemaRefused, check_schema
+
+CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
+PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
+OBJECT_KEYWORDS = ANNOTATIONS | {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"),
+}
+PYTHON_WORDS = {"True": True, "False": False, "None": None}
+"""How these models' template writes values that are no text."""
+CLOSING = "\n</parameter>\n"
+
+
+@dataclass(frozen=True)
+class XmlCalls:
+    """``<function=name><parameter=key>value</parameter></function>``."""
+
+    begin: str = "<tool_call>"
+    end: str | None = "</tool_call>"
+    only_first: bool = False
+    repeats: bool = True
+    separator: str = "\n"
+    short_ids: bool = False
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        found = CALL.fullmatch(body)
+        if found is None or found[1] not in functions:
+            return None
+        function = functions[found[1]]
+        arguments: dict[str, Any] = {}
+        at, inner = 0, found[2]
+        while (parameter := PARAMETER.match(inner, at)) is not None:
+            name, text = parameter[1], parameter[2]
+            if name in arguments:
+                return None
+            arguments[name] = _value_of(text, _schema_of(function, name), function.parameters)
+            at = parameter.end()
+        if inner[at:].strip():
+            return None
+        return [Call(function.name, json.dumps(arguments, ensure_ascii=False))]
+
+    def inside_value(self, body: str) -> bool:
+        return body.rfind("<parameter=") > body.rfind("</parameter>")
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        return None
+
+    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+        rules = []
+        for n, function in enumerate(functions):
+            rules.extend(_rules_of(function, f"call_{n}"))
+        names = choice([f"call_{n}" for n in range(len(functions))])
+        return [f'calls: "\\n" {names} "\\n</tool_call>"', *rules]
+
+
+def _rules_of(function: Function, rule: str) -> list[str]:
+    schema = function.parameters
+    check_schema(schema)
+    for keyword in schema:
+        if keyword not in OBJECT_KEYWORDS:
+            raise SchemaRefused("", keyword, "cannot be enforced in this model's calls")
+    if schema.get("type", "object") != "object":
+        raise SchemaRefused("", "type", "of parameters must be object")
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    required = set(schema.get("required", ()))
+    if unknown := required - properties.keys():
+        raise SchemaRefused("", "required", f"names {min(unknown)!r}, which has no schema")
+    parts, rules = [], []
+    for n, (name, value) in enumerate(properties.items()):
+        if PARAMETER_NAME.fullmatch(name) is None:
+            raise SchemaRefused(
+                "/properties", repr(name), "cannot be written in this model's calls"
+            )
+        parts.append(f"{rule}_{n}" + ("" if name in required else "?"))
+        text = f"<parameter={name}>\n"
+        rules.extend(_value_rules(f"{rule}_{n}", text, value, schema, f"/properties/{name}"))
+    first = literal(f"<function={function.name}>\n")
+    return [f'{rule}: {first} {" ".join(parts)} "</function>"', *rules]
+
+
+def _value_rules(
+    rule: str, opening: str, schema: Any, root: Mapping[str, Any], pointer: str
+) -> list[str]:
+    """A parameter with its tags."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    texts: list[str] = []
+    values: list[str] = []
+    free = typed = False
+    for option in _options(_resolved(schema, root), root):
+        keywords = set(option) - ANNOTATIONS
+        if not _may_be_string(option, root):
+            values.append(json_rule({**definitions, **option}))
+            typed = typed or keywords != {"type"}
+        elif keywords <= {"type"}:
+            free = True
+        elif keywords <= {"type", "enum", "const"} and option.get("type", "string") == "string":
+            texts.extend([option["const"]] if "const" in option else option["enum"])
+        else:
+            keyword = min(keywords - {"type"})
+            raise SchemaRefused(pointer, keyword, "cannot be enforced in this model's calls")
+    if (free and (typed or texts)) or not all(map(_is_plain, texts)):
+        raise SchemaRefused(pointer, "a choice", "is ambiguous in this model's calls")
+    if free:
+        text = r"/(.|\n)*<\/parameter>/"
+        return [f'{rule}: {literal(opening)} {rule}_text "\\n"', f"{rule}_text[lazy]: {text}"]
+    either = choice([*map(literal, texts), *values])
+    return [f"{rule}: {literal(opening)} {either} {literal(CLOSING)}"]
+
+
+def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of which a value needs to obey one."""
+    if not isinstance(schema, Mapping):
+        return [{}] if schema else []
+    if set(schema) - ANNOTATIONS == {"anyOf"}:
+        return [
+            one for option in schema["anyOf"] for one in _options(_resolved(option, root), root)
+        ]
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
+        return [{**schema, "type": kind} for kind in kinds]
+    return [dict(schema)]
+
+
+def _is_plain(text: object) -> bool:
+    """Whether a text can stand between tags and means nothing but itself."""
+    if not isinstance(text, str) or "</parameter>" in text or text != text.strip("\n"):
+        return False
+    try:
+        strict_loads(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a text between tags means; a newline on either side belongs to the tags."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    resolved = _resolved(schema, root)
+    try:
+        value = PYTHON_WORDS[text] if text in PYTHON_WORDS else strict_loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not _may_be_string(resolved, root):
+        return value
+    return value if _allows_json(resolved, value, root) else text
+
+
+def _schema_of(function: Function, name: str) -> Any:
+    properties = function.parameters.get("properties")
+    return properties.get(name, True) if isinstance(properties, Mapping) else True
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema that is only a reference as what it refers to."""
+    for _ in range(8):
+        if not isinstance(schema, Mapping) or "$ref" not in schema or len(schema) > 1:
+            return schema
+        place: Any = root
+        for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            place = place.get(name, True) if isinstance(place, Mapping) else True
+        schema = place
+    return True
+
+
+def _may_be_string(schema: Any, root: Mapping[str, Any]) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    kinds = schema.get("type")
+    if kinds is not None:
+        return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        return any(_may_be_string(_resolved(option, root), root) for option in options)
+    return True
+
+
+def _allows_json(schema: Any, value: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a value that is no string may be meant where a string may be."""
+    if isinstance(value, str):
+        return False
+    if not isinstance(schema, Mapping):
+        return True
+    if isinstance(schema.get("enum"), list):
+        return value in schema["enum"]
+    kinds = schema.get("type")
+    if kinds is not None:
+        return _type_of(value) & set([kinds] if isinstance(kinds, str) else kinds) != set()
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        return any(_allows_json(_resolved(option, root), value, root) for option in options)
+    return True
+
+
+def _type_of(value: Any) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number"}
+        case list():
+            return {"array"}
+    return {"object"}

@@ -1,0 +1,1 @@
+"""The same model on several engines under Ray Serve, as one: see ``open.py``."""

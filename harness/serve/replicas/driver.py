@@ -1,0 +1,286 @@
+"""Stands in for ``EngineDriver`` where the engines are replicas under Ray Serve.
+
+A request whose replica dies goes on with another one, from the token it has come to: its stream
+has the same tokens as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, NoReturn, TypeVar
+
+from ray.exceptions import RayActorError, RayError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from contract.errors import QueueFull, RequestError, ZincError
+from contract.types import Request, Tenant
+from harness.serve.driver import NO_MASKS, NO_SINKS, Delivered, EngineStopped
+from harness.serve.errors import ApiError
+from harness.serve.faults import log_fault
+from harness.serve.replicas.router import PrefixRouter
+from harness.serve.replicas.sums import summed
+from harness.serve.replicas.work import Batch, Question, Refusal, Work, continued
+from harness.serve.structured.grammars import TokenMasks
+from harness.serve.watch import Listener, RequestFacts
+from reference.engine import Engine
+from reference.engine.engine import EngineStatistics
+from reference.engine.sequence import LogitsSink
+
+T = TypeVar("T")
+MOST_MOVES = 8
+"""How often a request may lose its replica."""
+MOVE_SECONDS = 0.25
+"""How long a request waits for Ray to notice that a replica is gone."""
+ANSWER_SECONDS = 30.0
+log = logging.getLogger("zinc_rt.serve")
+
+
+class _Pump:
+    """Takes the events of one request from its replica, in a thread of its own, to a queue."""
+
+    def __init__(self, driver: ReplicatedDriver, request: Request, facts: RequestFacts) -> None:
+        self.request = request
+        self.taken: Future[None] = Future()
+        self.cancelled = False
+        self._driver = driver
+        self._facts = facts
+        self._tokens: list[int] = []
+        self._ended = False
+        self._response: Any = None
+        self.put: Callable[[Delivered | ZincError], None] = lambda _: None
+
+    def run(self) -> None:
+        """Until the request has ended, was cancelled, or has lost too many replicas."""
+        try:
+            for _ in range(MOST_MOVES):
+                if self._follow():
+                    return
+                time.sleep(MOVE_SECONDS)
+            self._fail(EngineStopped("no replica lives long enough; look at the server's log"))
+        except (TaskCancelledError, RayServeException):
+            self._fail(EngineStopped("the server is shutting down"))
+        except Exception as error:
+            log_fault("a replica failed", error)
+            self._fail(EngineStopped("a replica failed; the server's log says where"))
+        finally:
+            self._driver.forget(self)
+
+    def cancel(self) -> None:
+        """No more of it."""
+        self.cancelled = True
+        if self._response is not None:
+            self._response.cancel()
+
+    def _follow(self) -> bool:
+        """Follow one replica; whether there is nothing more to follow."""
+        work = Work(continued(self.request, self._tokens))
+        replica = "none"
+        try:
+            self._response = self._driver.handle.generate.remote(work)
+            for told in self._response:
+                if self.cancelled:
+                    self._response.cancel()
+                    return True
+                if isinstance(told, Refusal):
+                    return self._refused(told.error)
+                replica = told.replica
+                self._receive(told)
+        except RayActorError:
+            log.warning(
+                "replica %s is gone: a request goes on elsewhere after %d tokens",
+                replica,
+                len(self._tokens),
+            )
+        return self._ended or self.cancelled
+
+    def _receive(self, batch: Batch) -> None:
+        now = time.monotonic()
+        if not self.taken.done():
+            self.taken.set_result(None)
+        self._driver.heard(self._facts.tenant, batch)
+        self._facts.preempted = max(self._facts.preempted, batch.preempted)
+        if batch.admitted and self._facts.admitted is None:
+            self._facts.admitted, self._facts.cached = now, batch.cached
+        for event in batch.events:
+            if event.token >= 0:
+                self._tokens.append(event.token)
+            self._ended = self._ended or event.finish_reason is not None
+            self.put(Delivered(now, event))
+
+    def _refused(self, error: ZincError) -> bool:
+        """A request that had begun elsewhere waits for a place; any other is refused."""
+        if self.taken.done() and isinstance(error, QueueFull):
+            time.sleep(error.retry_after)
+            return False
+        self._fail(error)
+        return True
+
+    def _fail(self, error: ZincError) -> None:
+        if not self.taken.done():
+            self.taken.set_exception(error)
+        self.put(error)
+
+
+class ReplicatedStream:
+    """The events of the requests that were submitted together. One thread takes from it."""
+
+    def __init__(self, pumps: Sequence[_Pump], facts: dict[int, RequestFacts]) -> None:
+        self.facts = facts
+        self._pumps = {pump.request.id: pump for pump in pumps}
+        self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
+        for pump in pumps:
+            pump.put = self._events.put
+
+    def take(self, timeout: float) -> list[Delivered]:
+        """As of ``EventStream``."""
+        taken: list[Delivered] = []
+        try:
+            item = self._events.get(timeout=timeout)
+            while True:
+                if isinstance(item, ZincError):
+                    raise item
+                taken.append(item)
+                item = self._events.get_nowait()
+        except Empty:
+            return taken
+
+    def cancel(self, request_id: int | None = None) -> None:
+        """As of ``EventStream``."""
+        for pump in list(self._pumps.values()) if request_id is None else [self._pumps[request_id]]:
+            pump.cancel()
+
+
+class ReplicatedDriver:
+    """The engines behind a deployment handle, as one. All methods may be called from any thread."""
+
+    failure: str | None = None
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self.handle = handle.options(stream=True)
+        self._asking = handle
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._pumps: set[_Pump] = set()
+        self._stands: dict[str, EngineStatistics] = {}
+        self._closing = False
+        self._listener: Listener | None = None
+        self._tenants: Mapping[int, Tenant] = {}
+        self.call(lambda engine: engine.statistics)
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Where the replicas stood when they were last heard of, together."""
+        with self._lock:
+            live = PrefixRouter.running
+            stands = [one for name, one in self._stands.items() if name in live]
+            total: EngineStatistics = summed(stands or list(self._stands.values()))
+            return total
+
+    def listen(self, listener: Listener) -> None:
+        """As of ``EngineDriver``, but steps are not told of: they are too many to be sent."""
+        self._listener = listener
+
+    def open_stream(self) -> NoReturn:
+        """Embeddings want the hidden states, which stay where they are computed."""
+        raise ApiError(400, "embeddings are not served by replicas", code="unsupported")
+
+    def new_id(self) -> int:
+        """An id for a request."""
+        return next(self._ids)
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
+    ) -> ReplicatedStream:
+        """As of ``EngineDriver``; logits stay where they are computed, and masks are not sent."""
+        if masks:
+            message = "formats and enforced calls are not served by replicas"
+            raise ApiError(400, message, param="response_format", code="unsupported")
+        if logits:
+            raise RequestError("logits_digest", "is not served by replicas")
+        if self._closing:
+            raise EngineStopped("the server is shutting down")
+        now = time.monotonic()
+        facts = {one.id: RequestFacts(now, self._tenant(one.tenant)) for one in requests}
+        pumps = [_Pump(self, request, facts[request.id]) for request in requests]
+        stream = ReplicatedStream(pumps, facts)
+        for pump in pumps:
+            with self._lock:
+                self._pumps.add(pump)
+            threading.Thread(target=pump.run, name="replica", daemon=True).start()
+        try:
+            for pump in pumps:
+                pump.taken.result()
+        except BaseException:
+            stream.cancel()
+            raise
+        return stream
+
+    def call(self, work: Callable[[Engine], T]) -> T:
+        """What ``work`` gives for the engines of all replicas, summed; its exceptions come back."""
+        answers: list[tuple[str, Any]] = []
+        names: Sequence[str] = sorted(PrefixRouter.running) or [""]
+        for name in names:
+            question = Question(name, lambda engine: (work(engine), engine.statistics))
+            try:
+                answers.append((name, self._ask(question)))
+            except (RayActorError, TimeoutError):
+                log.warning("replica %s does not answer", name or "(any)")
+        if not answers:
+            raise EngineStopped("no replica answers")
+        with self._lock:
+            for name, (_, statistics) in answers:
+                self._stands[name] = statistics
+        total: T = summed([answer for _, (answer, _) in answers])
+        return total
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Let the requests under way end for up to ``drain_seconds``, then end the rest."""
+        deadline = time.monotonic() + drain_seconds
+        self._closing = drain_seconds > 0 or self._closing
+        while self._pumps and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._closing = True
+        with self._lock:
+            pumps = list(self._pumps)
+        for pump in pumps:
+            pump.cancel()
+            pump.put(EngineStopped("the server is shutting down"))
+
+    def heard(self, tenant: Tenant, batch: Batch) -> None:
+        """A replica told how it stands, and what became of a tenant's request."""
+        with self._lock:
+            self._stands[batch.replica] = batch.statistics
+        tokens = sum(event.token >= 0 for event in batch.events)
+        if tokens and self._listener is not None:
+            self._listener.generated(tenant, tokens)
+
+    def _tenant(self, id: int) -> Tenant:
+        if id not in self._tenants:
+            self._tenants = {one.id: one for one in self.call(lambda engine: list(engine.tenants))}
+        if id not in self._tenants:
+            raise RequestError("tenant", f"{id} is not known")
+        return self._tenants[id]
+
+    def forget(self, pump: _Pump) -> None:
+        """A request ended."""
+        with self._lock:
+            self._pumps.discard(pump)
+
+    def _ask(self, question: Question) -> Any:
+        try:
+            return self._asking.ask.remote(question).result(timeout_s=ANSWER_SECONDS)
+        except RayActorError:
+            raise
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, ZincError) else error) from None

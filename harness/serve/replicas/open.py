@@ -1,0 +1,105 @@
+"""A model that several replicas answer with, each an engine in a process of its own.
+
+Ray Serve starts them, replaces those that die, and routes by ``PrefixRouter``. This process has the
+tokenizer, the template and the HTTP server, and computes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import harness
+from contract.errors import ConfigError
+from harness.generate import prepare_session
+from harness.serve.driver import EngineDriver
+from harness.serve.fingerprint import system_fingerprint
+from harness.serve.model import ModelOptions, ServedModel
+from harness.serve.structured.grammars import Grammars
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+APPLICATION = "zinc-rt"
+OBJECT_STORE_BYTES = 128 << 20
+"""Tokens are small: Ray's default is a third of the memory."""
+
+
+def open_replicas(
+    path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
+) -> ServedModel:
+    """Start ``count`` replicas; they end with ``owned``. RAY_ADDRESS names a cluster to run on,
+    without it one is started here. ``tenants`` is the file of accounts.
+
+    Raises ConfigError where Ray is not installed, and what opening a session raises.
+    """
+    prepared = prepare_session(path, replace(options.session, chat=True), owned)
+    handle = _deployed(path, options, tenants, count, owned)
+    from harness.serve.replicas.driver import ReplicatedDriver
+
+    driver = ReplicatedDriver(handle)
+    owned.callback(driver.close)
+    model = prepared.model
+    grammars = Grammars(model.tokenizer, model.config.vocab)
+    owned.callback(grammars.close)
+    return ServedModel(
+        name=options.name,
+        model=model,
+        template=prepared.template,
+        driver=cast("EngineDriver", driver),
+        grammars=grammars,
+        limits=prepared.limits,
+        plan=prepared.plan,
+        tier=prepared.tier.info.name,
+        device=f"{count} replicas of {prepared.tier.info.device}",
+        fingerprint=system_fingerprint(model, options.session.kv_dtype, options.digests),
+        created=int(path.stat().st_mtime),
+    )
+
+
+def _deployed(
+    path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
+) -> DeploymentHandle:
+    # Nothing is told to anybody unless the operator says so.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; pip install 'zinc-rt[ray]'") from None
+    from harness.serve.replicas.replica import Replica
+
+    here = str(Path(harness.__file__).parents[1])
+    environment = {"PYTHONPATH": os.pathsep.join((here, os.environ.get("PYTHONPATH", "")))}
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False, runtime_env={"env_vars": environment})
+    else:
+        ray.init(
+            num_cpus=count + 1,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            runtime_env={"env_vars": environment},
+        )
+    owned.callback(ray.shutdown)
+    serve.start(proxy_location="Disabled")
+    owned.callback(serve.shutdown)
+    deployment = serve.deployment(
+        Replica,
+        name="replica",
+        num_replicas=count,
+        max_ongoing_requests=options.session.slots + options.queue_depth + 1,
+        ray_actor_options={"num_cpus": 1},
+        request_router_config=RequestRouterConfig(
+            request_router_class="harness.serve.replicas.router.PrefixRouter"
+        ),
+    )
+    return serve.run(
+        deployment.bind(path.resolve(), options, tenants and tenants.resolve()),
+        name=APPLICATION,
+        route_prefix=None,
+    )

@@ -1,0 +1,76 @@
+"""Ray Serve's request router of the replicas: by prefix, by tenant, by load."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from harness.serve.replicas.affinity import PrefixAffinity
+from harness.serve.replicas.work import Question, Work
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a request where most of its prompt is cached; see ``PrefixAffinity``."""
+
+    running: frozenset[str] = frozenset()
+    """The replicas there were when a request was last routed, of all routers of this process."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Called by Ray Serve before the first request."""
+        self._affinity = PrefixAffinity()
+        self._meant: dict[str, str] = {}
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """One rank a replica, the best first."""
+        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
+        PrefixRouter.running = frozenset(by_name)
+        asked = pending_request.args[0] if pending_request and pending_request.args else None
+        match asked:
+            case Work(request=request):
+                assert pending_request is not None
+                self._forget(pending_request)
+                names = self._affinity.rank(request.tenant, request.prompt, by_name)
+                if names:
+                    # Counted now: others are routed before this one has arrived.
+                    self._meant[pending_request.metadata.internal_request_id] = names[0]
+                    self._affinity.sent(request.tenant, request.prompt, names[0])
+                    pending_request.future.add_done_callback(
+                        partial(self._given_up, pending_request)
+                    )
+            case Question(replica=name) if name in by_name:
+                names = [name]
+            case _:
+                names = list(by_name)
+        return [[by_name[name]] for name in names]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Called by Ray Serve."""
+        asked = pending_request.args[0] if pending_request.args else None
+        meant = self._meant.pop(pending_request.metadata.internal_request_id, None)
+        if isinstance(asked, Work) and meant != replica_id.unique_id:
+            if meant is not None:
+                self._affinity.ended(meant)
+            request = asked.request
+            self._affinity.sent(request.tenant, request.prompt, replica_id.unique_id)
+
+    def _given_up(self, pending_request: PendingRequest, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._forget(pending_request)
+
+    def _forget(self, pending_request: PendingRequest) -> None:
+        meant = self._meant.pop(pending_request.metadata.internal_request_id, None)
+        if meant is not None:
+            self._affinity.ended(meant)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Called by Ray Serve."""
+        self._affinity.ended(replica_id.unique_id)

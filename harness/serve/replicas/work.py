@@ -1,0 +1,78 @@
+"""What goes to a replica, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from contract.errors import QueueFull, RequestError, ZincError
+from contract.types import Request, TokenEvent
+from harness.serve.driver import EngineStopped
+from reference.engine import Engine
+from reference.engine.engine import EngineStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request for whichever replica suits it."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something to be asked of the engine of one replica, or, with ``replica`` empty, of any."""
+
+    replica: str
+    ask: Callable[[Engine], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a replica has to say of a request: its latest events and facts, and how its engine
+    stands. The first one, without events, says that it was taken."""
+
+    replica: str
+    events: tuple[TokenEvent, ...]
+    cached: int
+    preempted: int
+    admitted: bool
+    statistics: EngineStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error of the engine, in parts that can be sent."""
+
+    kind: str
+    parts: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, error: ZincError) -> Refusal:
+        """The refusal that ``error`` is."""
+        match error:
+            case RequestError(field=field, problem=problem):
+                return cls("request", (field, problem))
+            case QueueFull(depth=depth, retry_after=seconds):
+                return cls("queue", (depth, seconds))
+        return cls("stopped", (str(error),))
+
+    @property
+    def error(self) -> ZincError:
+        """The error it is."""
+        kinds: dict[str, Callable[..., ZincError]] = {"request": RequestError, "queue": QueueFull}
+        return kinds.get(self.kind, EngineStopped)(*self.parts)
+
+
+def continued(request: Request, tokens: Sequence[int]) -> Request:
+    """What is left of a request after its first tokens: the same request with a longer prompt.
+
+    Keys and values are a function of the tokens before them, and sampling is keyed by seed and
+    position, so its first token is the one that would have come next, on any engine.
+    """
+    if not tokens:
+        return request
+    return replace(
+        request, prompt=(*request.prompt, *tokens), max_tokens=request.max_tokens - len(tokens)
+    )

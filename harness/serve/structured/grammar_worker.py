@@ -1,0 +1,73 @@
+"""Compiles grammars in a process of its own, where one that explodes does no harm.
+
+Run as a script by ``grammars``; imports the standard library and llguidance only. Standard input
+holds one JSON object a line: first the tokens and the limits, then one grammar a line. Standard
+output answers each grammar with ``{"error"}``, null for one that compiled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import sys
+from typing import Any
+
+
+class Tokens:
+    """A vocabulary as llguidance wants it."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self.tokens = list(map(base64.b64decode, setup["tokens"]))
+        self.special_token_ids = setup["special"]
+        self.eos_token_id = setup["ends"][0]
+        self.bos_token_id = None
+
+    def __call__(self, text: object) -> list[int]:
+        """Only masks need tokens of texts; none is made here."""
+        return []
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    setup = json.loads(requests.readline())
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    tokens: Any = Tokens(setup)
+    tokenizer = LLTokenizer(tokens, n_vocab=setup["vocab"], eos_token=setup["ends"])
+    limits = LLParserLimits(**setup["parser"])
+    _limit_memory(setup["memory_bytes"])
+    for line in requests:
+        _arm(setup["cpu_seconds"])
+        matcher = LLMatcher(tokenizer, json.loads(line)["grammar"], log_level=0, limits=limits)
+        error = matcher.get_error() if matcher.is_error() else None
+        del matcher
+        _arm(0)
+        replies.write(json.dumps({"error": error}).encode() + b"\n")
+        replies.flush()
+
+
+def _limit_memory(more: int) -> None:
+    """So much on top of what the vocabulary took."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    except (ImportError, ValueError, OSError):
+        # Not every system can limit memory; time stays limited.
+        return
+
+
+def _arm(seconds: float) -> None:
+    """End the process after so many seconds of processor time; 0 disarms."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    main()

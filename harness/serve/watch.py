@@ -1,0 +1,64 @@
+"""What is noted of requests and steps while an engine runs. On the engine's thread."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from contract.types import Tenant
+from reference.observer import NullObserver, StepObservation
+
+if TYPE_CHECKING:
+    from harness.serve.driver import EventStream
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """What became of one request, in seconds of ``time.monotonic``. Written by the engine's thread.
+
+    ``tenant`` is whose it was when it came; ``cached`` prompt tokens came from the prefix cache
+    when it was first admitted.
+    """
+
+    submitted: float
+    tenant: Tenant
+    admitted: float | None = None
+    cached: int = 0
+    preempted: int = 0
+
+
+class Listener(Protocol):
+    """Told of every step, on the engine's thread, before its events are delivered."""
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step of so many query tokens took so long beyond the one before it."""
+
+    def generated(self, tenant: Tenant, tokens: int) -> None:
+        """A step gave a tenant's requests so many tokens."""
+
+
+@dataclass(slots=True)
+class Watch(NullObserver):
+    """Notes when requests of streams are admitted and preempted, and what steps take."""
+
+    streams: dict[int, EventStream] = field(default_factory=dict)
+    listener: Listener | None = None
+    read_at: float = 0.0
+
+    def step(self, step: StepObservation) -> None:
+        if self.listener is not None:
+            seconds = step.ended - max(step.began, self.read_at)
+            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
+        self.read_at = step.ended
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.facts[request_id].admitted is None:
+            stream.facts[request_id].admitted = time.monotonic()
+            stream.facts[request_id].cached = reused
+
+    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None:
+            stream.facts[request_id].preempted += 1

@@ -1,0 +1,227 @@
+"""What ``POST /v1/responses`` is sent, and the conversation it means: nothing is stored, so all of
+it is in every request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from harness.serve.answers import Json
+from harness.serve.errors import ApiError
+from harness.serve.wire import (
+    MOST_MESSAGES,
+    Id,
+    MaxTokens,
+    Share,
+    Temperature,
+    Tier,
+    TopK,
+)
+
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+
+
+class InputPart(Struct, forbid_unknown_fields=True):
+    """A piece of a message, sent or given back as it was answered."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    text: str
+    annotations: Nothing | None = None
+    logprobs: Nothing | None = None
+
+
+class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A turn of the conversation: a message, a call of a function, what it gave, or thoughts.
+
+    Items of an answer can be sent back as they are.
+    """
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[InputPart] | None = None
+    id: Id | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    call_id: Id | None = None
+    name: Id | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: Nothing | None = None
+    encrypted_content: None = None
+
+
+class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    name: Id
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Struct, forbid_unknown_fields=True):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    name: Id
+
+
+class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The form of the text: any, a JSON object, or what a JSON schema says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Id | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = field(default=None, name="schema")
+    strict: bool | None = None
+
+
+class ResponseText(Struct, forbid_unknown_fields=True):
+    """How text is to be."""
+
+    format: ResponseTextFormat | None = None
+    verbosity: None = None
+
+
+class ResponseReasoning(Struct, forbid_unknown_fields=True):
+    """Whether the model thinks first."""
+
+    effort: str | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses``. ``store`` may be left out or false: nothing is. ``user``,
+    ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    model: Id | None = None
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    text: ResponseText | None = None
+    tools: list[ResponseFunction] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ResponseReasoning | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Nothing | None = None
+    service_tier: Tier | None = None
+    user: Id | None = None
+    safety_identifier: Id | None = None
+    prompt_cache_key: Id | None = None
+    metadata: dict[str, str] | None = None
+
+
+CHAT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What chat completions call a field that is called otherwise here."""
+
+
+def chat_of(body: ResponsesRequest) -> Json:
+    """The body of the chat completion that a request means. Raises ApiError."""
+    if body.store:
+        raise _not_stored("store", "send store false, or leave it out")
+    if body.previous_response_id is not None:
+        raise _not_stored("previous_response_id", "send the whole conversation as input")
+    chat: Json = {"messages": list(_messages(body))}
+    for name in (
+        *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
+        *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
+    ):
+        value = getattr(body, name)
+        if value is not None:
+            chat[name] = value
+    if body.stream:
+        chat["stream_options"] = {"include_usage": True}
+    if body.max_output_tokens is not None:
+        chat["max_completion_tokens"] = body.max_output_tokens
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        chat["response_format"] = _format(body.text.format)
+    return chat | _tools(body)
+
+
+def _messages(body: ResponsesRequest) -> Iterable[Json]:
+    if body.instructions is not None:
+        yield {"role": "system", "content": body.instructions}
+    if isinstance(body.input, str):
+        yield {"role": "user", "content": body.input}
+        return
+    calls: list[Json] = []
+    for index, item in enumerate(body.input):
+        if item.type == "function_call":
+            name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
+            function = {"name": name, "arguments": arguments}
+            call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
+            calls.append(call)
+            continue
+        if calls:
+            yield {"role": "assistant", "content": None, "tool_calls": calls}
+            calls = []
+        if item.type == "function_call_output":
+            call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
+            yield {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
+        elif item.type == "message":
+            role, content = _given(item, index, "role"), _given(item, index, "content")
+            yield {"role": role, "content": _text(content)}
+    if calls:
+        yield {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def _given(item: InputItem, index: int, name: str) -> Any:
+    value = getattr(item, name)
+    if value is None:
+        place = f"input[{index}].{name}"
+        raise ApiError(400, f"{place}: a {item.type} has one", param=place, code="invalid_value")
+    return value
+
+
+def _text(content: str | Sequence[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _format(wanted: ResponseTextFormat) -> Json:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    schema = {"name": wanted.name, "schema": wanted.schema_}
+    for name in ("description", "strict"):
+        if getattr(wanted, name) is not None:
+            schema[name] = getattr(wanted, name)
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tools(body: ResponsesRequest) -> Json:
+    chat: Json = {}
+    if body.tools:
+        chat["tools"] = []
+        for tool in body.tools:
+            function = {"name": tool.name}
+            for name in ("description", "parameters", "strict"):
+                if getattr(tool, name) is not None:
+                    function[name] = getattr(tool, name)
+            chat["tools"].append({"type": "function", "function": function})
+    if isinstance(body.tool_choice, ChosenFunction):
+        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tool_choice is not None and body.tools:
+        chat["tool_choice"] = body.tool_choice
+    return chat
+
+
+def _not_stored(field: str, advice: str) -> ApiError:
+    return ApiError(400, f"no answer is stored here; {advice}", param=field, code="not_stored")

@@ -1,0 +1,39 @@
+"""Tiny models that are told what real ones are: by the chat template of a family, and its marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from harness.synth import sized_spec, write_synthetic
+from harness.synth.vocabulary import TOKENS_KEY, TYPES_KEY, own_tokenizer
+from reference.model.gguf import write_gguf
+from reference.model.tokenizer import TokenKind
+from tests.needs import need_file
+from tests.paths import CHAT_TEMPLATES
+
+MARKS = {
+    "Qwen-Qwen3-0.6B": ("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    "Qwen3.5-4B": ("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    "google-gemma-4-31B-it": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+}
+"""Tokens of a family that are written as text, by the name of its template."""
+CONTEXT = 2048
+
+
+def speaking_model(folder: Path, family: str) -> Path:
+    """A two-layer Qwen 3 with a byte-level vocabulary, and template and marks of a family."""
+    spec = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", context=CONTEXT)
+    keys = own_tokenizer(spec)
+    tokens, kinds = list(keys[TOKENS_KEY]), np.array(keys[TYPES_KEY])
+    unused = [n for n, kind in enumerate(kinds) if kind == TokenKind.UNUSED]
+    for token, mark in zip(unused, MARKS[family], strict=False):
+        tokens[token], kinds[token] = mark.encode(), TokenKind.USER_DEFINED
+    template = need_file(CHAT_TEMPLATES / f"{family}.jinja").read_text()
+    keys |= {TOKENS_KEY: tokens, TYPES_KEY: kinds, "tokenizer.chat_template": template}
+    vocabulary = folder / f"{family}.vocab.gguf"
+    write_gguf(vocabulary, keys, {})
+    path = folder / f"{family}.gguf"
+    write_synthetic(path, spec, tokenizer_from=vocabulary)
+    return path

@@ -1,0 +1,135 @@
+"""Where a request is sent, what is left of it when its replica dies, and facts of many as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.errors import QueueFull, RequestError
+from contract.types import LOCAL_TENANT, Request, SamplingParams
+from harness.serve.driver import EngineStopped
+from harness.serve.replicas.affinity import SLACK, PrefixAffinity
+from harness.serve.replicas.sums import summed
+from harness.serve.replicas.work import Refusal, continued
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+
+NAMES = ("a", "b", "c")
+PROMPT = tuple(range(5 * PAGE_TOKENS))
+TOKENS = 24
+
+
+def test_a_conversation_stays_where_it_began() -> None:
+    """Though others are idle, and of two that know it who knows more."""
+    affinity = PrefixAffinity()
+    first = affinity.rank(1, PROMPT, NAMES)[0]
+    affinity.sent(1, PROMPT[: 2 * PAGE_TOKENS], first)
+    assert affinity.rank(1, PROMPT, NAMES)[0] == first
+    other = next(name for name in NAMES if name != first)
+    affinity.sent(1, PROMPT[: 3 * PAGE_TOKENS], other)
+    assert affinity.rank(1, PROMPT, NAMES)[:2] == [other, first]
+
+
+def test_what_another_tenant_has_there_is_no_reason() -> None:
+    affinity = PrefixAffinity()
+    first = affinity.rank(2, PROMPT, NAMES)[0]
+    other = next(name for name in NAMES if name != first)
+    affinity.sent(1, PROMPT, other)
+    affinity.ended(other)
+    assert affinity.rank(2, PROMPT, NAMES)[0] == first
+
+
+def test_a_busy_replica_is_passed_by() -> None:
+    affinity = PrefixAffinity()
+    for _ in range(SLACK + 1):
+        affinity.sent(1, PROMPT, "a")
+    assert affinity.rank(1, PROMPT, NAMES)[-1] == "a"
+    affinity.ended("a")
+    assert affinity.rank(1, PROMPT, NAMES)[0] == "a"
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    affinity = PrefixAffinity(most_pages=4)
+    affinity.sent(1, PROMPT, "a")
+    assert len(affinity._places) == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), max_size=40))
+def test_all_replicas_are_ranked_once(sent: list[tuple[int, str]]) -> None:
+    affinity = PrefixAffinity()
+    for scope, name in sent:
+        affinity.sent(scope, PROMPT[scope:], name)
+    assert sorted(affinity.rank(0, PROMPT, NAMES)) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.9, seed=3),
+        SamplingParams(temperature=0.9, seed=3, repeat_penalty=1.3, repeat_last_n=16),
+    ],
+)
+def test_what_is_left_of_a_request_continues_it(
+    tiny_model_path: Path, sampling: SamplingParams
+) -> None:
+    """Cut after any number of its tokens: the rest on another engine is the rest."""
+    limits = Limits(
+        slots=2, context=96, pages=12, step_tokens=32, step_rows=4, top_log_probabilities=1
+    )
+    model = open_model(tiny_model_path)
+    request = Request(
+        1, tuple(range(40, 60)), TOKENS, sampling, ignore_end=True, log_probabilities=0
+    )
+    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+
+        def events(asked: Request) -> list[tuple[int, int, float | None]]:
+            engine = Engine(runner)
+            engine.submit(asked)
+            told = []
+            while not engine.idle:
+                told += [(e.token, e.position, e.log_probability) for e in engine.step()]
+            return told
+
+        whole = events(request)
+        assert len(whole) == TOKENS
+        for cut in range(TOKENS):
+            tokens = [token for token, _, _ in whole[:cut]]
+            assert events(continued(request, tokens)) == whole[cut:]
+
+
+def test_refusals_arrive_as_they_were() -> None:
+    for error in (RequestError("n", "is odd"), QueueFull(3, 2.0), EngineStopped("gone")):
+        again = Refusal.of(error).error
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """As engines tell them."""
+
+    steps: int
+    name: str
+    finished: dict[str, int]
+
+
+def test_facts_of_many_are_added() -> None:
+    one = Facts(2, "x", {"stop": 1})
+    two = Facts(3, "y", {"stop": 1, "length": 4})
+    assert summed([one, two]) == Facts(5, "x", {"stop": 2, "length": 4})
+    assert summed([Counter(a=1), Counter(a=2)]) == Counter(a=3)
+    assert summed([None, None]) is None
+    assert summed([[(LOCAL_TENANT, one)], [(LOCAL_TENANT, two)]]) == [
+        (LOCAL_TENANT, Facts(5, "x", {"stop": 2, "length": 4}))
+    ]
+    assert summed([one]) is one

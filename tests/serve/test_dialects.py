@@ -1,0 +1,193 @@
+"""Enforced calls of every syntax: whatever the grammar lets through is read as calls that obey."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from harness.serve.dialect import Dialect, dialect_of
+from harness.serve.dialect.calls import CallSyntax, Function
+from harness.serve.dialect.gemma_calls import GemmaCalls
+from harness.serve.dialect.json_calls import BareJsonCall, JsonObjectCalls, MistralCalls
+from harness.serve.dialect.xml_calls import XmlCalls
+from harness.serve.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
+from harness.serve.structured.grammars import Grammars
+from harness.serve.structured.json_schema import SchemaRefused
+from reference.model.gguf import open_gguf
+from reference.model.open import Model, open_model
+from reference.model.tokenizer import load_tokenizer
+from tests.needs import need_file
+from tests.paths import CHAT_TEMPLATES, VOCAB
+from tests.serve.test_structured import walk
+
+SYNTAXES: dict[str, CallSyntax] = {
+    "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
+    "xml": XmlCalls(),
+    "gemma": GemmaCalls(),
+    "llama": BareJsonCall(),
+    "mistral": MistralCalls(),
+    "new mistral": MistralCalls(named=True),
+}
+CLOSED = {"type": "object", "additionalProperties": False}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "nothing": {**CLOSED, "properties": {}},
+    "scalars": {
+        **CLOSED,
+        "properties": {
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "exact": {"type": "boolean"},
+            "how": {"enum": ["fast", "slow"]},
+        },
+        "required": ["exact"],
+    },
+    "texts": {
+        **CLOSED,
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "required": ["b"],
+    },
+    "choices": {
+        **CLOSED,
+        "$defs": {"unit": {"enum": ["C", "F"]}},
+        "properties": {
+            "unit": {"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]},
+            "most": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}]},
+        },
+        "required": ["unit", "most"],
+    },
+    "nested": {
+        **CLOSED,
+        "properties": {
+            "at": {
+                **CLOSED,
+                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+                "required": ["y"],
+            },
+            "of": {"type": "array", "items": {"enum": ["p", "q"]}},
+        },
+        "required": ["at", "of"],
+    },
+}
+MARKS = [b"</parameter>", b'<|"|>', b"<parameter=b>\n", b"</function>", b"</tool_call>", b"<tool"]
+"""What a text may hold that means something else elsewhere."""
+FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_path: Path) -> Iterator[Model]:
+    model = open_model(tiny_model_path)
+    with model.file:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def grammars(model: Model) -> Iterator[Grammars]:
+    grammars = Grammars(model.tokenizer, model.config.vocab)
+    yield grammars
+    grammars.close()
+
+
+def calls_in(form: ReplyForm, text: str, seed: int) -> list[tuple[str, str]]:
+    """The calls of a text that comes in random pieces, which must be nothing else."""
+    parser, rng = ReplyParser(form), random.Random(seed)
+    parts = []
+    while text:
+        size = rng.randint(1, 9)
+        parts.extend(parser.feed(text[:size]))
+        text = text[size:]
+    parts.extend(parser.finish())
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        assert not isinstance(part, Content), part
+        if isinstance(part, CallBegin):
+            calls.append((part.name, ""))
+        elif isinstance(part, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return calls
+
+
+@pytest.mark.parametrize("wanted", [*PARAMETERS, "all"])
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_what_is_enforced_is_read_as_calls_that_obey(
+    model: Model, grammars: Grammars, syntax: str, wanted: str
+) -> None:
+    dialect = Dialect(SYNTAXES[syntax])
+    functions = FUNCTIONS if wanted == "all" else {wanted: FUNCTIONS[wanted]}
+    form = ReplyForm(dialect, functions, enforced=True)
+    rules = dialect.forced_calls(list(functions.values()), many=wanted == "all")
+    ended = 0
+    for seed, masks in enumerate(grammars.masks(f"start: body\n{rules}", 8)):
+        text = walk(model, masks, seed, MARKS)
+        if text is None:
+            continue
+        ended += 1
+        calls = calls_in(form, text.decode(), seed)
+        assert calls, text
+        for name, arguments in calls:
+            jsonschema.validate(json.loads(arguments), PARAMETERS[name])
+    assert ended
+
+
+@pytest.mark.parametrize(
+    ("syntax", "parameters", "keyword"),
+    [
+        ("xml", {"properties": {"a": {"type": "string", "pattern": "b"}}}, "pattern"),
+        ("xml", {"properties": {"a": {"type": "string", "minLength": 2}}}, "minLength"),
+        ("xml", {"properties": {"a<b": {"type": "integer"}}}, "'a<b'"),
+        ("xml", {"properties": {"a": {"enum": ["1", "2"]}}}, "a choice"),
+        ("xml", {"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ("xml", {"required": ["a"]}, "required"),
+        ("gemma", {"properties": {"a": {"type": "string", "maxLength": 2}}}, "maxLength"),
+        ("gemma", {"properties": {"a": {}}}, "type"),
+        ("gemma", {"properties": {"a b": {"type": "integer"}}}, "'a b'"),
+        ("gemma", {"properties": {"a": {"type": "array"}}}, "items"),
+        ("gemma", {"properties": {"a": {"enum": [{}]}}}, "enum"),
+        ("hermes", {"properties": {"a": {"not": {}}}}, "not"),
+        ("mistral", {"uniqueItems": True}, "uniqueItems"),
+    ],
+)
+def test_parameters_a_syntax_cannot_hold_to_are_refused(
+    syntax: str, parameters: dict[str, Any], keyword: str
+) -> None:
+    function = Function("f", {"type": "object", **parameters})
+    with pytest.raises(SchemaRefused) as refused:
+        Dialect(SYNTAXES[syntax]).forced_calls([function], many=True)
+    assert refused.value.keyword == keyword
+
+
+@pytest.mark.parametrize(
+    ("template", "vocabulary", "calls", "thoughts"),
+    [
+        ("Qwen-Qwen3-0.6B", "qwen35", JsonObjectCalls, "<think>"),
+        ("Qwen3.5-4B", "qwen35", XmlCalls, "<think>"),
+        ("google-gemma-4-31B-it", "gemma-4", GemmaCalls, "<|channel>thought"),
+        ("google-gemma-2-2b-it", "gemma-4", None, None),
+    ],
+)
+def test_a_template_shows_its_dialect(
+    template: str, vocabulary: str, calls: type[CallSyntax] | None, thoughts: str | None
+) -> None:
+    """Real ones, with real vocabularies."""
+    text = need_file(CHAT_TEMPLATES / f"{template}.jinja").read_text()
+    path = need_file(VOCAB / f"ggml-vocab-{vocabulary}.gguf")
+    with open_gguf(path) as file:
+        dialect = dialect_of(text, load_tokenizer(file.metadata, str(path)))
+    assert type(dialect.calls) is (type(None) if calls is None else calls)
+    assert (dialect.reasoning and dialect.reasoning.open) == thoughts
+
+
+def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None:
+    """Text never stands for them, and their text is shown to the parser."""
+    template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
+    dialect = dialect_of(template, model.tokenizer)
+    assert isinstance(dialect.calls, MistralCalls)
+    assert dialect.markers == {}
+    control = model.tokenizer.encode("<|im_start|>", parse_special=True)[0]
+    marked = Dialect(MistralCalls(begin="<|im_start|>"), None, {"<|im_start|>": control})
+    assert marked.shown == {control}
+    assert f"body: <[{control}]> calls" in marked.forced_calls([FUNCTIONS["nothing"]], False)

@@ -1,0 +1,156 @@
+"""Several engines as one, under Ray Serve: a stream outlives the replica it began on."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.needs import need_installed
+from tests.serve.http import Http, posted
+from tests.serve.test_connections import COMPLETIONS
+from tests.serve.test_process import process
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+Served = tuple[psutil.Process, Http, list[str]]
+STREAMS = 8
+TOKENS = 220
+
+
+def asked(number: int, stream: bool) -> dict[str, object]:
+    """What client ``number`` asks: sampled, penalized, some with log-probabilities."""
+    return {
+        "prompt": "the quick brown fox"[: 10 + number],
+        "max_tokens": TOKENS,
+        "temperature": 0.9,
+        "repetition_penalty": 1.2 if number % 2 else 1.0,
+        "logprobs": 2,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+
+
+class Listener:
+    """A stream, read in a thread of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.heard = b""
+        self._connection = connection
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while b"[DONE]" not in self.heard:
+            part = self._connection.recv(65536)
+            if not part:
+                return
+            self.heard += part
+
+    @property
+    def tokens(self) -> int:
+        """How many have come."""
+        return self.heard.count(b'"token_logprobs":[')
+
+    def told(self) -> tuple[str, list[str], list[float]]:
+        """Text, tokens and log-probabilities, when it has ended."""
+        self._thread.join()
+        lines = [line for line in self.heard.split(b"\n") if line.startswith(b"data: ")]
+        assert lines[-1] == b"data: [DONE]", lines[-1]
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+        logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        return (
+            "".join(choice["text"] for choice in choices),
+            [token for one in logprobs for token in one["tokens"]],
+            [value for one in logprobs for value in one["token_logprobs"]],
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server on two replicas, the processes of the replicas, and what it logs."""
+    need_installed("ray", "ray")
+    folder = tmp_path_factory.mktemp("ray")
+    logged: list[str] = []
+    words = ("--ray", "2", "--slots", "4")
+    with process(tiny_model_path, folder, *words) as (server, http):
+        reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
+        reader.start()
+        yield psutil.Process(server.pid), http, logged
+        server.terminate()
+        server.wait(60)
+
+
+def replicas(server: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in server.children(recursive=True):
+        try:
+            if "ServeReplica" in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
+    """Without a seam: the same text, tokens and log-probabilities as when nothing happens."""
+    server, http, logged = served
+    assert len(replicas(server)) == 2
+    alone = []
+    for number in range(STREAMS):
+        choice = http.post(COMPLETIONS, asked(number, stream=False)).json["choices"][0]
+        alone.append(
+            (choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"])
+        )
+    with ExitStack() as opened:
+        listeners = []
+        for number in range(STREAMS):
+            connection = opened.enter_context(http.connected(120))
+            connection.sendall(posted(COMPLETIONS, asked(number, stream=True)))
+            listeners.append(Listener(connection))
+        while not all(listener.tokens for listener in listeners):
+            time.sleep(0.01)
+        replicas(server)[0].kill()
+        assert [listener.told() for listener in listeners] == alone
+    moved = [
+        int(found[1]) for line in logged if (found := re.search(r"elsewhere after (\d+)", line))
+    ]
+    assert moved, "nothing ran on the replica that was killed"
+    assert all(0 < tokens < TOKENS for tokens in moved)
+
+
+def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
+    """Slots of both, and of a tenant what it was given by any; refusals are as ever."""
+    server, http, _ = served
+    while len(replicas(server)) < 2:
+        time.sleep(0.1)
+    assert http.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2}).status == 200
+    usage = http.get("/v1/tenants/local/usage").json
+    assert usage["total"]["completed"] >= 1
+    assert http.get("/health").json["active"] == 0
+    assert http.post(COMPLETIONS, {"prompt": list(range(300))}).error["param"] == "prompt"
+    digest = {"prompt": "abc", "logits_digest": True}
+    assert http.post(COMPLETIONS, digest).error["param"] == "logits_digest"
+    assert b"zinc_rt:num_requests_running" in http.get("/metrics").body
+
+
+def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:
+    _, http, _ = served
+    with http.connected() as connection:
+        body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        connection.sendall(posted(COMPLETIONS, body))
+        while b"\ndata:" not in connection.recv(65536):
+            pass
+    deadline = time.monotonic() + 30
+    while http.get("/v1/tenants/local/usage").json["now"]["live"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,358 @@
+"""Answers taken apart: the calls that real templates write, in any pieces, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.serve.dialect import REASONING, Dialect, Reasoning
+from harness.serve.dialect.calls import CallSyntax, Function
+from harness.serve.dialect.gemma_calls import GemmaCalls
+from harness.serve.dialect.json_calls import BareJsonCall, JsonObjectCalls, MistralCalls
+from harness.serve.dialect.xml_calls import XmlCalls
+from harness.serve.reply import (
+    BLANKS,
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    ReplyForm,
+    ReplyParser,
+    Thought,
+    joined,
+)
+from reference.model.chat_template import ChatTemplate
+from tests.needs import need_file
+from tests.paths import CHAT_TEMPLATES
+
+HERMES = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "places": {"type": "array", "items": {"type": "string"}},
+        "where": {"type": "object", "properties": {"x": {"type": "number"}}},
+    },
+}
+FUNCTIONS = {name: Function(name, PARAMETERS) for name in ("get_weather", "get-time_2")}
+CALLS = [
+    {"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}},
+    {"name": "get-time_2", "arguments": {}},
+]
+LLAMA = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+    '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}{{ c.arguments | tojson }}{{ "}" }}'
+    "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}{{ tools }}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]["
+    "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+)
+NEW_MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for t in m.tool_calls %}[TOOL_CALLS]"
+    "{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}{% endfor %}"
+    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+)
+WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
+    "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),
+    "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
+    "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
+    "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
+    "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
+    "new mistral": (MistralCalls(named=True), lambda: NEW_MISTRAL, "[/INST]", "", 2),
+}
+"""Syntax, template, what stands before an assistant's turn, what ends it, most calls of a turn."""
+
+
+def shared(name: str) -> str:
+    return need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()
+
+
+@pytest.fixture(scope="module", params=WRITTEN)
+def written(request: pytest.FixtureRequest) -> Any:
+    """(syntax, what a model would have written for calls, most calls) of a family."""
+    syntax, source, before, after, most = WRITTEN[request.param]
+    with ChatTemplate(source(), source="m.gguf") as template:
+
+        def text_of(calls: Sequence[dict[str, Any]]) -> str:
+            turn = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": call} for call in calls],
+            }
+            messages = [{"role": "user", "content": "go"}, turn]
+            text = template.render(messages, add_generation_prompt=False).text
+            text = text[text.rindex(before) + len(before) :]
+            return text[: text.rindex(after)] if after else text
+
+        yield syntax, text_of, most
+
+
+def told(parts: Sequence[Part]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Thoughts, content and calls, after checking the order in which calls are told."""
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, CallBegin):
+            assert part.index == len(calls)
+            calls.append((part.name, ""))
+        elif isinstance(part, CallArguments):
+            assert part.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return thoughts, content, calls
+
+
+def read(
+    syntax: CallSyntax | None, pieces: Sequence[str], **options: Any
+) -> tuple[str, str, list[tuple[str, str]]]:
+    dialect = Dialect(syntax, options.pop("reasoning", None))
+    form = ReplyForm(dialect, options.pop("functions", FUNCTIONS), **options)
+    parser = ReplyParser(form, b"id")
+    parts = [part for piece in pieces for part in parser.feed(piece)]
+    return told([*parts, *parser.finish()])
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    """``text`` cut at places, which count modulo its length."""
+    ends = sorted({place % (len(text) + 1) for place in places})
+    starts = [0, *ends]
+    return [text[a:b] for a, b in zip(starts, [*ends, len(text)], strict=True)]
+
+
+places = st.lists(st.integers(0, 10**6), max_size=30)
+quiet = st.text(
+    st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<[{"), max_size=12
+)
+values = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": quiet,
+        "days": st.integers(-5, 10**9),
+        "exact": st.booleans(),
+        "note": st.none() | quiet.filter(lambda text: not text.strip().isdigit()),
+        "places": st.lists(quiet, max_size=3),
+        "where": st.fixed_dictionaries({}, optional={"x": st.integers(0, 9)}),
+    },
+)
+
+
+def test_what_a_template_writes_is_read_back(written: Any) -> None:
+    """Calls as the model's own template shows them to it."""
+    syntax, text_of, most = written
+    thoughts, content, calls = read(syntax, [text_of(CALLS[:most])])
+    assert (thoughts, content) == ("", "")
+    assert [(name, json.loads(text)) for name, text in calls] == [
+        (call["name"], call["arguments"]) for call in CALLS[:most]
+    ]
+
+
+@given(data=st.data())
+def test_any_arguments_in_any_pieces(written: Any, data: st.DataObject) -> None:
+    """Whatever the arguments and however the text is cut: the same calls, and the same text."""
+    syntax, text_of, most = written
+    names = st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=most)
+    wanted = [{"name": name, "arguments": data.draw(values)} for name in data.draw(names)]
+    text = text_of(wanted)
+    if not syntax.only_first:
+        text = data.draw(st.sampled_from(["", "Let me look.\n\n", "a < b "])) + text
+    whole = read(syntax, [text])
+    assert [(name, json.loads(arguments)) for name, arguments in whole[2]] == [
+        (call["name"], call["arguments"]) for call in wanted
+    ]
+    assert read(syntax, cut(text, data.draw(places))) == whole
+    assert read(syntax, list(text)) == whole
+
+
+MARKED = st.lists(
+    st.sampled_from(
+        [
+            *("<tool_call>", "</tool_call>", '{"name": "get_weather", "arguments": {', "}}", "}"),
+            *('"city": "', '"', "\\", "\n", " ", "x", "<", "</tool", "<think>", "</think>", "é"),
+            *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
+            *(
+                "<|tool_call>",
+                "call:get_weather{",
+                "<tool_call|>",
+                '<|"|>',
+                "[TOOL_CALLS]",
+                "[ARGS]",
+            ),
+            *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
+        ]
+    ),
+    max_size=14,
+).map("".join)
+SYNTAXES = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), MistralCalls(), None]
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
+@given(text=MARKED, where=places, enforced=st.booleans(), many=st.booleans(), data=st.data())
+def test_pieces_never_matter(
+    syntax: CallSyntax | None,
+    text: str,
+    where: list[int],
+    enforced: bool,
+    many: bool,
+    data: st.DataObject,
+) -> None:
+    """Also for what no model should write."""
+    options = {
+        "reasoning": data.draw(st.sampled_from([None, *REASONING])),
+        "enforced": enforced,
+        "many": many,
+    }
+    options["thinking"] = options["reasoning"] is not None and data.draw(st.booleans())
+    assert read(syntax, cut(text, where), **options) == read(syntax, [text], **options)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
+@given(text=MARKED)
+def test_no_text_is_lost(syntax: CallSyntax | None, text: str) -> None:
+    """What is told without a call is the text itself, but for nothing at all."""
+    _, content, calls = read(syntax, [text])
+    if not calls:
+        assert content == text
+
+
+@given(text=MARKED, where=places)
+def test_thoughts_and_text_are_all_there_is(text: str, where: list[int]) -> None:
+    """Nothing but the marks and the blanks beside them is left out."""
+    thoughts, content, _ = read(None, cut(text, where), reasoning=REASONING[0], functions={})
+
+    begun = text.lstrip(BLANKS)
+    if begun.startswith("<think>"):
+        before, mark, after = begun.removeprefix("<think>").partition("</think>")
+        before = before.lstrip(BLANKS)
+        expected = (before.rstrip(BLANKS) if mark else before, after.lstrip(BLANKS))
+    else:
+        expected = ("", text)
+    assert (thoughts, content) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", ("hm", "yes", [])),
+        ("<think>\nhm", ("hm", "", [])),
+        ("yes <think>no</think>", ("", "yes <think>no</think>", [])),
+        ("\n yes\n", ("", "\n yes\n", [])),
+        ("<think></think>a</think>", ("", "a</think>", [])),
+    ],
+)
+def test_thoughts_come_first_or_not_at_all(text: str, expected: Any) -> None:
+    assert read(None, [text], reasoning=REASONING[0], functions={}) == expected
+
+
+def test_a_prompt_may_begin_the_thoughts() -> None:
+    form = {"reasoning": REASONING[0], "functions": {}, "thinking": True}
+    assert read(None, ["\nhm\n</think>", "\n\nyes "], **form) == ("hm", "yes ", [])
+    assert read(None, ["\nhm"], **form) == ("hm", "", [])
+
+
+def test_gemma_thinks_in_a_channel() -> None:
+    text = "<|channel>thought\nhm\n<channel|>yes"
+    assert read(GemmaCalls(), list(text), reasoning=REASONING[1]) == ("hm", "yes", [])
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": }}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call> after'),
+        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": [1]}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'),
+        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"x": NaN}}\n</tool_call>'),
+        (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
+        (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
+        (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
+        (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),
+        (BareJsonCall(), '{"name": "rm", "parameters": {}}'),
+        (BareJsonCall(), '{"answer": 42}'),
+        (MistralCalls(), '[TOOL_CALLS][{"name": "get_weather"}]'),
+        (MistralCalls(), "[TOOL_CALLS]get_weather{"),
+    ],
+)
+def test_a_malformed_call_is_text(syntax: CallSyntax, text: str) -> None:
+    """And what comes before and after it too, blanks included."""
+    text = text if syntax.only_first else f"so: \n{text} "
+    assert read(syntax, list(text)) == ("", text, [])
+
+
+def test_a_call_after_a_malformed_one_is_read() -> None:
+    bad = "<tool_call>nonsense</tool_call>"
+    good = '\n<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n'
+    assert read(HERMES, [bad + good]) == ("", bad, [("get_weather", "{}")])
+
+
+def test_an_end_within_a_value_ends_nothing() -> None:
+    """A string of the arguments may hold the mark itself."""
+    value = {"city": "</tool_call> <tool_call>"}
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(value)}}}</tool_call>'
+    assert read(HERMES, [text])[2] == [("get_weather", json.dumps(value))]
+    assert read(HERMES, list(text), enforced=True)[2] == [("get_weather", json.dumps(value))]
+
+
+def test_enforced_arguments_come_as_they_are_written() -> None:
+    """The name first, then each piece; others wait until the call is known to be one."""
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    form = ReplyForm(Dialect(HERMES), FUNCTIONS, enforced=True)
+    parser = ReplyParser(form)
+    parts = [parser.feed(character) for character in text]
+    first = next(n for n, found in enumerate(parts) if found)
+    assert isinstance(parts[first][0], CallBegin)
+    pieces = [part for found in parts[first:] for part in found[-1:]]
+    assert [part.text for part in pieces if isinstance(part, CallArguments)] == list(
+        '{"city": "Oslo"}'
+    )
+    patient = ReplyParser(ReplyForm(Dialect(HERMES), FUNCTIONS))
+    assert [n for n, character in enumerate(text) if patient.feed(character)] == [len(text) - 1]
+
+
+def test_the_one_call_that_may_be_made_completes_the_answer() -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+    parser = ReplyParser(ReplyForm(Dialect(HERMES), FUNCTIONS, many=False))
+    assert not parser.complete
+    parts = parser.feed(call + "\n" + call + " and more")
+    assert parser.complete
+    assert told([*parts, *parser.finish()])[2] == [("get_weather", "{}")]
+
+
+def test_ids_of_calls_are_the_same_again_and_differ() -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+
+    def ids(identity: bytes, syntax: CallSyntax = HERMES) -> list[str]:
+        parser = ReplyParser(ReplyForm(Dialect(syntax), FUNCTIONS), identity)
+        return [part.id for part in parser.feed(call + call) if isinstance(part, CallBegin)]
+
+    first, second = ids(b"a")
+    assert ids(b"a") == [first, second]
+    assert len({first, second, *ids(b"b")}) == 4
+    mistral = ReplyParser(ReplyForm(Dialect(MistralCalls()), FUNCTIONS), b"a")
+    begin, _ = [*mistral.feed("[TOOL_CALLS]get_weather[ARGS]{}"), *mistral.finish()]
+    assert isinstance(begin, CallBegin)
+    # Mistral's templates take no others.
+    assert len(begin.id) == 9
+    assert begin.id.isalnum()
+
+
+def test_neighbours_are_joined() -> None:
+    parts = [Content("a"), Content("b"), Thought("c"), CallArguments(0, "d"), CallArguments(1, "e")]
+    assert joined(parts) == [Content("ab"), *parts[2:]]
+
+
+def test_a_prompt_shows_whether_the_model_thinks() -> None:
+    think = Reasoning("<think>", "</think>")
+    assert think.opened_by("<|im_start|>assistant\n<think>\n")
+    assert not think.opened_by("<|im_start|>assistant\n")
+    assert think.closed_by("<think>\n\n</think>\n\n")

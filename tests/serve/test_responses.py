@@ -1,0 +1,244 @@
+"""``/v1/responses`` as OpenAI's client asks it: whole, streamed, and never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from openai import OpenAI
+
+from harness.serve.response_events import ResponseEvents, response_of
+from harness.serve.run import Running
+from harness.serve.wire_responses import ResponsesRequest, chat_of
+from tests.serve.http import Http
+
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "input": "Why is the sky blue?",
+    "max_output_tokens": 16,
+    "extra_body": {"seed": 11},
+}
+CHAT: dict[str, Any] = {"model": "tiny", "seed": 11, "max_tokens": 16}
+
+
+def test_an_answer_is_that_of_the_conversation(client: OpenAI) -> None:
+    """Of a text, of items, and with instructions: what chat completions say."""
+    items = [
+        {"role": "user", "content": "Why is the sky blue?"},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Air.", "annotations": []}],
+        },
+        {"role": "user", "content": [{"type": "input_text", "text": "And "},
+                                     {"type": "input_text", "text": "at night?"}]},
+    ]  # fmt: skip
+    messages = [
+        {"role": "user", "content": "Why is the sky blue?"},
+        {"role": "assistant", "content": "Air."},
+        {"role": "user", "content": "And at night?"},
+    ]
+    system = {"role": "system", "content": "be brief"}
+    for more, conversation in (
+        ({}, messages[:1]),
+        ({"instructions": "be brief"}, [system, *messages[:1]]),
+        ({"input": items}, messages),
+    ):
+        answer = client.responses.create(**{**ASKED, **more})
+        chat = client.chat.completions.create(**CHAT, messages=conversation)
+        assert answer.output_text == chat.choices[0].message.content
+        assert answer.usage is not None
+        assert chat.usage is not None
+        assert answer.usage.input_tokens == chat.usage.prompt_tokens
+        assert answer.usage.output_tokens == chat.usage.completion_tokens
+        assert answer.model_extra is not None
+        assert answer.model_extra["system_fingerprint"] == chat.system_fingerprint
+
+
+def test_how_an_answer_ends(client: OpenAI) -> None:
+    cut = client.responses.create(
+        **{**ASKED, "extra_body": {"seed": 11, "temperature": 0}, "max_output_tokens": 2}
+    )
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    assert cut.store is False
+    assert cut.previous_response_id is None
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+    """In the order the client's own accumulator demands, and numbered without a gap."""
+    whole = client.responses.create(**ASKED)
+    events = list(client.responses.create(**ASKED, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    ending = "response.incomplete" if whole.status == "incomplete" else "response.completed"
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        ending,
+    ]
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert deltas == whole.output_text
+    last = events[-1].response  # type: ignore[union-attr]
+    assert last.output_text == whole.output_text
+    assert last.usage == whole.usage
+    assert last.status == whole.status
+
+
+def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
+    """Of an answer that ends by itself: it knows no other end."""
+    for seed in range(30):
+        asked = {**ASKED, "max_output_tokens": 150, "extra_body": {"seed": seed}}
+        whole = client.responses.create(**asked)
+        if whole.status == "completed":
+            with client.responses.stream(**asked) as stream:
+                for _ in stream:
+                    pass
+                assert stream.get_final_response().output_text == whole.output_text
+            return
+    pytest.fail("no answer ended by itself")
+
+
+def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
+    first = client.responses.create(**ASKED)
+    items = [{"role": "user", "content": ASKED["input"]}]
+    items += [item.model_dump(exclude_none=True) for item in first.output]  # type: ignore[misc]
+    items.append({"role": "user", "content": "Go on."})
+    assert client.responses.create(**{**ASKED, "input": items}).output_text is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"store": True}, "store", "not_stored"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "not_stored"),
+        ({"background": True}, "background", "invalid_value"),
+        ({"temperature": 1000}, "temperature", "invalid_value"),
+        ({"input": []}, "input", "invalid_value"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "invalid_value"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "invalid_value"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "invalid_value"),
+        ({"include": ["file_search_call.results"]}, "include", "invalid_value"),
+        ({"conversation": "conv_1"}, "conversation", "unknown_parameter"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+    ],
+)
+def test_what_is_refused(http: Http, more: dict[str, object], param: str, code: str) -> None:
+    refused = http.post("/v1/responses", {"input": "a", "max_output_tokens": 4, **more})
+    assert refused.status == 400
+    assert (refused.error["param"], refused.error["code"]) == (param, code)
+
+
+def test_false_and_nothing_are_not_stored(http: Http) -> None:
+    for more in ({}, {"store": False}, {"store": None}):
+        body = {"input": "a", "max_output_tokens": 2, **more}
+        assert http.post("/v1/responses", body).json["store"] is False
+
+
+def test_a_stream_that_fails_raises(server: Running, client: OpenAI) -> None:
+    """The client gets an exception with the message, not a short answer."""
+    stream = client.responses.create(**{**ASKED, "max_output_tokens": 200}, stream=True)
+    next(iter(stream))
+    driver = server.service.model.driver
+
+    def fail(engine: Any) -> None:
+        for sequence in list(engine._live.values()):
+            engine._failed.append(sequence)
+
+    driver.call(fail)
+    with pytest.raises(openai.APIError, match="failed on this request"):
+        for _ in stream:
+            pass
+
+
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
+
+
+def test_calls_and_thoughts_are_items(server: Running) -> None:
+    """What a model with tools would say, streamed and whole: the same items."""
+    body = msgspec.convert({"input": "a", "tools": [TOOL]}, ResponsesRequest)
+    head = {
+        "id": "chatcmpl-1", "created": 5, "model": "m", "service_tier": "default",
+        "system_fingerprint": "f", "x_zinc": {},
+    }  # fmt: skip
+    usage = {
+        "prompt_tokens": 1,
+        "completion_tokens": 2,
+        "total_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "hm"},
+        {"reasoning_content": "m"},
+        {"content": "I add."},
+        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "add", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "c2", "function": {"name": "add", "arguments": "{}"}}]},
+    ]
+    chunks = [head | {"choices": [{"delta": d, "finish_reason": None}]} for d in deltas]
+    chunks.append(head | {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    chunks.append(head | {"choices": [], "usage": usage})
+    events = ResponseEvents(body)
+    told = b"".join(event for chunk in chunks for event in events.chunk(chunk))
+    streamed = msgspec.json.decode(told.rstrip().rpartition(b"data: ")[2])["response"]
+    message = {
+        "content": "I add.",
+        "reasoning_content": "hmm",
+        "tool_calls": [
+            {"id": "c1", "function": {"name": "add", "arguments": '{"a":1}'}},
+            {"id": "c2", "function": {"name": "add", "arguments": "{}"}},
+        ],
+    }
+    choice = {"message": message, "finish_reason": "tool_calls"}
+    whole = response_of(body, head | {"choices": [choice], "usage": usage})
+    for response in (streamed, whole):
+        for item in response["output"]:
+            del item["id"]
+    assert streamed == whole
+    assert [item["type"] for item in whole["output"]] == [
+        "reasoning", "message", "function_call", "function_call",
+    ]  # fmt: skip
+    assert whole["output"][2]["arguments"] == '{"a":1}'
+
+
+def test_calls_given_back_are_turns_of_the_conversation() -> None:
+    items = [
+        {"role": "user", "content": "1 + 2?"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+    ]
+    wanted = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    body = {
+        "input": items,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": wanted},
+        "reasoning": {"effort": "low"},
+    }
+    chat = chat_of(msgspec.convert(body, ResponsesRequest))
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "tool"]
+    assert [call["id"] for call in chat["messages"][1]["tool_calls"]] == ["c1", "c2"]
+    assert chat["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
+    assert chat["tools"][0]["function"]["name"] == "add"
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+    assert chat["response_format"]["json_schema"] == {
+        "name": "n", "schema": {"type": "object"}, "strict": True,
+    }  # fmt: skip
+    assert chat["reasoning_effort"] == "low"

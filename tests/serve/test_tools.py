@@ -1,0 +1,471 @@
+"""Tools, formats and thoughts with OpenAI's own client, on models that speak as real families do.
+
+The weights are random: what they write is what a grammar makes them write, or what a bias does.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from harness.serve.run import Running
+from harness.serve.verify import first_difference
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.speaking_models import CONTEXT, MARKS, speaking_model
+
+HERMES, XML, GEMMA = MARKS
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of the coming days.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TIME = {"name": "get_time", "parameters": {"type": "object", "properties": {}}}
+TIME["parameters"]["additionalProperties"] = False  # type: ignore[index]
+TOOLS = [{"type": "function", "function": one} for one in (WEATHER, TIME)]
+PARAMETERS = {one["name"]: one["parameters"] for one in (WEATHER, TIME)}
+MESSAGES = [{"role": "user", "content": "How warm is it?"}]
+ENUM = {"enum": ["yes", "no"]}
+ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 150}
+CALLING = {**ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+UNTHINKING = {"enable_thinking": False}
+
+
+class Weather(BaseModel):
+    """What a client wants parsed."""
+
+    city: Literal["Oslo", "Rome"]
+    sunny: bool
+
+
+@pytest.fixture(scope="module", params=MARKS)
+def any_server(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server for each family."""
+    path = speaking_model(tmp_path_factory.mktemp("speaking"), request.param)
+    with serve(path=path, context=CONTEXT) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = speaking_model(tmp_path_factory.mktemp("hermes"), HERMES)
+    with serve(path=path, context=CONTEXT) as running:
+        yield running
+
+
+@pytest.fixture
+def any_client(any_server: Running) -> Iterator[OpenAI]:
+    with client_of(any_server) as client:
+        yield client
+
+
+@pytest.fixture
+def client(hermes: Running) -> Iterator[OpenAI]:
+    with client_of(hermes) as client:
+        yield client
+
+
+def client_of(server: Running, retries: int = 0) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=retries)
+
+
+def check_call(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), PARAMETERS[name])
+
+
+def token_of(server: Running, mark: str) -> str:
+    (token,) = server.service.model.tokenizer.encode(mark, add_bos=False)
+    return str(token)
+
+
+def accumulated(stream: Any) -> tuple[str, str, list[list[str]], str | None]:
+    """Content, thoughts, calls as [id, name, arguments], and how it ended, as clients add up."""
+    content = thoughts = ""
+    calls: list[list[str]] = []
+    finish = None
+    for chunk in stream:
+        for choice in chunk.choices:
+            finish = choice.finish_reason or finish
+            content += choice.delta.content or ""
+            thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+            for call in choice.delta.tool_calls or ():
+                if call.id is not None:
+                    assert call.index == len(calls)
+                    assert call.type == "function"
+                    calls.append([call.id, call.function.name, ""])
+                calls[call.index][2] += call.function.arguments or ""
+    return content, thoughts, calls, finish
+
+
+def test_a_required_call_is_made_in_the_models_own_way(any_client: OpenAI) -> None:
+    """Whatever the family writes, the client gets a call that obeys its schema; and the stream
+    says what the whole answer says."""
+    asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
+    choice = any_client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    check_call(call.function.name, call.function.arguments)
+    streamed = accumulated(any_client.chat.completions.create(**asked, stream=True))
+    told = [call.id, call.function.name, call.function.arguments]
+    assert streamed == ("", "", [told], "tool_calls")
+
+
+def test_a_named_call_calls_that_function(any_client: OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    asked = {**CALLING, "tool_choice": named, "seed": 1, "extra_body": UNTHINKING}
+    del asked["parallel_tool_calls"]
+    (call,) = any_client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert call.function.name == "get_time"
+
+
+def test_a_call_and_its_answer_go_back_into_the_conversation(any_client: OpenAI) -> None:
+    """The message as the client has it, and the template shows the model both."""
+    asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
+    message = any_client.chat.completions.create(**asked).choices[0].message
+    answer = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunshine"}
+    again = any_client.chat.completions.create(
+        model="tiny", messages=[*MESSAGES, message, answer], tools=TOOLS, max_tokens=3, seed=1
+    )
+    alone = any_client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3)
+    assert again.usage.prompt_tokens > alone.usage.prompt_tokens
+    http = Http(str(any_client.base_url).removesuffix("/v1/"))
+    turns = [*MESSAGES, message.model_dump(exclude_unset=True), answer]
+    prompt = http.post("/apply-template", {"messages": turns, "tools": TOOLS}).json["prompt"]
+    assert "sunshine" in prompt
+    assert message.tool_calls[0].function.name in prompt.split("How warm")[1]
+
+
+def test_thoughts_are_told_apart(any_server: Running, any_client: OpenAI) -> None:
+    """A format holds for what comes after them; tokens of thoughts are counted as such."""
+    reasoning = any_server.service.model.dialect.reasoning
+    assert reasoning is not None
+    begin = reasoning.open.removesuffix("thought")
+    begins, closes = (8, 6) if begin == "<|channel>" else (6, 8)
+    asked = {
+        **ASKED,
+        "seed": 0,
+        "reasoning_effort": "high",
+        "logit_bias": {
+            token_of(any_server, begin): begins,
+            token_of(any_server, reasoning.close): closes,
+        },
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}},
+    }
+    answer = any_client.chat.completions.create(**asked)
+    message = answer.choices[0].message
+    assert json.loads(message.content) in ENUM["enum"]
+    thoughts = message.model_extra["reasoning_content"]
+    assert thoughts
+    counted = answer.usage.completion_tokens_details.reasoning_tokens
+    assert 0 < counted < answer.usage.completion_tokens
+    streamed = accumulated(any_client.chat.completions.create(**asked, stream=True))
+    assert streamed == (message.content, thoughts, [], "stop")
+    silent = any_client.chat.completions.create(**{**asked, "reasoning_effort": "none"})
+    assert "reasoning_content" not in (silent.choices[0].message.model_extra or {})
+    assert silent.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_several_calls_only_where_they_may_be(client: OpenAI) -> None:
+    """The same seed makes more than one call with ``parallel_tool_calls``, and one without."""
+    asked = {**CALLING, "max_tokens": 120, "extra_body": UNTHINKING}
+    asked["tools"] = [{"type": "function", "function": TIME}]
+    for seed in range(8):
+        several = {**asked, "parallel_tool_calls": True, "seed": seed}
+        calls = client.chat.completions.create(**several).choices[0].message.tool_calls
+        if len(calls) > 1:
+            break
+    assert len(calls) > 1
+    assert len({call.id for call in calls}) == len(calls)
+    (one,) = client.chat.completions.create(**asked, seed=seed).choices[0].message.tool_calls
+    assert one == calls[0]
+
+
+def test_strict_tools_are_enforced_where_the_model_decides(hermes: Running, client: OpenAI) -> None:
+    """A bias makes it begin calls: strict ones are whole, others are the text they are."""
+    bias = {token_of(hermes, "<tool_call>"): 7}
+    strict = [{"type": "function", "function": {**TIME, "strict": True}}]
+    asked = {**ASKED, "max_tokens": 80, "logit_bias": bias, "seed": 1, "extra_body": UNTHINKING}
+    enforced = client.chat.completions.create(**asked, tools=strict).choices[0]
+    # The limit may have cut the last one.
+    first, *_ = enforced.message.tool_calls
+    check_call(first.function.name, first.function.arguments)
+    streamed = accumulated(client.chat.completions.create(**asked, tools=strict, stream=True))
+    assert [call[2] for call in streamed[2]] == [
+        call.function.arguments for call in enforced.message.tool_calls
+    ]
+    assert streamed[0] == enforced.message.content
+    free = client.chat.completions.create(**asked, tools=TOOLS).choices[0]
+    assert free.message.tool_calls is None
+    assert "<tool_call>" in free.message.content
+
+
+def test_without_a_choice_tools_are_not_even_shown(client: OpenAI) -> None:
+    asked = {**ASKED, "max_tokens": 4, "seed": 1}
+    none = client.chat.completions.create(**asked, tools=TOOLS, tool_choice="none")
+    alone = client.chat.completions.create(**asked)
+    auto = client.chat.completions.create(**asked, tools=TOOLS)
+    assert none.choices[0].message == alone.choices[0].message
+    assert none.usage.prompt_tokens == alone.usage.prompt_tokens < auto.usage.prompt_tokens
+
+
+def test_the_client_parses_answers_and_arguments(client: OpenAI) -> None:
+    """Its own way from pydantic types to schemas and back."""
+    asked = {**ASKED, "seed": 4, "extra_body": UNTHINKING}
+    answer = client.chat.completions.parse(**asked, response_format=Weather)
+    assert isinstance(answer.choices[0].message.parsed, Weather)
+    tool = openai.pydantic_function_tool(Weather)
+    call = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    made = client.chat.completions.parse(**asked, **call).choices[0].message.tool_calls[0]
+    assert isinstance(made.function.parsed_arguments, Weather)
+    with client.chat.completions.stream(**asked, **call) as stream:
+        pieces = [
+            event.arguments_delta
+            for event in stream
+            if event.type == "tool_calls.function.arguments.delta"
+        ]
+        final = stream.get_final_completion().choices[0].message.tool_calls[0]
+    assert len(pieces) > 5
+    assert "".join(pieces) == final.function.arguments == made.function.arguments
+    assert final.function.parsed_arguments == made.function.parsed_arguments
+
+
+def test_formats(client: OpenAI) -> None:
+    """An object, a schema, a regular expression; each of ``n`` choices on its own."""
+    short = {**ASKED, "extra_body": UNTHINKING}
+    schema = {"type": "object", "properties": {"a": ENUM}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    both = client.chat.completions.create(**short, seed=1, n=2, response_format=wanted)
+    for index, choice in enumerate(both.choices):
+        jsonschema.validate(json.loads(choice.message.content), schema)
+        alone = client.chat.completions.create(**short, seed=1 + index, response_format=wanted)
+        assert alone.choices[0].message == choice.message
+    for seed in range(2):
+        asked = {**short, "response_format": {"type": "json_object"}, "seed": seed}
+        choice = client.chat.completions.create(**asked).choices[0]
+        assert choice.message.content.startswith("{")
+        assert choice.finish_reason == "length" or json.loads(choice.message.content) is not None
+    regex = {"response_format": {"type": "regex", "regex": "a{3,5}/"}}
+    asked = {**ASKED, "seed": 1, "extra_body": {**UNTHINKING, **regex}}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    assert text in ("aaa/", "aaaa/", "aaaaa/")
+
+
+def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
+    """Nothing is made up to close it: the text is the beginning of the longer answer."""
+    asked = {**ASKED, "seed": 2, "extra_body": UNTHINKING}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abcdef"}}}
+    whole = client.chat.completions.create(**asked, response_format=wanted).choices[0]
+    cut = {**asked, "max_tokens": 4, "response_format": wanted}
+    choice = client.chat.completions.create(**cut).choices[0]
+    assert (whole.finish_reason, choice.finish_reason) == ("stop", "length")
+    assert whole.message.content == '"abcdef"'
+    assert whole.message.content.startswith(choice.message.content)
+    assert len(choice.message.content) < len(whole.message.content)
+    call = {**CALLING, "max_tokens": 48, "seed": 2, "extra_body": UNTHINKING}
+    ended = client.chat.completions.create(**call).choices[0]
+    assert ended.finish_reason == "length"
+    (begun,) = ended.message.tool_calls
+    whole_call = client.chat.completions.create(**{**call, "max_tokens": 150}).choices[0]
+    assert whole_call.finish_reason == "tool_calls"
+    (made,) = whole_call.message.tool_calls
+    assert made.function.name == begun.function.name
+    assert made.function.arguments.startswith(begun.function.arguments)
+    assert made.function.arguments != begun.function.arguments
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "says"),
+    [
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value", "needs tools"),
+        ({"tools": [TOOLS[0]] * 2}, "tools", "invalid_value", "twice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "invalid_value",
+            "not among",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "unsupported_schema",
+            "not at its root",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"items": {"uniqueItems": True}}},
+                }
+            },
+            "response_format",
+            "unsupported_schema",
+            "uniqueItems at /items",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "string", "format": "zork"}},
+                }
+            },
+            "response_format",
+            "unsupported_schema",
+            "zork",
+        ),
+        (
+            {"response_format": {"type": "regex", "regex": "("}},
+            "response_format",
+            None,
+            "cannot be",
+        ),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
+        (
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            "ignore_eos",
+            None,
+            "contradict",
+        ),
+        (
+            {"enable_thinking": True, "reasoning_effort": "none"},
+            "enable_thinking",
+            "invalid_value",
+            "contradict",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].tool_call_id",
+            "invalid_value",
+            "missing",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "a",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": "{"},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_value",
+            "is not JSON",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    hermes: Running, fields: dict[str, Any], param: str, code: str | None, says: str
+) -> None:
+    reply = Http(hermes.url).post("/v1/chat/completions", {"messages": MESSAGES, **fields})
+    assert reply.status == 400
+    assert reply.error["param"] == param
+    assert code is None or reply.error["code"] == code
+    assert says in reply.error["message"]
+
+
+def test_a_template_without_tools_and_thoughts_has_none(http: Http) -> None:
+    """Those of the plain model of the other tests."""
+    for fields, param in (
+        ({"tools": TOOLS}, "tools"),
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ):
+        reply = http.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
+        assert (reply.status, reply.error["param"]) == (400, param)
+    none = {"messages": MESSAGES, "reasoning_effort": "none", "max_tokens": 1}
+    assert http.post("/v1/chat/completions", none).status == 200
+
+
+def test_calls_in_any_company_have_the_same_bytes(hermes: Running) -> None:
+    """16 clients at once, with and without a grammar: each gets what it gets when alone."""
+    http = Http(hermes.url)
+
+    def ask(number: int) -> bytes:
+        body = {**CALLING, **UNTHINKING, "seed": number, "max_tokens": 36}
+        if number % 4 == 3:
+            body = {**ASKED, "seed": number, "max_tokens": 12}
+        reply = http.post("/v1/chat/completions", body).json
+        return json.dumps(reply["choices"]).encode()
+
+    alone = [ask(number) for number in range(16)]
+    with ThreadPoolExecutor(16) as clients:
+        assert list(clients.map(ask, range(16))) == alone
+    assert len(set(alone)) > 8
+
+
+def test_a_call_is_replayed(hermes: Running) -> None:
+    """Ids included; and a changed argument is found."""
+    body = {**CALLING, **UNTHINKING, "seed": 3}
+    response = Http(hermes.url).post("/v1/chat/completions", body).json
+    model = hermes.service.model
+    assert first_difference(model, body, response) is None
+    call = response["choices"][0]["message"]["tool_calls"][0]
+    call["function"]["arguments"] += " "
+    place = first_difference(model, body, response)
+    assert place is not None
+    assert "tool_calls[0].function.arguments" in place
+
+
+def test_the_client_tries_again_what_was_refused_for_now(hermes: Running) -> None:
+    """503 with Retry-After and x-should-retry, as the client reads them."""
+    hermes.service.draining.set()
+    threading.Timer(0.5, hermes.service.draining.clear).start()
+    with client_of(hermes, retries=3) as client:
+        asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
+        assert client.chat.completions.create(**asked).choices[0].message.tool_calls
+
+
+def test_nothing_is_left_in_the_engine(hermes: Running) -> None:
+    statistics = hermes.service.model.driver.call(lambda engine: engine.statistics)
+    assert statistics.running == statistics.waiting == 0
+
+
+def test_responses_call_tools_too(client: OpenAI) -> None:
+    """The same call as of a chat completion, under the names of the other route."""
+    (chat,) = (
+        client.chat.completions.create(**{**CALLING, "seed": 1, "reasoning_effort": "none"})
+        .choices[0]
+        .message.tool_calls
+    )
+    answer = client.responses.create(
+        model="tiny",
+        input=[{"role": "user", "content": MESSAGES[0]["content"]}],
+        tools=[{"type": "function", **tool["function"]} for tool in TOOLS],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=150,
+        reasoning={"effort": "none"},
+        extra_body={"seed": 1},
+    )
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert (call.name, call.arguments) == (chat.function.name, chat.function.arguments)
