@@ -165,8 +165,6 @@ class Session:
                 runner,
                 model,
                 options,
-                drafter=PromptLookup() if options.draft else None,
-                draft_tokens=options.draft,
                 observer=observer,
                 clock=time.perf_counter,
             )
@@ -300,5 +298,7 @@ def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **mo
         chunk_tokens=min(options.chunk, runner.limits.context),
         prefix_cache=options.prefix_cache,
         host_pages=host_pages(runner, options.host_cache),
+        drafter=PromptLookup() if options.draft else None,
+        draft_tokens=options.draft,
         **more,
     )

@@ -13,6 +13,9 @@ from contract.tier import TIER_NAMES, Tier
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
+SIMULATED = "simulated"
+"""The device of T1 that needs no GPU: kernels, packets and system calls are the real ones, and what
+they are given to is this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,15 @@ def _open_vulkan(options: TierOptions) -> Tier:
     return VulkanTier(options.device, Choices(cache=cache))
 
 
+def _open_t1(options: TierOptions) -> Tier:
+    from accel.amd.fake_kernel import FakeKernel
+    from accel.amd.tier import AmdTier
+
+    if options.device == SIMULATED:
+        return AmdTier(kernel=FakeKernel())
+    return AmdTier(options.device)
+
+
 def _vulkan_details() -> tuple[str, ...]:
     from accel.vulkan.report import device_lines
 
@@ -103,7 +115,13 @@ def _vulkan_details() -> tuple[str, ...]:
 
 
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
-    {"cuda": _open_cuda, "opencl": _open_opencl, "cpu": _open_cpu, "vulkan": _open_vulkan}
+    {
+        "cuda": _open_cuda,
+        "opencl": _open_opencl,
+        "cpu": _open_cpu,
+        "vulkan": _open_vulkan,
+        "t1": _open_t1,
+    }
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""

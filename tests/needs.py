@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
+from accel.amd.kfd import NO_AMDKFD
 from accel.cuda.driver import NO_CUDA_DEVICE, NO_DRIVER
 from contract.errors import TierUnavailable
 
@@ -51,6 +52,8 @@ def need_device(open_it: Callable[[], T]) -> T:
     except TierUnavailable as error:
         if error.reason in (NO_DRIVER, NO_CUDA_DEVICE):
             machine_lacks("CUDA device")
+        if error.reason == NO_AMDKFD:
+            machine_lacks("AMD GPU")
         missing(error.reason, error.remedy)
 
 

@@ -3,7 +3,7 @@
 // CTX.
 //
 // SHARED_ADDRESSES is 1 where the device dereferences host addresses; else an address names one of
-// BANKS buffers and an offset in it.
+// BANKS buffers and an offset in it. amd.h includes this file and has defined what it does itself.
 
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -40,7 +40,10 @@
 #define NATIVE_QUOTIENT(a, b) ((a) / (b))
 #define NATIVE_SQUARE_ROOT(a) sqrt(a)
 
+#ifndef NATIVE_WIDENED
 FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bits); }
+#define NATIVE_WIDENED(bits) half_in_register((ushort)(bits))
+#endif
 
 #define F32_AT(p, i) (((__global float *)(p))[i])
 #define I32_AT(p, i) (((__global int *)(p))[i])
@@ -49,7 +52,6 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define U32_NEAR(p, i) U32_AT(p, i)
 #define U32X4_AT(p, i) (((__global uint4 *)(p))[i])
 #define NATIVE_F16_AT(p, i) vload_half(i, (const __global half *)(p))
-#define NATIVE_WIDENED(bits) half_in_register((ushort)(bits))
 #define U16_AT(p, i) ((uint)((__global ushort *)(p))[i])
 #define U8_AT(p, i) ((uint)((__global uchar *)(p))[i])
 #define I8_AT(p, i) ((int)((__global char *)(p))[i])
@@ -76,7 +78,10 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 
 #define ITEM ((uint)get_local_id(0))
 #define GROUP ((uint)get_group_id(0))
+#ifndef GROUPS
 #define GROUPS ((uint)get_num_groups(0))
+#define GROUPS_PARAMETER
+#endif
 
 #ifdef __NV_CL_C_VERSION
 static inline int packed_sdot(uint a, uint b) {
@@ -141,15 +146,18 @@ FN ADDRESS address_of(LAUNCH_CTX, ulong stored) {
 }
 
 #define PACKET_STRUCT typedef struct PACKET PACKET; struct PACKET
+#ifndef PACKET_SPACE
+#define PACKET_SPACE __global
+#endif
 #define LOAD_PACKET                                                                           \
-    const __global PACKET *packet =                                                           \
-        (const __global PACKET *)address_of(launch, launch->packets) + launch->index
+    const PACKET_SPACE PACKET *packet =                                                       \
+        (const PACKET_SPACE PACKET *)address_of(launch, launch->packets) + launch->index
 #define PACKET_FIELD(field) packet->field
 #define PACKET_ADDRESS(i) address_of(launch, packet->operand[i])
 
 #define KERNEL(name)                                                                          \
     __kernel __attribute__((reqd_work_group_size(GROUP_SIZE, 1, 1))) void launch_##name(      \
-        BANK_PARAMETERS ulong scratch, ulong inputs, ulong packets, uint index)
+        BANK_PARAMETERS ulong scratch, ulong inputs, ulong packets, uint index GROUPS_PARAMETER)
 #define OPEN                                                                                  \
     const LAUNCH launch_ = {BANK_POINTERS, scratch, inputs, packets, index};                  \
     const OP op = opened(&launch_)

@@ -77,6 +77,7 @@ class Language(Enum):
     OPENCL = "cl.h"
     CUDA = "cu.h"
     METAL = "msl.h"
+    AMD = "amd.h"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,11 @@ python -m accel.vulkan.build    needs glslangValidator; users of the tier do not
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel.kernels.source import (
@@ -23,6 +20,7 @@ from accel.kernels.source import (
     module_source,
     modules,
 )
+from accel.kernels.stored import digest_of, refresh
 from accel.vulkan.pushed import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
@@ -30,11 +28,8 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 COMPILER = "glslangValidator"
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
-DIGESTS = "digests.json"
 DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\bSU?DOT4\(", re.MULTILINE)
 """A kernel that uses packed dot products, not their definitions."""
-COMPILERS = 2
-"""Run at the same time."""
 
 
 class CompileError(Exception):
@@ -61,15 +56,7 @@ class Build:
     @property
     def digest(self) -> str:
         """SHA-256 of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """The compiler that built the modules, and the digest of each one's text by its name."""
-
-    compiler: str
-    modules: dict[str, str]
+        return digest_of(self.text)
 
 
 def file_name(module: Module, dot: bool) -> str:
@@ -118,35 +105,12 @@ def kernel_file(build: Build, code: bytes) -> bytes:
     )
 
 
-def main() -> None:
-    """Build what has changed, and remove what is no more."""
-    FOLDER.mkdir(exist_ok=True)
-    version = compiler_version()
-    known = read_digests()
-    kept = known.modules if known.compiler == version else {}
-    wanted = {build.name: build for build in builds()}
-    changed = [
-        build
-        for name, build in wanted.items()
-        if kept.get(name) != build.digest or not (FOLDER / f"{name}.zrt").is_file()
-    ]
-    with ThreadPoolExecutor(COMPILERS) as pool:
-        for build, code in zip(changed, pool.map(compiled, changed), strict=True):
-            assert uses_integer_dot(code) == build.dot, build.name
-            (FOLDER / f"{build.name}.zrt").write_bytes(kernel_file(build, code))
-    for path in FOLDER.glob("*.zrt"):
-        if path.stem not in wanted:
-            path.unlink()
-    digests = {name: build.digest for name, build in sorted(wanted.items())}
-    document = asdict(Digests(version, digests))
-    (FOLDER / DIGESTS).write_text(json.dumps(document, indent=1) + "\n")
-
-
-def read_digests() -> Digests:
-    """What is said of the modules that are there."""
-    path = FOLDER / DIGESTS
-    return Digests(**json.loads(path.read_text())) if path.is_file() else Digests("", {})
+def made(build: Build) -> bytes:
+    """Its file. Raises CompileError and InexactModule."""
+    code = compiled(build)
+    assert uses_integer_dot(code) == build.dot, build.name
+    return kernel_file(build, code)
 
 
 if __name__ == "__main__":
-    main()
+    refresh(FOLDER, compiler_version(), builds(), made)

@@ -22,8 +22,8 @@ Serve = Callable[..., AbstractContextManager[Running]]
 
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, **ServeOptions)``: a server
-    of its own."""
+    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, **ServeOptions)``: a
+    server of its own."""
     folder = tmp_path_factory.mktemp("serve")
     session = SessionOptions(
         tier="cpu", context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20
@@ -36,10 +36,11 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         buffered_events: int = 256,
         path: Path = tiny_model_path,
         context: int = CONTEXT,
+        draft: int = 0,
         **options: object,
     ) -> Iterator[Running]:
         model = ModelOptions(
-            replace(session, slots=slots, context=context),
+            replace(session, slots=slots, context=context, draft=draft),
             "tiny",
             folder / "digests.json",
             queue_depth,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from accel.kernels.source import Module
+from accel.kernels.stored import COMPILERS, DIGESTS, read_digests
 from accel.vulkan import build as build_module
 from accel.vulkan.build import (
-    DIGESTS,
     FOLDER,
     Build,
     CompileError,
@@ -20,13 +20,11 @@ from accel.vulkan.build import (
     compiled,
     compiler_version,
     kernel_file,
-    read_digests,
 )
 from accel.vulkan.declare import Header, declarations
 from tests.needs import missing
 
 HEADER = Path("/usr/include/vulkan/vulkan_core.h")
-COMPILERS = 2
 
 
 def need_compiler() -> str:
@@ -39,14 +37,14 @@ def need_compiler() -> str:
 def test_every_module_was_built_from_the_text_of_now() -> None:
     """And the package has no other."""
     known = {build.name: build.digest for build in builds()}
-    assert read_digests().modules == known, "run python -m accel.vulkan.build"
+    assert read_digests(FOLDER).modules == known, "run python -m accel.vulkan.build"
     files = {path.name for path in FOLDER.iterdir()}
     assert files == {DIGESTS, *(f"{name}.zrt" for name in known)}
 
 
 def test_building_again_gives_the_same_files() -> None:
     """Byte for byte with the compiler they were made with; with another one they compile."""
-    same = need_compiler() == read_digests().compiler
+    same = need_compiler() == read_digests(FOLDER).compiler
     wanted = list(builds())
     with ThreadPoolExecutor(COMPILERS) as pool:
         for build, code in zip(wanted, pool.map(compiled, wanted), strict=True):
@@ -59,7 +57,7 @@ def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "// more\n")
     build = Build(Module("add"), False)
-    assert read_digests().modules["add"] != build.digest
+    assert read_digests(FOLDER).modules["add"] != build.digest
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

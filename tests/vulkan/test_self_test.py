@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from accel.kernels.judging import TINY, Found, samples
 from accel.kernels.source import Traits
-from accel.vulkan.self_test import ALL_NATIVE, TINY, Found, ask, samples, traits_of
+from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import OpenTier
 

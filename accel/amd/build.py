@@ -1,0 +1,115 @@
+"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201, kept as ``modules/*.zrt``.
+
+python -m accel.amd.build    needs clang and lld 19; users of the tiers do not
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accel.amd.checks import check_code
+from accel.amd.code_object import kernel_of, read_code_object, uses_scratch
+from accel.kernels.source import Language, Module, Traits, module_source, modules
+from accel.kernels.stored import refresh
+from contract.kernel import KernelHeader, encode_kernel
+
+COMPILER = "clang-19"
+OPTIONS = (
+    *("-x", "cl", "-cl-std=CL2.0", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1201"),
+    *("-O2", "-mcumode", "-nogpulib", "-ffp-contract=off"),
+    "-cl-fp32-correctly-rounded-divide-sqrt",
+    # Dual issue and hints for the scheduler are worth nothing that was measured.
+    *("-mllvm", "-amdgpu-enable-vopd=0", "-mllvm", "-amdgpu-enable-delay-alu=0"),
+)
+WITHOUT_SCRATCH = (
+    (),
+    ("-mllvm", "-enable-misched=0"),
+    ("-mllvm", "-amdgpu-unroll-threshold-private=6000"),
+)
+"""Tried in turn until a kernel keeps nothing in scratch memory: in the order of the text where the
+compiler's own takes too many registers, and with loops over arrays of an item unrolled."""
+FOLDER = Path(__file__).with_name("modules")
+NATIVE = Traits(dot=True)
+INTEGER = Traits(divide=False, root=False, dot=True)
+
+
+class CompileError(Exception):
+    """clang rejected a kernel; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One module as it is to be built, ``native`` with the device's division and root."""
+
+    module: Module
+    native: bool
+
+    @property
+    def name(self) -> str:
+        """Its name, that of its file without the ending."""
+        return file_name(self.module, self.native)
+
+    @property
+    def text(self) -> str:
+        """What clang gets."""
+        return module_source(Language.AMD, self.module, NATIVE if self.native else INTEGER)
+
+
+def file_name(module: Module, native: bool) -> str:
+    """The name under which a module is kept."""
+    return str(module) if native else f"{module}.integer"
+
+
+def builds() -> Iterator[Build]:
+    """Every module, and once more with integers in place of division and root."""
+    return (Build(module, native) for module in modules() for native in (True, False))
+
+
+def compiler_version() -> str:
+    """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
+    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0].strip()
+
+
+def compiled(text: str, more: Sequence[str] = ()) -> bytes:
+    """The code object clang makes of OpenCL C. Raises CompileError with its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.cl"), Path(folder, "kernel.elf")
+        source.write_text(text)
+        command = [COMPILER, *OPTIONS, *more, str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise CompileError(done.stderr.strip())
+        return target.read_bytes()
+
+
+def kernel_made(build: Build) -> KernelHeader:
+    """The kernel, not checked yet. Raises CompileError, and CodecError for code that wants what a
+    launch does not give it."""
+    module = build.module
+    try:
+        for more in WITHOUT_SCRATCH:
+            code = read_code_object(compiled(build.text, more))
+            if not uses_scratch(code, module.entry):
+                break
+    except CompileError as error:
+        raise CompileError(f"{build.name}: {error}") from None
+    return kernel_of(code, build.name, module.entry, module.group_size)
+
+
+def made(build: Build) -> bytes | None:
+    """Its file; None for integers in place of nothing. Raises what ``kernel_made`` raises, and
+    CodecError for code that ``check_code`` refuses."""
+    kernel = kernel_made(build)
+    if not build.native and kernel.code == kernel_made(replace(build, native=True)).code:
+        return None
+    check_code(kernel)
+    return encode_kernel(kernel)
+
+
+if __name__ == "__main__":
+    refresh(FOLDER, compiler_version(), builds(), made)

@@ -1,0 +1,152 @@
+"""The operating system's side of a GPU: files, ioctls, memory maps, the doorbell.
+
+Everything a tier asks of it goes through one ``Kernel``, so that a simulated one can stand in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd.uapi import Request
+
+Bytes = NDArray[np.uint8]
+
+PROT_NONE, PROT_READ_WRITE = 0, 3
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
+MAP_ANONYMOUS, MAP_NORESERVE = 0x20, 0x4000
+
+
+class Kernel(Protocol):
+    """What a tier needs. Every function raises OSError as the system call would."""
+
+    simulated: bool
+
+    def open(self, path: str) -> int:
+        """A file opened to read and write, closed in programs this one starts."""
+
+    def close(self, file: int) -> None:
+        """Give a file back."""
+
+    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+        """One request; the argument is changed in place."""
+
+    def reserve(self, nbytes: int) -> int:
+        """A range of addresses that nothing is at."""
+
+    def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
+        """What a file has at ``offset``, at ``address``, or anywhere if that is 0."""
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Give addresses back."""
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """Mapped memory."""
+
+    def read_text(self, path: str) -> str:
+        """A file of text."""
+
+    def names(self, path: str) -> list[str]:
+        """What a folder has."""
+
+    def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
+        """Store to a doorbell, behind all stores before."""
+
+    def idle(self) -> None:
+        """Called while a fence is polled."""
+
+    def complaint(self) -> str:
+        """Where more is said of a fault, or what."""
+
+
+class LinuxKernel:
+    """The system this process runs on."""
+
+    simulated = False
+
+    def open(self, path: str) -> int:
+        """See ``Kernel``."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, file: int) -> None:
+        """See ``Kernel``."""
+        os.close(file)
+
+    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+        """See ``Kernel``. A call that a signal broke off is made again."""
+        while _libc().ioctl(file, request.number, argument.ctypes.data) < 0:
+            number = ctypes.get_errno()
+            if number != 4:
+                raise OSError(number, f"{request.name}: {os.strerror(number)}")
+
+    def reserve(self, nbytes: int) -> int:
+        """See ``Kernel``."""
+        return _mapped(0, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+
+    def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
+        """See ``Kernel``."""
+        fixed = MAP_FIXED if address else 0
+        return _mapped(address, nbytes, PROT_READ_WRITE, MAP_SHARED | fixed, file, offset)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """See ``Kernel``."""
+        if _libc().munmap(address, nbytes) < 0:
+            raise OSError(ctypes.get_errno(), "munmap")
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """See ``Kernel``."""
+        return memory_at(address, nbytes)
+
+    def read_text(self, path: str) -> str:
+        """See ``Kernel``."""
+        return Path(path).read_text()
+
+    def names(self, path: str) -> list[str]:
+        """See ``Kernel``."""
+        return sorted(os.listdir(path))
+
+    def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
+        """See ``Kernel``. On x86-64 stores become visible in their order."""
+        doorbell[0] = value
+
+    def idle(self) -> None:
+        """Nothing: the device runs by itself."""
+
+    def complaint(self) -> str:
+        """See ``Kernel``."""
+        return "dmesg says more"
+
+
+def memory_at(address: int, nbytes: int) -> Bytes:
+    """Memory of this process."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+@cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_int64,
+    )
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    library.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+    return library
+
+
+def _mapped(address: int, nbytes: int, access: int, flags: int, file: int, offset: int) -> int:
+    # The offset of a doorbell has bit 63 set, which an off_t takes for a sign.
+    signed = offset - (1 << 64) if offset >> 63 else offset
+    place = _libc().mmap(address or None, nbytes, access, flags, file, signed)
+    if place == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mmap: {os.strerror(number)}")
+    assert isinstance(place, int)
+    return place

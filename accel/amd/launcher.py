@@ -1,0 +1,148 @@
+"""Launches as packets: a form's as an indirect buffer that is gone through again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.amd import pm4
+from accel.amd.kfd import KfdDevice
+from accel.amd.program import LoadedKernel, Modules
+from accel.amd.queue import Queue
+from accel.kernels.source import module_of
+from accel.packets.packet import ABSENT, PACKET, aligned
+from accel.packets.step import Op, Placement
+from contract.ir.inputs import InputCopy
+
+ARGUMENTS = np.dtype(
+    [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("groups", "<u4")]
+)
+"""What ``KERNEL`` of ``kernels/amd.h`` is given."""
+ALONE_SECONDS = 600.0
+"""Longest a launch outside of a step may take."""
+MOST_GROUPS = 4096
+"""Work-groups of a launch: more than any GPU runs at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """One packet's dispatch; ``wait`` says that it needs what launches before it wrote."""
+
+    kernel: LoadedKernel
+    groups: int
+    wait: bool
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the scratch memory of all steps lies."""
+
+    scratch: int = 0
+
+
+def launches_of(
+    modules: Modules, ops: Sequence[Op], placed: Sequence[Placement]
+) -> list[PlannedLaunch]:
+    """How each op of a step is dispatched. Kernels are loaded that were not."""
+    return [
+        PlannedLaunch(
+            modules.kernel(module), op.launch_groups(module.group_size, MOST_GROUPS), place.wait
+        )
+        for module, op, place in zip(map(module_of, ops), ops, placed, strict=True)
+    ]
+
+
+class Recording:
+    """A form's launches with a place for the inputs of one step. ``number`` is the last submission
+    of it. Memory: arguments, inputs, indirect buffer, one behind the other."""
+
+    def __init__(
+        self,
+        device: KfdDevice,
+        name: str,
+        launches: Sequence[PlannedLaunch],
+        packets: int,
+        input_bytes: int,
+    ) -> None:
+        self._launches = launches
+        self._packets = packets
+        self._inputs_at = aligned(len(launches) * ARGUMENTS.itemsize)
+        self._words_at = self._inputs_at + aligned(input_bytes)
+        words = self._words(0)
+        nbytes = self._words_at + 4 * len(words)
+        self.place = device.allocate(f"launches of {name}", nbytes, device=False)
+        inputs = self.place.host[self._inputs_at : self._inputs_at + input_bytes]
+        self.inputs = InputCopy(inputs)
+        self.buffer = self.place.address + self._words_at
+        self.length = len(words)
+        self.number = 0
+        words = self._words(self.place.address)
+        self.place.host[self._words_at :].view(np.uint32)[:] = words
+        self._scratch = -1
+
+    def bind(self, places: Places) -> None:
+        """Arguments follow the scratch memory where it has moved; nothing of this may run."""
+        if places.scratch == self._scratch:
+            return
+        arguments = np.zeros(len(self._launches), ARGUMENTS)
+        arguments["scratch"] = self._scratch = places.scratch
+        arguments["inputs"] = self.place.address + self._inputs_at
+        arguments["packets"] = self._packets
+        arguments["index"] = np.arange(len(self._launches))
+        arguments["groups"] = [launch.groups for launch in self._launches]
+        self.place.host[: arguments.nbytes] = arguments.view(np.uint8)
+
+    def _words(self, arguments: int) -> pm4.Words:
+        writer = pm4.Writer()
+        # The step before reads its inputs, and what is shared, until it has ended.
+        writer.put(pm4.wait_for_launches())
+        writer.put(pm4.acquire_memory())
+        for n, launch in enumerate(self._launches):
+            if launch.wait and n:
+                writer.put(pm4.wait_for_launches())
+                writer.put(pm4.acquire_memory(pm4.ACQUIRE_LEVEL))
+            place = arguments + n * ARGUMENTS.itemsize
+            writer.dispatch(dispatch_of(launch.kernel, place, launch.groups))
+        return writer.words
+
+
+def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispatch:
+    """What the registers of a launch get."""
+    header = kernel.header
+    rsrc = header.rsrc1, header.rsrc2, header.rsrc3
+    code = kernel.place.address + header.entry_offset
+    return pm4.Dispatch(code, arguments, rsrc, header.workgroup_size[0], groups)
+
+
+def launch_alone(
+    device: KfdDevice,
+    queue: Queue,
+    kernel: LoadedKernel,
+    operands: Sequence[int],
+    sizes: Sequence[int],
+    groups: int,
+    seconds: float = ALONE_SECONDS,
+) -> None:
+    """Run a kernel that belongs to no step and wait for it.
+
+    Raises DeviceLost.
+    """
+    place = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
+    packet = np.zeros(1, PACKET)
+    packet["operand"] = ABSENT
+    packet["operand"][0, : len(operands)] = operands
+    packet["size"][0, : len(sizes)] = sizes
+    at = aligned(ARGUMENTS.itemsize)
+    place.host[at:] = packet.view(np.uint8)
+    arguments = np.zeros(1, ARGUMENTS)
+    arguments["packets"] = place.address + at
+    arguments["groups"] = groups
+    place.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
+    writer = pm4.Writer()
+    writer.put(pm4.wait_for_launches())
+    writer.put(pm4.acquire_memory())
+    writer.dispatch(dispatch_of(kernel, place.address, groups))
+    queue.wait(queue.submit(writer.words), seconds)
+    device.free(place)

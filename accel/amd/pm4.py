@@ -1,0 +1,176 @@
+"""Packets of the command processor of gfx12, as 32-bit words.
+
+Type-3 packets of a compute queue, after ``nvd.h`` and ``soc15d.h`` of the amdgpu driver and the
+packet tables of Mesa. Only what the tiers send is here, and what the queue's other end has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+
+Words = list[int]
+
+
+class Opcode(IntEnum):
+    """Of a type-3 packet."""
+
+    NOP = 0x10
+    DISPATCH_DIRECT = 0x15
+    WAIT_REG_MEM = 0x3C
+    INDIRECT_BUFFER = 0x3F
+    EVENT_WRITE = 0x46
+    RELEASE_MEM = 0x49
+    ACQUIRE_MEM = 0x58
+    SET_SH_REG = 0x76
+
+
+COUNTS: Mapping[Opcode, int] = MappingProxyType(
+    {
+        Opcode.DISPATCH_DIRECT: 3,
+        Opcode.WAIT_REG_MEM: 5,
+        Opcode.INDIRECT_BUFFER: 2,
+        Opcode.EVENT_WRITE: 0,
+        Opcode.RELEASE_MEM: 6,
+        Opcode.ACQUIRE_MEM: 6,
+    }
+)
+"""The count field, one less than the words behind the header; of the others it is free."""
+PADDING = 0xFFFF1000
+"""A NOP of a single word."""
+NOP_ALONE = 0x3FFF
+
+
+class Register(IntEnum):
+    """Of a dispatch, as words from the start of the SH space."""
+
+    START_X = 0x204
+    NUM_THREAD_X = 0x207
+    PGM_LO = 0x20C
+    PGM_HI = 0x20D
+    RSRC1 = 0x212
+    RSRC2 = 0x213
+    RESOURCE_LIMITS = 0x215
+    TMPRING_SIZE = 0x218
+    RESTART_X = 0x21B
+    RSRC3 = 0x228
+    USER_DATA_0 = 0x240
+    USER_DATA_1 = 0x241
+
+
+SH_REGISTERS = 0x400
+"""Words of the SH space."""
+
+WAVE32 = 0x8005
+"""DISPATCH_INITIATOR: compute shader, start at group 0, waves of 32 lanes."""
+INITIATOR_W32 = 1 << 15
+WHOLE_MEMORY = (0xFFFFFFFF, 0xFF)
+POLL = 0xA
+GLI_INV, GLK_INV, GLV_INV, GL2_INV, GL2_WB = 1, 1 << 7, 1 << 8, 1 << 14, 1 << 15
+ACQUIRE_ALL = GLI_INV | GLK_INV | GLV_INV | GL2_INV | GL2_WB
+"""GCR_CNTL: what the host wrote becomes visible and nothing is lost; GL1 and GLM are no more."""
+ACQUIRE_LEVEL = GLK_INV | GLV_INV
+"""Between launches of a step, which all meet in the second-level cache."""
+
+CS_PARTIAL_FLUSH = 0x407
+"""EVENT_WRITE: type 7, index 4; everything launched before has ended."""
+FENCE_EVENT = 0x14 | 5 << 8
+"""CACHE_FLUSH_AND_INV_TS at the end of the pipe."""
+RELEASE_GL2_WB, RELEASE_GL2_INV, RELEASE_GLV_INV = 1 << 21, 1 << 20, 1 << 14
+RELEASE_SEQ = 1 << 22
+RELEASE_CACHES = RELEASE_GL2_WB | RELEASE_GL2_INV | RELEASE_GLV_INV | RELEASE_SEQ
+DATA_64, INTERRUPT_CONFIRMED = 2 << 29, 2 << 24
+WAIT_MEMORY, WAIT_AT_LEAST = 1 << 4, 5
+IB_VALID, IB_INHERIT_COMPUTE = 1 << 23, 1 << 30
+MOST_IB_WORDS = (1 << 20) - 1
+
+
+def packet(opcode: Opcode, *body: int) -> Words:
+    """A type-3 packet."""
+    return [3 << 30 | (len(body) - 1) << 16 | opcode << 8, *body]
+
+
+def low_high(value: int) -> tuple[int, int]:
+    """64 bits as two words."""
+    return value & 0xFFFFFFFF, value >> 32
+
+
+def set_registers(first: int, *values: int) -> Words:
+    """Consecutive SH registers."""
+    return packet(Opcode.SET_SH_REG, first, *values)
+
+
+def acquire_memory(caches: int = ACQUIRE_ALL) -> Words:
+    """Caches of the whole memory."""
+    return packet(Opcode.ACQUIRE_MEM, 0, *WHOLE_MEMORY, 0, 0, POLL, caches)
+
+
+def wait_for_launches() -> Words:
+    """Nothing behind this starts before all launches have ended."""
+    return packet(Opcode.EVENT_WRITE, CS_PARTIAL_FLUSH)
+
+
+def release_memory(address: int, value: int, event: int = 0) -> Words:
+    """Once everything has ended and is written back, the 64 bits of ``value`` to ``address``, and
+    an interrupt for ``event`` if there is one."""
+    control = DATA_64 | (INTERRUPT_CONFIRMED if event else 0)
+    place = low_high(address)
+    return packet(
+        Opcode.RELEASE_MEM, FENCE_EVENT | RELEASE_CACHES, control, *place, *low_high(value), event
+    )
+
+
+def wait_memory(address: int, least: int) -> Words:
+    """Until the 32 bits at ``address`` are at least ``least``."""
+    place = low_high(address)
+    control = WAIT_MEMORY | WAIT_AT_LEAST
+    return packet(Opcode.WAIT_REG_MEM, control, *place, least, 0xFFFFFFFF, 4)
+
+
+def indirect_buffer(address: int, words: int, flags: int = IB_VALID) -> Words:
+    """Go through ``words`` words at ``address`` first."""
+    assert 0 < words <= MOST_IB_WORDS
+    return packet(Opcode.INDIRECT_BUFFER, *low_high(address), words | flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A launch: where code and arguments lie, registers, items of a group, groups."""
+
+    code: int
+    arguments: int
+    rsrc: tuple[int, int, int]
+    items: int
+    groups: int
+
+
+class Writer:
+    """Words of one indirect buffer; registers that have their value already are left out."""
+
+    def __init__(self) -> None:
+        self.words: Words = []
+        self._registers: dict[int, int] = {}
+
+    def put(self, words: Sequence[int]) -> None:
+        """Any packet that leaves the registers alone."""
+        self.words.extend(words)
+
+    def dispatch(self, launch: Dispatch) -> None:
+        """A launch of ``groups`` groups along x."""
+        low, high = low_high(launch.code >> 8)
+        self._set(Register.PGM_LO, low, high)
+        self._set(Register.RSRC1, *launch.rsrc[:2])
+        self._set(Register.RSRC3, launch.rsrc[2])
+        self._set(Register.TMPRING_SIZE, 0)
+        self._set(Register.RESOURCE_LIMITS, 0)
+        self._set(Register.RESTART_X, 0, 0, 0)
+        self._set(Register.USER_DATA_0, *low_high(launch.arguments))
+        self._set(Register.START_X, 0, 0, 0, launch.items, 1, 1)
+        self.put(packet(Opcode.DISPATCH_DIRECT, launch.groups, 1, 1, WAVE32))
+
+    def _set(self, first: int, *values: int) -> None:
+        if any(self._registers.get(first + n) != value for n, value in enumerate(values)):
+            self._registers |= {first + n: value for n, value in enumerate(values)}
+            self.put(set_registers(first, *values))

@@ -1,0 +1,75 @@
+"""Kernels of the package in the GPU's memory, loaded when they are first wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accel.amd.build import FOLDER, file_name
+from accel.amd.command_processor import CODE_END
+from accel.amd.kfd import TIER, Allocation, KfdDevice
+from accel.kernels.source import Module
+from contract.errors import CodecError, TierUnavailable
+from contract.kernel import GpuTarget, KernelHeader, decode_kernel
+
+PADDING_BYTES = 256
+"""Behind the code, since instructions are fetched ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel at an address of the GPU."""
+
+    header: KernelHeader
+    place: Allocation
+
+
+@dataclass(slots=True)
+class Modules:
+    """The modules of one device; ``native`` says whether it divides and takes roots itself."""
+
+    device: KfdDevice
+    native: bool = True
+    _loaded: dict[str, LoadedKernel] = field(default_factory=dict)
+
+    def kernel(self, module: Module, native: bool | None = None) -> LoadedKernel:
+        """Raises TierUnavailable for a damaged package, and OutOfMemory."""
+        own = self.native if native is None else native
+        name = file_name(module, own)
+        if not (FOLDER / f"{name}.zrt").is_file():
+            # Only modules that divide have another one.
+            name = file_name(module, True)
+        if name not in self._loaded:
+            try:
+                header = checked(decode_kernel((FOLDER / f"{name}.zrt").read_bytes()))
+            except (OSError, CodecError) as error:
+                reason = f"the kernel {name} of this installation: {error}"
+                raise TierUnavailable(TIER, reason, "install zinc-rt again") from None
+            self._loaded[name] = self.load(header)
+        return self._loaded[name]
+
+    def load(self, header: KernelHeader) -> LoadedKernel:
+        """A kernel file's code in the GPU's memory. Raises OutOfMemory."""
+        nbytes = len(header.code) + PADDING_BYTES
+        place = self.device.allocate(f"kernel {header.name}", nbytes)
+        place.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
+        place.host[len(header.code) :].view(np.uint32)[:] = CODE_END
+        return LoadedKernel(header, place)
+
+    def close(self) -> None:
+        """Free all."""
+        for loaded in self._loaded.values():
+            self.device.free(loaded.place)
+        self._loaded.clear()
+
+
+def checked(header: KernelHeader) -> KernelHeader:
+    """Raises CodecError for a kernel that a launch could not run."""
+    if header.target is not GpuTarget.GFX1201:
+        raise CodecError(f"kernel {header.name}: target {header.target.name}, not GFX1201")
+    if header.scratch_bytes:
+        raise CodecError(f"kernel {header.name}: {header.scratch_bytes} bytes of scratch memory")
+    if header.subgroup_size != 32:
+        raise CodecError(f"kernel {header.name}: waves of {header.subgroup_size}, not 32")
+    return header

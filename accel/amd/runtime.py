@@ -1,0 +1,66 @@
+"""An opened GPU: memory, queue, kernels and what the self-test found."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from accel.amd.kernel import Kernel
+from accel.amd.kfd import TIER, KfdDevice
+from accel.amd.launcher import Places
+from accel.amd.program import Modules
+from accel.amd.queue import Queue
+from accel.amd.self_test import Asked, divides
+from contract.errors import OutOfMemory, TierUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide; None leaves it to the device.
+
+    ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself.
+    """
+
+    memory_bytes: int | None = None
+    native: bool | None = None
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Everything a tier needs of an opened GPU."""
+
+    device: KfdDevice
+    queue: Queue
+    modules: Modules
+    places: Places = field(default_factory=Places)
+
+    def close(self) -> None:
+        """Give everything back."""
+        with ExitStack() as undo:
+            undo.callback(self.device.close)
+            undo.callback(self.modules.close)
+            undo.callback(self.queue.close)
+
+
+def open_runtime(kernel: Kernel, wanted: str, choices: Choices) -> Runtime:
+    """Open the first GPU whose name has ``wanted`` in it, and test it.
+
+    Raises TierUnavailable when there is none, it lacks something or it does not compute exactly.
+    """
+    with ExitStack() as undo:
+        device = KfdDevice(kernel, wanted, choices.memory_bytes)
+        undo.callback(device.close)
+        try:
+            queue = Queue(device)
+            undo.callback(queue.close)
+            modules = Modules(device)
+            undo.callback(modules.close)
+            if choices.native is None:
+                modules.native = divides(Asked(device, queue, modules))
+            else:
+                modules.native = choices.native
+        except (OSError, OutOfMemory) as error:
+            reason = f"{device.name} cannot be used: {error}"
+            raise TierUnavailable(TIER, reason, "free the GPU, or see dmesg") from None
+        undo.pop_all()
+        return Runtime(device, queue, modules)

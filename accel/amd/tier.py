@@ -1,0 +1,325 @@
+"""Tier T1: a graph becomes packets of the command processor, and a step one write to its ring."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd.arrange import ArrangedMatrix, arranged
+from accel.amd.checks import check_code
+from accel.amd.kernel import Kernel, LinuxKernel
+from accel.amd.kfd import TIER, Allocation
+from accel.amd.launcher import Recording, launches_of
+from accel.amd.program import LoadedKernel, checked
+from accel.amd.runtime import Choices, open_runtime
+from accel.amd.submissions import AmdBatch, AmdFence, Submissions
+from accel.packets.binding import bind_step
+from accel.packets.footprint import StepMemory, device_footprint, step_memory
+from accel.packets.forms import step_forms
+from accel.packets.fused import fuse
+from accel.packets.layouts import WeightLayout, planes_bytes
+from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.schedule import schedule_levels
+from accel.packets.step import Schedule, Step
+from contract.arithmetic import ARITHMETIC_VERSION
+from contract.errors import DeviceLost, TierError
+from contract.footprint import Footprint
+from contract.ir.inputs import InputLayout, InputRows
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.kernel import KernelHeader, decode_kernel
+from contract.shape_key import ShapeKey
+from contract.tier import DeviceTier, Heap, TierInfo, check_range
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""Longest a step may take when the caller sets no deadline of its own."""
+ROW_PARTS = 64
+"""Pieces a row reduction is cut into."""
+
+
+@dataclass(slots=True, eq=False)
+class AmdBuffer:
+    """Memory of one graph buffer: ``place`` as the graph declares it, ``matrix`` as the products
+    read it. ``source`` are a weight's bytes in host memory."""
+
+    name: str
+    nbytes: int
+    heap: Heap
+    place: Allocation | None = None
+    source: NDArray[np.uint8] | None = None
+    matrix: ArrangedMatrix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AmdKernel:
+    """A kernel file whose code this GPU could run."""
+
+    header: KernelHeader
+
+
+class AmdTier:
+    """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system, or
+    a simulated one.
+
+    Raises TierUnavailable saying what is missing.
+    """
+
+    def __init__(
+        self, device: str = "", choices: Choices | None = None, kernel: Kernel | None = None
+    ) -> None:
+        self._runtime = open_runtime(kernel or LinuxKernel(), device, choices or Choices())
+        self._device = self._runtime.device
+        self._submissions = Submissions(self._runtime.queue, self._runtime.places)
+        self._buffers: set[AmdBuffer] = set()
+        self._batches: weakref.WeakSet[AmdBatch] = weakref.WeakSet()
+        self._scratch: Allocation | None = None
+        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._lost = ""
+        self._closed = False
+
+    @property
+    def info(self) -> TierInfo:
+        """The GPU and its driver."""
+        return TierInfo(
+            name=TIER,
+            device=self._device.name,
+            driver=self._device.driver,
+            arithmetic=f"exact-{ARITHMETIC_VERSION}",
+            opcodes=OPCODES,
+            memory_bytes=self._device.capacity,
+            host_unified=False,
+            asynchronous=True,
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken from the GPU."""
+        return self._device.held
+
+    @property
+    def available_bytes(self) -> int:
+        """What is left of it."""
+        return self._device.available
+
+    def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
+        """See ``contract.tier.Tier``."""
+        return step_forms(largest)
+
+    def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
+        """See ``contract.tier.Tier``."""
+        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """Make the scratch memory."""
+        with self._guarded("scratch"):
+            self._reserve(self._step_memory(graph, largest).shared)
+
+    def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> AmdBuffer:
+        """Zeroed memory: the GPU's own, but what the host reads after a step. Raises OutOfMemory
+        naming the buffer."""
+        with self._guarded(decl.name):
+            place = self._device.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
+            place.host[:] = 0
+        return self._keep(AmdBuffer(decl.name, nbytes, heap, place))
+
+    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> AmdBuffer:
+        """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
+        buffer = AmdBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        with self._guarded(decl.name):
+            if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
+                matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
+                matrix = arranged(self._runtime, decl.name, decl.dtype, data, matrices)
+                buffer.matrix = matrix
+                if matrix.layout is WeightLayout.STORED:
+                    buffer.place = matrix.place
+            else:
+                self._stored(buffer)
+        return self._keep(buffer)
+
+    def free(self, buffer: AmdBuffer) -> None:
+        """Release the memory, of which nothing submitted may still be running."""
+        self._buffers.remove(buffer)
+        if self._lost:
+            return
+        matrix = buffer.matrix.place if buffer.matrix is not None else None
+        with self._guarded(buffer.name):
+            for place in {id(a): a for a in (buffer.place, matrix) if a}.values():
+                self._device.free(place)
+
+    def map(self, buffer: AmdBuffer) -> NDArray[np.uint8]:
+        """The bytes; a weight's are those it was uploaded from."""
+        if buffer.source is not None:
+            return buffer.source
+        assert buffer.place is not None
+        return buffer.place.host
+
+    def read(self, buffer: AmdBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """See Tier."""
+        check_range(buffer, offset, nbytes)
+        with self._guarded(buffer.name):
+            self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
+            return self._stored(buffer).host[offset : offset + nbytes].copy()
+
+    def write(self, buffer: AmdBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """See Tier."""
+        check_range(buffer, offset, data.nbytes)
+        with self._guarded(buffer.name):
+            self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
+            flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            self._stored(buffer).host[offset : offset + flat.nbytes] = flat
+
+    def load_kernel(self, blob: bytes) -> AmdKernel:
+        """Look whether this GPU could run a ``.zrt`` file. Raises CodecError."""
+        header = checked(decode_kernel(blob))
+        check_code(header)
+        with self._guarded(f"kernel {header.name}"):
+            loaded: LoadedKernel = self._runtime.modules.load(header)
+            self._device.free(loaded.place)
+        return AmdKernel(header)
+
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, AmdBuffer],
+        form: ShapeKey,
+        inputs: InputLayout,
+    ) -> AmdBatch:
+        """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
+        step, schedule = self._scheduled(graph, form)
+        with self._guarded(f"packets of {graph.name}"):
+            self._reserve(schedule.shared_bytes)
+            packets = bind_step(
+                step,
+                schedule,
+                inputs,
+                lambda name: self._stored(buffers[name]).address,
+                lambda name: _matrix(buffers[name]),
+            ).view(np.uint8)
+            launches = launches_of(self._runtime.modules, step.ops, schedule.placements)
+            place = self._device.allocate(f"packets of {graph.name}", packets.nbytes)
+            place.host[:] = packets
+
+        def record() -> Recording:
+            return Recording(self._device, graph.name, launches, place.address, inputs.nbytes)
+
+        outputs = {
+            decl.name: (decl, self._stored(buffers[decl.name]))
+            for decl in graph.of_kind(BufferKind.OUTPUT)
+        }
+        batch = AmdBatch(form, len(launches), schedule.barriers, record, outputs)
+        weakref.finalize(batch, self._forget, place, batch.recordings)
+        return batch
+
+    def submit(
+        self,
+        batch: AmdBatch,
+        inputs: NDArray[np.uint8],
+        wanted: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> AmdFence:
+        """Start the step. Raises DeviceLost once the device has failed."""
+        with self._guarded("a step"):
+            return self._submissions.submit(batch, inputs, wanted, rows, DEFAULT_TIMEOUT_SECONDS)
+
+    def wait(self, fence: AmdFence, timeout: float | None = None) -> None:
+        """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
+        seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
+        with self._guarded("a step"):
+            if not fence.done and not self._submissions.waiting.until_done(fence, seconds):
+                raise DeviceLost(f"{self._device.name}: a step did not end within {seconds:g} s")
+
+    def close(self) -> None:
+        """Wait for the GPU, then free all."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self._lost:
+                self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
+        finally:
+            self._runtime.close()
+            self._buffers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _keep(self, buffer: AmdBuffer) -> AmdBuffer:
+        self._buffers.add(buffer)
+        return buffer
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Errors of the system become the contract's; a device once lost stays so, and its queue is
+        taken from it."""
+        if self._lost:
+            raise DeviceLost(self._lost)
+        try:
+            yield
+        except DeviceLost as error:
+            self._lost = str(error)
+            with suppress(OSError):
+                self._runtime.queue.close()
+            raise
+        except OSError as error:
+            raise TierError(f"{self._device.name}: {what}: {error}") from None
+
+    def _stored(self, buffer: AmdBuffer) -> Allocation:
+        """The bytes of a buffer as the graph declares them."""
+        if buffer.place is None:
+            assert buffer.source is not None
+            buffer.place = self._device.allocate(buffer.name, buffer.source.nbytes)
+            buffer.place.host[:] = np.ascontiguousarray(buffer.source).reshape(-1).view(np.uint8)
+        return buffer.place
+
+    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
+        return step, schedule_levels(step)
+
+    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
+        """The answer for the graph asked about last is kept: what is planned is then made."""
+        if self._planned is None or self._planned[:2] != (graph, largest):
+            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
+            self._planned = (graph, largest, steps)
+        return self._planned[2]
+
+    def _reserve(self, nbytes: int) -> None:
+        """Grow scratch; recordings made before follow it."""
+        if self._scratch is not None and self._scratch.nbytes >= nbytes:
+            return
+        if self._scratch is not None:
+            self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
+            self._device.free(self._scratch)
+            self._scratch = None
+        self._scratch = self._device.allocate("scratch", nbytes)
+        self._runtime.places.scratch = self._scratch.address
+
+    def _forget(self, packets: Allocation, recordings: Sequence[Recording]) -> None:
+        """A batch is gone, of which nothing runs any more."""
+        if self._closed or self._lost:
+            return
+        for place in (packets, *(recording.place for recording in recordings)):
+            self._device.free(place)
+
+
+def _matrix(buffer: AmdBuffer) -> tuple[int, int, WeightLayout]:
+    matrix = buffer.matrix
+    assert matrix is not None, f"{buffer.name} is not a matrix"
+    return matrix.place.address, matrix.row_bytes, matrix.layout
+
+
+if TYPE_CHECKING:
+    _conforms: type[DeviceTier[AmdBuffer, AmdBatch, AmdFence]] = AmdTier

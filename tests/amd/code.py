@@ -1,0 +1,38 @@
+"""Code of the package's kernels, and instructions put together by hand."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator
+from functools import cache
+
+from accel.amd.build import FOLDER
+from contract.kernel import KernelHeader, decode_kernel
+from tests.needs import machine_lacks
+
+
+@cache
+def shipped(name: str) -> KernelHeader:
+    """A kernel file of the package."""
+    return decode_kernel((FOLDER / f"{name}.zrt").read_bytes())
+
+
+def some_shipped(step: int = 1) -> Iterator[KernelHeader]:
+    """Every ``step``-th kernel file of the package."""
+    for path in sorted(FOLDER.glob("*.zrt"))[::step]:
+        yield shipped(path.stem)
+
+
+SAMPLE = 9
+"""Of all kernels, a ninth is looked at in the ordinary suite."""
+
+
+def words(*values: int) -> bytes:
+    """Code of these 32-bit words."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def need_program(name: str) -> str:
+    """A program of LLVM 19, which nobody who uses the tiers needs."""
+    return shutil.which(name) or machine_lacks(name)

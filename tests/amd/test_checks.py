@@ -1,0 +1,91 @@
+"""What code is refused for, and that nothing shipped is; waits taken away one at a time."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from accel.amd.checks import check_code
+from accel.amd.isa import instructions
+from accel.amd.semantics import VECTOR_OFFSET, access
+from accel.amd.waits import missing_waits
+from contract.errors import CodecError
+from contract.kernel import GpuTarget
+from tests.amd.code import SAMPLE, shipped, some_shipped, words
+
+S_NOP, S_ENDPGM = 0xBF800000, 0xBFB00000
+LOAD_S4 = (0xF4000100, 0xF8000000)
+WAIT_KM, WAIT_KM_1 = 0xBFC70000, 0xBFC70001
+USE_S4 = 0x80058004
+SIGNAL, BARRIER, WAIT_DS = 0xBE804EC1, 0xBF94FFFF, 0xBFC60000
+STORE_LDS = (0xD8340000, 0x00000100)
+
+
+@pytest.mark.parametrize("step", [SAMPLE, pytest.param(1, marks=pytest.mark.soak)])
+def test_what_is_shipped_passes(step: int) -> None:
+    """As it did when it was built: known instructions, branches to code, no missing wait."""
+    for kernel in some_shipped(step):
+        check_code(kernel)
+
+
+@pytest.mark.parametrize(
+    ("code", "counter"),
+    [
+        ((*LOAD_S4, USE_S4), "kmcnt"),
+        ((*LOAD_S4, WAIT_KM_1, USE_S4), "kmcnt"),
+        ((*LOAD_S4, *LOAD_S4, WAIT_KM), "kmcnt"),
+        ((*STORE_LDS, SIGNAL, BARRIER), "dscnt"),
+    ],
+    ids=["none", "too weak", "two writes", "barrier"],
+)
+def test_a_missing_wait_is_found(code: tuple[int, ...], counter: str) -> None:
+    found = missing_waits(words(*code, S_ENDPGM))
+    assert [missing.counter for missing in found] == [counter]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [(*LOAD_S4, WAIT_KM, USE_S4), (*STORE_LDS, WAIT_DS, SIGNAL, BARRIER)],
+    ids=["load", "barrier"],
+)
+def test_a_wait_that_is_there_is_enough(code: tuple[int, ...]) -> None:
+    assert missing_waits(words(*code, S_ENDPGM)) == []
+
+
+@pytest.mark.parametrize("name", ["add", "rope", "stream_out"])
+def test_taking_away_any_wait_is_noticed(name: str) -> None:
+    """Negative control on compiled code: all but waits for stores, which guard no register."""
+    code = shipped(name).code
+    waits = [i for i in instructions(code) if i.name.startswith("s_wait_")]
+    assert waits
+    unnoticed = []
+    for wait in waits:
+        spoiled = bytearray(code)
+        struct.pack_into("<I", spoiled, wait.address, S_NOP)
+        if not missing_waits(bytes(spoiled)):
+            unnoticed.append(wait.name)
+    assert set(unnoticed) <= {"s_wait_storecnt"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"target": GpuTarget.GFX1100}, "target GFX1100"),
+        ({"code": words(0xBFA00010, S_ENDPGM)}, "leads to 0x44, no code"),
+        ({"code": words(0xBE804700, S_ENDPGM)}, "has no semantics"),
+        ({"code": words(*LOAD_S4, USE_S4, S_ENDPGM)}, "1 waits are missing: s_add_co_u32 at 0x8"),
+    ],
+    ids=["gpu", "branch", "unknown", "wait"],
+)
+def test_refused(change: dict[str, object], problem: str) -> None:
+    with pytest.raises(CodecError, match=problem):
+        check_code(replace(shipped("add"), **change))  # type: ignore[arg-type]
+
+
+def test_vector_register_124_is_no_null() -> None:
+    """Only among scalar registers does the number mean none."""
+    moved = next(instructions(words(0x7E000300 | 124 << 17)))
+    assert moved.name == "v_mov_b32"
+    assert access(moved).writes == {VECTOR_OFFSET + 124}

@@ -1,0 +1,112 @@
+"""Machines without a GPU that can be used: what is missing is said, nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from accel.amd.fake_kernel import KFD, PROPERTIES, RENDER, Behaviour, FakeKernel
+from accel.amd.kernel import LinuxKernel
+from accel.amd.kfd import KfdDevice
+from accel.amd.queue import Queue
+from accel.amd.tier import AmdTier
+from accel.amd.topology import NODES, Gpu
+from contract.errors import OutOfMemory, TierUnavailable
+from harness.tiers import TierOptions, open_tier
+
+MACHINES: dict[str, tuple[Behaviour, str]] = {
+    "no driver": (Behaviour(errors={KFD: errno.ENOENT}), "there is no /dev/kfd; load the amdgpu"),
+    "no right": (Behaviour(errors={KFD: errno.EACCES}), "may not be opened; add yourself to"),
+    "no render node": (Behaviour(errors={RENDER: errno.EACCES}), "renderD128 may not be opened"),
+    "reset": (Behaviour(errors={KFD: errno.EAGAIN}), "is being reset; try again"),
+    "broken": (Behaviour(errors={KFD: errno.EIO}), "/dev/kfd: .* see dmesg"),
+    "old": (Behaviour(version=(1, 3)), "amdkfd speaks 1.3, not 1.6; update the kernel"),
+    "new": (Behaviour(version=(2, 0)), "amdkfd speaks 2.0"),
+    "no node": (Behaviour(errors={NODES: errno.ENOENT}), "there is no AMD GPU"),
+    "other GPU": (
+        Behaviour(properties=PROPERTIES | {"gfx_target_version": 90402}),
+        r"no kernels for gfx1201 \(gfx942\); there are some for gfx1201",
+    ),
+    "small BAR": (Behaviour(public=False), "does not see all memory .* enable resizable BAR"),
+    "no memory": (Behaviour(memory_bytes=1 << 16), "cannot be used: .* free the GPU"),
+    "no queue": (Behaviour(errors={"CREATE_QUEUE": errno.ENOMEM}), "cannot be used"),
+    "no VM": (Behaviour(errors={"ACQUIRE_VM": errno.EBUSY}), "cannot be used"),
+    "no event": (Behaviour(errors={"CREATE_EVENT": errno.ENOSPC}), "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_is_missing_is_said(name: str) -> None:
+    behaviour, problem = MACHINES[name]
+    kernel = FakeKernel(behaviour)
+    with pytest.raises(TierUnavailable, match=problem):
+        AmdTier(kernel=kernel)
+    assert kernel.left_over == []
+
+
+def test_a_device_of_another_name() -> None:
+    with pytest.raises(TierUnavailable, match="no AMD GPU is named 'navi'; GPUs here: gfx1201"):
+        AmdTier("navi", kernel=FakeKernel())
+
+
+def test_this_machine_or_the_simulated_one() -> None:
+    """By name, as the command line asks for it."""
+    with open_tier("t1", TierOptions(device="simulated")) as tier:
+        assert tier.info.device == "gfx1201 (simulated)"
+    try:
+        LinuxKernel().open(KFD)
+    except FileNotFoundError:
+        with pytest.raises(TierUnavailable, match="--device simulated needs no GPU"):
+            open_tier("t1")
+
+
+@pytest.mark.parametrize(
+    ("compute_units", "sizes"),
+    [
+        (64, (0x7000, 0x1D47000, 0x1D57000)),
+        (32, (0x4000, 0xEA4000, 0xEAC000)),
+        (96, (0xA000, 0x2BEA000, 0x2C02000)),
+    ],
+)
+def test_sizes_of_a_queue(compute_units: int, sizes: tuple[int, ...]) -> None:
+    """As the kernel's own table has them; where it states its sizes, those count."""
+    properties = {"simd_count": 2 * compute_units, "simd_per_cu": 2}
+    gpu = Gpu("1", 1, "", properties, 0)
+    assert (gpu.control_stack_bytes, gpu.save_bytes, gpu.save_area_bytes) == sizes
+    stated = Gpu("1", 1, "", properties | {"ctl_stack_size": 4096, "cwsr_size": 8192}, 0)
+    assert (stated.control_stack_bytes, stated.save_bytes) == (4096, 8192)
+
+
+def test_memory_that_does_not_fit_is_named() -> None:
+    kernel = FakeKernel(Behaviour(memory_bytes=1 << 20))
+    device = KfdDevice(kernel, "")
+    kept = device.allocate("first", 1 << 19)
+    with pytest.raises(OutOfMemory, match="second"):
+        device.allocate("second", 1 << 20)
+    kernel.behaviour.errors["ALLOC_MEMORY_OF_GPU"] = errno.ENOMEM
+    with pytest.raises(OutOfMemory, match="third"):
+        device.allocate("third", 1)
+    kernel.behaviour.errors.clear()
+    kernel.behaviour.errors["MAP_MEMORY_TO_GPU"] = errno.EINVAL
+    with pytest.raises(OSError, match="MAP_MEMORY"):
+        device.allocate("fourth", 1)
+    kernel.behaviour.errors.clear()
+    assert device.held == kept.reserved
+    device.close()
+    assert kernel.left_over == []
+
+
+def test_a_ring_is_gone_through_many_times() -> None:
+    """Packets straddle its end; numbers of fences stay in order."""
+    kernel = FakeKernel()
+    device = KfdDevice(kernel, "")
+    queue = Queue(device)
+    calls = kernel.calls.total()
+    for number in range(1, 5000):
+        assert queue.submit([]) == number
+    assert queue.fence == 4999
+    assert kernel.calls.total() == calls
+    queue.close()
+    device.close()
+    assert kernel.left_over == []

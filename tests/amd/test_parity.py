@@ -1,0 +1,67 @@
+"""Cases of the parity suite through packets, command processor and machine code.
+
+A few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for more of each, or for all,
+which takes half an hour.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from accel.amd.fake_kernel import Behaviour, FakeKernel
+from accel.amd.runtime import Choices
+from accel.amd.tier import AmdTier
+from contract.opcodes import Opcode
+from harness.parity import Case, compare
+from tests.kernels.test_parity import ELSEWHERE, chosen
+
+pytestmark = pytest.mark.parity
+
+MOST = os.environ.get("ZINC_RT_PARITY_CASES", "1")
+SLOW = (Opcode.SHARED_EXPERT, Opcode.FLASH_ATTN_BATCHED, Opcode.MOE_GATE_UP, Opcode.MOE_DOWN_ACC)
+"""Of these one storage type is enough for every commit: their kernels are in other opcodes too."""
+
+
+def fast(cases: list[Case]) -> Iterator[Case]:
+    """All, but of slow opcodes a single one."""
+    met = set()
+    for case in cases:
+        if case.opcode in SLOW and MOST == "1" and case.opcode in met:
+            continue
+        met.add(case.opcode)
+        yield case
+
+
+CASES = list(fast(chosen(MOST)))
+SMALL = [case for case in CASES if case.opcode in ELSEWHERE and case.opcode not in SLOW]
+
+
+@pytest.fixture(scope="module")
+def tier() -> Iterator[AmdTier]:
+    """One tier for all its cases, reads of launches being checked."""
+    kernel = FakeKernel(Behaviour(checked=True))
+    with AmdTier(kernel=kernel) as opened:
+        yield opened
+    assert kernel.left_over == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(tier: AmdTier, case: Case) -> None:
+    """Every element of every output and updated operand equals the definition's."""
+    problems = compare(tier, case)
+    assert not problems, "; ".join(f"{name}: {found}" for name, found in problems.items())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", chosen("all"), ids=str)
+def test_all(tier: AmdTier, case: Case) -> None:
+    assert compare(tier, case) == {}
+
+
+def test_integers_in_place_of_division_and_root() -> None:
+    with AmdTier(choices=Choices(native=False), kernel=FakeKernel()) as tier:
+        for case in SMALL[::4]:
+            assert compare(tier, case) == {}, str(case)

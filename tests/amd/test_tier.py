@@ -1,0 +1,143 @@
+"""What goes wrong while a tier runs, and what keeps steps apart."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from accel.amd import launcher, pm4, submissions
+from accel.amd.fake_kernel import Behaviour, FakeKernel
+from accel.amd.self_test import Asked, divides
+from accel.amd.tier import AmdTier
+from accel.amd.topology import PAGE
+from accel.kernels.judging import Found, samples
+from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
+from contract.kernel import encode_kernel
+from contract.opcodes import Opcode
+from harness.parity import all_cases, compare
+from tests.amd.code import shipped
+from tests.amd.conftest import OpenTier
+
+DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM_FUSED_MLP_GATE_UP)
+"""An opcode whose launches read what those before them wrote."""
+
+
+def test_two_launches_that_depend(tier: AmdTier) -> None:
+    """On a GPU that checks what a launch may see."""
+    assert compare(tier, DEPENDENT) == {}
+
+
+@pytest.mark.parametrize("left_out", ["wait_for_launches", "acquire_memory"])
+def test_a_flush_or_an_acquire_that_is_missing_is_noticed(
+    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch, left_out: str
+) -> None:
+    """Negative control: the packet is left out between the launches of a step."""
+    tier = open_amd(FakeKernel(Behaviour(checked=True)), native=True)
+    monkeypatch.setattr(launcher.pm4, left_out, lambda *_: [])
+    with pytest.raises(DeviceLost, match=r"launch \d .*reads what launch"):
+        compare(tier, DEPENDENT)
+
+
+def test_a_cut_buffer_is_noticed(open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the last word of a step is not sent."""
+    tier = open_amd()
+    whole = pm4.indirect_buffer
+    monkeypatch.setattr(submissions.pm4, "indirect_buffer", lambda at, n: whole(at, n - 1))
+    with pytest.raises(DeviceLost, match="past the end of its buffer"):
+        compare(tier, DEPENDENT)
+
+
+def test_a_queue_that_hangs_is_given_up(
+    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step waits for memory that nobody writes; the tier is lost from then on, and its queue
+    is taken from it."""
+    kernel = FakeKernel()
+    tier = open_amd(kernel)
+    fence = tier._runtime.queue.fence_address + 64
+    whole = pm4.indirect_buffer
+
+    def hanging(address: int, words: int) -> pm4.Words:
+        return [*pm4.wait_memory(fence, 1), *whole(address, words)]
+
+    monkeypatch.setattr(submissions.pm4, "indirect_buffer", hanging)
+    wait = AmdTier.wait
+    monkeypatch.setattr(AmdTier, "wait", lambda self, fence, timeout=None: wait(self, fence, 0.05))
+    with pytest.raises(DeviceLost, match=r"did not end within 0\.05 s"):
+        compare(tier, DEPENDENT)
+    assert kernel.calls["DESTROY_QUEUE"] == 1
+    with pytest.raises(DeviceLost, match="did not end"):
+        compare(tier, DEPENDENT)
+
+
+def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:
+    """And the tier goes on."""
+    tier = open_amd()
+    device = tier._device
+    capacity, device.capacity = device.capacity, device.held + PAGE
+    with pytest.raises(OutOfMemory, match="out of memory for"):
+        compare(tier, DEPENDENT)
+    device.capacity = capacity
+    assert compare(tier, DEPENDENT) == {}
+
+
+def test_a_kernel_file_is_looked_at(open_amd: OpenTier) -> None:
+    """A digest that does not fit, and a wait that was taken out, and a good one."""
+    tier = open_amd()
+    blob = encode_kernel(shipped("rope"))
+    assert tier.load_kernel(blob).header.name == "rope"
+    with pytest.raises(CodecError, match="does not match the contents"):
+        tier.load_kernel(blob[:-1] + b"?")
+
+
+def test_a_damaged_installation_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr("accel.amd.program.FOLDER", tmp_path)
+    kernel = FakeKernel()
+    with pytest.raises(TierUnavailable, match="install zinc-rt again"):
+        AmdTier(kernel=kernel)
+    assert kernel.left_over == []
+
+
+class Answering(Asked):
+    """A GPU that gets ``wrong`` wrong by itself, and in integers as well if ``always``."""
+
+    wrong = ""
+    always = False
+
+    def answer(self, native: bool) -> Found:
+        found = {key: value.copy() for key, value in samples().expected.items()}
+        if native or self.always:
+            found[self.wrong].view(np.int32)[0] ^= 1
+        return found
+
+
+@pytest.mark.parametrize("wrong", ["divide", "root"])
+def test_what_the_gpu_gets_wrong_integers_do(tier: AmdTier, wrong: str) -> None:
+    runtime = tier._runtime
+    asked = Answering(runtime.device, runtime.queue, runtime.modules)
+    Answering.wrong, Answering.always = wrong, False
+    assert not divides(asked)
+    Answering.always = True
+    with pytest.raises(TierUnavailable, match=f"does not compute exactly: {wrong}"):
+        divides(asked)
+
+
+def test_what_has_no_remedy_refuses_the_gpu(tier: AmdTier) -> None:
+    runtime = tier._runtime
+    Answering.wrong, Answering.always = "contraction", False
+    with pytest.raises(TierUnavailable, match="does not compute exactly: contraction"):
+        divides(Answering(runtime.device, runtime.queue, runtime.modules))
+
+
+def test_an_error_of_the_system_is_the_contracts(open_amd: OpenTier) -> None:
+    kernel = FakeKernel()
+    tier = open_amd(kernel)
+    kernel.behaviour.errors["MAP_MEMORY_TO_GPU"] = errno.EINVAL
+    with pytest.raises(Exception, match="MAP_MEMORY_TO_GPU") as caught:
+        compare(tier, DEPENDENT)
+    assert type(caught.value).__module__ == "contract.errors"
+    kernel.behaviour.errors.clear()
