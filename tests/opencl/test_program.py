@@ -212,6 +212,40 @@ def test_kernels_read_packets_by_name_alone() -> None:
     assert "packet->operand[3]" in packet_accessors([TABLE["matmul"]])
 
 
+def _kernels_with_assembly(text: str) -> list[str]:
+    """Kernels that have assembly, in their text or in that of functions inlined into them."""
+    for not_read in (
+        r"#ifdef __NV_CL_C_VERSION\n.*?\n#(?:else|endif)\n",
+        r"__attribute__\(\(.*?\)\) ",
+    ):
+        text = re.sub(not_read, "", text, flags=re.DOTALL)
+    function = re.compile(
+        r"^(\w[^;{}#()]*?(\w+)\([^;{}()]*\)) \{\n(.*?)^\}", re.DOTALL | re.MULTILINE
+    )
+    functions = function.findall(text)
+    assert sum(body.count("__asm__") for *_, body in functions) == text.count("__asm__") > 0
+    holders = {"__asm__"}
+    while True:
+        uses = re.compile(rf"\b(?:{'|'.join(holders)})\b")
+        found = {
+            name for head, name, body in functions if "OUTLINED" not in head and uses.search(body)
+        }
+        if found <= holders:
+            return sorted(
+                name for head, name, _ in functions if "__kernel" in head and name in found
+            )
+        holders |= found
+
+
+def test_no_kernel_holds_assembly() -> None:
+    """PoCL 4 to 6 abort on it; what executes assembly is a function that is not inlined."""
+    text = source_of(step_files())
+    assert _kernels_with_assembly(text) == []
+    for head in ("bool meet(", "ulong cycles("):
+        inlined = text.replace(f"OUTLINED {head}", f"static inline {head}")
+        assert _kernels_with_assembly(inlined) == ["run_packets"]
+
+
 def test_names_of_an_op_are_distinct() -> None:
     """Operands, their strides, sizes and reals are members of one structure."""
     for op in TABLE.values():

@@ -52,6 +52,9 @@ static inline void fence_device(void) {
 }
 
 #if SLEEPS
+// PoCL 4 to 6 take assembly in a kernel for an allocation of group memory and abort: what executes
+// any is in functions that are OUTLINED.
+
 // A worker is a thread of this Linux process. One that spins, or gives its core away without
 // sleeping, is charged a time slice for each wait; one that slept is run again at once.
 #define FUTEX_WAIT_PRIVATE 128
@@ -63,7 +66,7 @@ static inline void fence_device(void) {
 #define SPIN_CYCLES 50000           // about what falling asleep and waking up costs
 #define SPIN_SHARE 2                // of the time of the work before; others may have more of it
 
-static inline ulong cycles(void) {
+OUTLINED ulong cycles(void) {
     uint low, high;
     __asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
     return (ulong)high << 32 | low;
@@ -90,7 +93,7 @@ static inline bool arrive_soon(volatile GLOBAL uint *meeting, uint target, ulong
 }
 
 // Waits until `target` arrivals were counted; false when another worker gave up or this one did.
-static bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit, ulong *met) {
+OUTLINED bool meet(volatile GLOBAL uint *meeting, uint target, uint spin_limit, ulong *met) {
     const long timeout[2] = {0, SLEEP_NANOSECONDS};
     fence_device();
     if (atomic_inc(meeting + ARRIVED) + 1 == target) {
