@@ -177,7 +177,7 @@ def times_power(a: Array, power: Array) -> Array:
 
 def larger(a: Array, b: Array) -> Array:
     """maximumNumber of IEEE 754: a number before NaN, +0 above -0."""
-    return np.where((a == 0) & (b == 0), a + b, np.fmax(a, b))
+    return np.where((a == 0) & (b == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
 def smaller(a: Array, b: Array) -> Array:

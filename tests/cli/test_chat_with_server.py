@@ -16,6 +16,7 @@ from harness.generate import SessionOptions
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
+from reference.engine import Engine
 from tests.cli.conftest import zinc_process
 from tests.cli.terminal import PATIENCE_SECONDS, terminal
 
@@ -41,8 +42,18 @@ def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path
     assert remote.err.count(f"tiny at {server.url}") == 4
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(server: Running) -> None:
-    """The server hears of it: its slot is free again."""
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server hears of it: its slot is free again. Its steps are slow, so that an answer has not
+    ended before somebody can stop it."""
+    step = Engine.step
+
+    def slow(engine: Engine) -> object:
+        time.sleep(0.02)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
     words = ("chat", "--server", server.url, "--max-tokens", 900)
     with terminal(*words) as user:
         user.wait_for(">>> ")
@@ -57,6 +68,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: Running) -> None:
         user.type("x" * 2000 + "\n")
         user.wait_for("error: prompt")
         user.wait_for("/reset forgets")
+        user.wait_for(">>> ", 3)
         user.type("\x04")
         assert user.process.wait(PATIENCE_SECONDS) == 0
 

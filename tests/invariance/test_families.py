@@ -50,7 +50,7 @@ FEW = settings(PROOF, max_examples=3)
 
 
 ON_EVERY_TIER = ("qwen3moe", "qwen35", "qwen3next", "gemma4-shared-kv")
-ON_VULKAN = ("llama-8-experts", "qwen35")
+ON_VULKAN = ("qwen35",)
 """A processor that plays a graphics card takes long for each."""
 RUNS = [
     (model, tier)

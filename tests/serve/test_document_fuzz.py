@@ -21,7 +21,7 @@ from harness.serve.run import Running
 from tests.serve.conftest import Serve
 
 KEY = new_key()
-EXAMPLES = 12
+EXAMPLES = 6
 SOAK_EXAMPLES = 2000
 MOST_TOKENS = 4
 TOKEN_LIMITS = {

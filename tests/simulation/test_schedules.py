@@ -19,7 +19,7 @@ from harness.simulation.shrink import shrink
 from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = min(2, os.cpu_count() or 1)
-PART = 1000
+PART = 500
 """Schedules of one test."""
 RARE = (
     "cancels",
