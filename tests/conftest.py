@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,18 @@ from reference.model.open import Model, open_model
 from tests.needs import missing
 
 SyntheticModel = Callable[..., Path]
-DEVICE_TIERS = ("cuda", "t1")
+DEVICE_TIERS = ("cuda", "t1", "t2")
 """Tiers that run on no machine without a device of their own."""
 
 # A busy machine makes no property false.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
+    it, and so would they."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,9 +59,17 @@ CHROMIUM_FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """One headless Chromium: Playwright allows a process only one of itself."""
+@pytest.fixture(scope="module", autouse=True)
+def no_event_loop() -> None:
+    """No earlier module left an event loop running: every coroutine after it would be refused."""
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()
+
+
+@pytest.fixture(scope="module")
+def browser(no_event_loop: None) -> Iterator[Any]:
+    """One headless Chromium, closed after the module: Playwright allows a process only one of
+    itself, and its event loop is that of the main thread as long as it is open."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium")
@@ -84,8 +100,13 @@ def default_model(default_model_path: Path) -> Model:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of built OpenCL programs: one for all tests, since building takes long."""
-    return tmp_path_factory.mktemp("kernels")
+    """The folder of built programs: one for all tests and the processes that share them, since
+    building takes long."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "kernels").mkdir(exist_ok=True)
+    return folder / "kernels"
 
 
 @pytest.fixture(scope="session")
