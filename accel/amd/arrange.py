@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.kfd import Allocation
+from accel.amd.device import Allocation
 from accel.amd.launcher import MOST_GROUPS, launch_alone
 from accel.amd.runtime import Runtime
 from accel.kernels.source import Module

@@ -18,8 +18,9 @@ from accel.kernels.stored import refresh
 from contract.kernel import KernelHeader, encode_kernel
 
 COMPILER = "clang-19"
+TARGET = ("-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1201")
 OPTIONS = (
-    *("-x", "cl", "-cl-std=CL2.0", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1201"),
+    *("-x", "cl", "-cl-std=CL2.0", *TARGET),
     *("-O2", "-mcumode", "-nogpulib", "-ffp-contract=off"),
     "-cl-fp32-correctly-rounded-divide-sqrt",
     # Dual issue and hints for the scheduler are worth nothing that was measured.
@@ -77,23 +78,32 @@ def compiler_version() -> str:
 
 def compiled(text: str, more: Sequence[str] = ()) -> bytes:
     """The code object clang makes of OpenCL C. Raises CompileError with its log."""
+    return _object(text, (*OPTIONS, *more))
+
+
+def assembled(text: str) -> bytes:
+    """The code object clang makes of assembly. Raises CompileError with its log."""
+    return _object(text, ("-x", "assembler", *TARGET))
+
+
+def _object(text: str, options: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "kernel.cl"), Path(folder, "kernel.elf")
+        source, target = Path(folder, "kernel"), Path(folder, "kernel.elf")
         source.write_text(text)
-        command = [COMPILER, *OPTIONS, *more, str(source), "-o", str(target)]
+        command = [COMPILER, *options, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CompileError(done.stderr.strip())
         return target.read_bytes()
 
 
-def kernel_made(build: Build) -> KernelHeader:
-    """The kernel, not checked yet. Raises CompileError, and CodecError for code that wants what a
-    launch does not give it."""
+def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
+    """The kernel, not checked yet; ``text`` instead of the module's own. Raises CompileError, and
+    CodecError for code that wants what a launch does not give it."""
     module = build.module
     try:
         for more in WITHOUT_SCRATCH:
-            code = read_code_object(compiled(build.text, more))
+            code = read_code_object(compiled(text or build.text, more))
             if not uses_scratch(code, module.entry):
                 break
     except CompileError as error:

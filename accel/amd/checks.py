@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from accel.amd.blocks import blocks_of
-from accel.amd.isa import instructions
+from accel.amd.code_object import LDS_GRANULE, LDS_SIZE_SHIFT, VGPR_GRANULE
+from accel.amd.isa import Instruction, instructions
+from accel.amd.semantics import VECTOR_OFFSET, access
 from accel.amd.translate import block_function
 from accel.amd.waits import missing_waits
 from contract.errors import CodecError
@@ -26,8 +30,27 @@ def check_code(kernel: KernelHeader) -> None:
         raise CodecError(f"{kernel.name}: {error}") from None
 
 
+def _check_registers(kernel: KernelHeader, listed: Sequence[Instruction]) -> None:
+    """What the header says, what the launch registers say and what the code uses must agree."""
+    granted = ((kernel.rsrc1 & 63) + 1) * VGPR_GRANULE
+    if kernel.vgpr_count != granted:
+        raise CodecError(f"{kernel.vgpr_count} vector registers, RSRC1 says {granted}")
+    granules = -(-kernel.lds_bytes // LDS_GRANULE)
+    if (said := kernel.rsrc2 >> LDS_SIZE_SHIFT & 0x1FF) != granules:
+        raise CodecError(
+            f"{kernel.lds_bytes} bytes of group memory, RSRC2 says {said * LDS_GRANULE}"
+        )
+    for instruction in listed:
+        found = access(instruction)
+        most = max(found.reads | found.writes, default=0) - VECTOR_OFFSET
+        if most >= granted:
+            raise CodecError(f"{instruction.name} uses v{most}, beyond {granted} registers")
+
+
 def _check(kernel: KernelHeader) -> None:
-    addresses = {instruction.address for instruction in instructions(kernel.code)}
+    listed = list(instructions(kernel.code))
+    addresses = {instruction.address for instruction in listed}
+    _check_registers(kernel, listed)
     blocks = blocks_of(kernel.code)
     for block in blocks.values():
         for address in block.successors:

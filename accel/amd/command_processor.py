@@ -37,47 +37,96 @@ class _Stalled(Exception):
 
 
 @dataclass(slots=True)
+class _Buffer:
+    """Words that are gone through, and how far."""
+
+    words: Sequence[int]
+    place: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more."""
+        return self.place >= len(self.words)
+
+
+@dataclass(slots=True)
 class CommandProcessor:
     """One compute queue's. ``interrupt`` is called with the context of a RELEASE_MEM that wants
-    one. ``coherence`` has reads checked. ``launches`` and ``instructions`` count what ran."""
+    one. ``coherence`` has reads checked. ``buffer_flags`` are those INDIRECT_BUFFER has to have,
+    ``signal`` is told of PROTECTED_FENCE_SIGNAL, which only user queues take. ``launches`` and
+    ``instructions`` count what ran."""
 
     memory: MemoryView
     interrupt: Callable[[int], None]
     coherence: Coherence | None = None
     has_eop_buffer: bool = True
+    buffer_flags: int = pm4.IB_VALID
+    signal: Callable[[], None] | None = None
     launches: int = 0
     instructions: int = 0
     _registers: dict[int, int] = field(default_factory=dict)
+    _inner: _Buffer | None = None
 
-    def run(self, words: Sequence[int]) -> int:
-        """Packets of a ring in order; the words they took, fewer than all if one of them waits.
+    @property
+    def inside(self) -> bool:
+        """Whether an indirect buffer was begun and not ended."""
+        return self._inner is not None
+
+    def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
+        """Packets of a ring in order; the words they took, fewer than all if one of them waits or
+        ``most_packets`` were done. What an indirect buffer has left comes first.
 
         Raises GpuFault.
         """
-        return self._run(words, nested=False)
+        ring = _Buffer(words)
+        done = 0
+        while most_packets is None or done < most_packets:
+            if self._inner is not None:
+                self._next(self._inner)
+                if self._inner.ended:
+                    self._inner = None
+            elif ring.ended:
+                break
+            else:
+                try:
+                    self._next(ring)
+                except _Stalled:
+                    break
+            done += 1
+        return ring.place
 
-    def _run(self, words: Sequence[int], nested: bool) -> int:
-        place = 0
-        while place < len(words):
-            header = words[place]
-            count = header >> 16 & 0x3FFF
-            opcode = header >> 8 & 0xFF
-            if header >> 30 != 3:
-                raise GpuFault(f"packet {header:#010x} is not of type 3")
-            if header == pm4.PADDING:
-                place += 1
-                continue
-            body = words[place + 1 : place + 2 + count]
-            if len(body) <= count:
-                raise GpuFault(f"packet {header:#010x} goes past the end of its buffer")
-            try:
-                self._packet(self._known(opcode, count), list(body), nested)
-            except _Stalled:
-                if nested:
-                    raise GpuFault("a wait inside an indirect buffer is not met") from None
-                return place
-            place += 2 + count
-        return place
+    def _next(self, buffer: _Buffer) -> None:
+        """One packet."""
+        header = buffer.words[buffer.place]
+        if header == pm4.PADDING:
+            buffer.place += 1
+            return
+        count = header >> 16 & 0x3FFF
+        body = buffer.words[buffer.place + 1 : self._end(buffer.words, buffer.place)]
+        opcode = self._known(header >> 8 & 0xFF, count)
+        left_out = self._packet(opcode, list(body), buffer is self._inner)
+        buffer.place += 2 + count
+        if left_out:
+            buffer.place = self._behind(buffer, left_out)
+
+    def _end(self, words: Sequence[int], place: int) -> int:
+        """Where the packet at ``place`` ends."""
+        header = words[place]
+        if header >> 30 != 3:
+            raise GpuFault(f"packet {header:#010x} is not of type 3")
+        end = place + 1 if header == pm4.PADDING else place + 2 + (header >> 16 & 0x3FFF)
+        if end > len(words):
+            raise GpuFault(f"packet {header:#010x} goes past the end of its buffer")
+        return end
+
+    def _behind(self, buffer: _Buffer, left_out: int) -> int:
+        """The place behind packets that are left out, which end where COND_EXEC says."""
+        place, end = buffer.place, buffer.place + left_out
+        while place < min(end, len(buffer.words)):
+            place = self._end(buffer.words, place)
+        if place != end:
+            raise GpuFault(f"COND_EXEC leaves out {left_out} words, in the midst of a packet")
+        return end
 
     def _known(self, opcode: int, count: int) -> Opcode:
         try:
@@ -88,7 +137,10 @@ class CommandProcessor:
             raise GpuFault(f"{known.name} has a count of {count}, not {COUNTS[known]}")
         return known
 
-    def _packet(self, opcode: Opcode, body: list[int], nested: bool) -> None:
+    def _packet(self, opcode: Opcode, body: list[int], nested: bool) -> int:
+        """Do what it says; how many words behind it are to be left out."""
+        if opcode is Opcode.COND_EXEC:
+            return self._conditional(body)
         if opcode is Opcode.SET_SH_REG:
             self._set(body[0], body[1:])
         elif opcode is Opcode.DISPATCH_DIRECT:
@@ -105,7 +157,20 @@ class CommandProcessor:
         elif opcode is Opcode.INDIRECT_BUFFER:
             self._indirect(body, nested)
         elif opcode is Opcode.WAIT_REG_MEM:
-            self._wait(body)
+            self._wait(body, nested)
+        elif opcode is Opcode.PROTECTED_FENCE_SIGNAL:
+            if self.signal is None or body != [0]:
+                raise GpuFault("PROTECTED_FENCE_SIGNAL belongs to user queues")
+            self.signal()
+        return 0
+
+    def _conditional(self, body: list[int]) -> int:
+        low, high, policy, words = body
+        address = low | high << 32
+        if address % 4 or policy or not 0 < words <= pm4.MOST_CONDITIONAL_WORDS:
+            raise GpuFault(f"COND_EXEC {address:#x}, {policy}, {words} words")
+        value = self.memory.bytes_at(address, 4, "COND_EXEC").view(np.uint32)[0]
+        return 0 if value else words
 
     def _set(self, first: int, values: list[int]) -> None:
         if first >> 16 or first + len(values) > pm4.SH_REGISTERS or not values:
@@ -146,13 +211,15 @@ class CommandProcessor:
         address, words = body[0] | body[1] << 32, body[2] & pm4.MOST_IB_WORDS
         if nested:
             raise GpuFault("an indirect buffer inside an indirect buffer")
-        if not body[2] & pm4.IB_VALID or address % 4 or not words:
+        if body[2] & ~pm4.MOST_IB_WORDS != self.buffer_flags or address % 4 or not words:
             raise GpuFault(f"INDIRECT_BUFFER {address:#x}, control {body[2]:#x}, is not valid")
         data = self.memory.bytes_at(address, 4 * words, "INDIRECT_BUFFER")
-        self._run(data.view(np.uint32).tolist(), nested=True)
+        self._inner = _Buffer(data.view(np.uint32).tolist())
 
-    def _wait(self, body: list[int]) -> None:
+    def _wait(self, body: list[int], nested: bool) -> None:
         control, low, high, reference, mask, _ = body
+        if nested:
+            raise GpuFault("WAIT_REG_MEM inside an indirect buffer")
         if control != pm4.WAIT_MEMORY | pm4.WAIT_AT_LEAST:
             raise GpuFault(f"WAIT_REG_MEM {control:#x} is not supported")
         value = self.memory.bytes_at(low | high << 32, 4, "WAIT_REG_MEM").view(np.uint32)[0]
@@ -172,7 +239,8 @@ class CommandProcessor:
         try:
             self.instructions += run_launch(self.memory, launch, x, self.coherence)
         except GpuFault as fault:
-            raise GpuFault(f"launch {self.launches} ({launch.program.name}): {fault}") from None
+            where = f"launch {self.launches} ({launch.program.name})"
+            raise GpuFault(f"{where}: {fault}", fault.address) from None
 
     def _value(self, register: int) -> int:
         if register not in self._registers:

@@ -1,4 +1,4 @@
-"""A GPU that is not there: memory, queues and interrupts as amdkfd's user sees them."""
+"""A GPU that is not there: memory, queues and interrupts as its drivers' users see them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from accel.amd.kernel import MAP_NORESERVE, Bytes
 from accel.amd.memory_view import PAGE, GpuFault, MemoryView
 
 MADV_DONTNEED = 4
+BASE = 0x7F00_0000_0000
+"""The first address there is: the same in every process, so that streams of packets are."""
 
 
 class AddressSpace:
-    """A range of this process' memory whose pages come into being when they are touched: what host
-    and GPU address alike."""
+    """A range of memory whose pages come into being when they are touched: what host and GPU
+    address alike."""
 
     def __init__(self, nbytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self._map = mmap.mmap(-1, nbytes, flags=flags)
         data = np.frombuffer(self._map, np.uint8)
-        self.view = MemoryView(data, int(data.ctypes.data))
+        self.view = MemoryView(data, BASE)
         self._holes: list[tuple[int, int]] = [(PAGE, nbytes)]
 
     def reserve(self, nbytes: int) -> int:
@@ -61,29 +63,37 @@ class AddressSpace:
 
 @dataclass(slots=True)
 class FakeQueue:
-    """A compute queue: a ring of words, pointers that count words, a doorbell."""
+    """A compute queue: a ring of words, pointers that count words, a doorbell. ``signalled`` is
+    how far the driver's own fence says it was read."""
 
     number: int
+    doorbell: NDArray[np.uint64]
     ring: NDArray[np.uint32]
     write_pointer: NDArray[np.uint64]
     read_pointer: NDArray[np.uint32]
     processor: CommandProcessor
     fault: GpuFault | None = None
     done: int = 0
+    signalled: int = 0
 
-    def work(self, told: int) -> None:
-        """Go through what the ring has up to ``told``, as the doorbell says."""
-        if self.fault is not None or told == self.done:
+    def work(self, most_packets: int | None) -> None:
+        """Go through what the ring has up to where the doorbell says, or ``most_packets`` of it."""
+        told = int(self.doorbell[0])
+        if self.fault is not None or (told == self.done and not self.processor.inside):
             return
         size = len(self.ring)
         try:
             if not self.done <= told <= self.done + size or told > int(self.write_pointer[0]):
                 raise GpuFault(f"doorbell {told}, ring of {size} words at {self.done}")
             places = np.arange(self.done, told) % size
-            self.done += self.processor.run(self.ring[places].tolist())
+            self.done += self.processor.run(self.ring[places].tolist(), most_packets)
         except GpuFault as fault:
             self.fault = fault
         self.read_pointer[0] = self.done % size
+
+    def signal(self) -> None:
+        """PROTECTED_FENCE_SIGNAL was met."""
+        self.signalled = int(self.doorbell[0])
 
 
 @dataclass(slots=True)
@@ -95,8 +105,20 @@ class FakeGpu:
     queues: dict[int, FakeQueue] = field(default_factory=dict)
     interrupts: list[int] = field(default_factory=list)
 
-    def processor(self, has_eop_buffer: bool) -> CommandProcessor:
-        """For a new queue."""
+    def add(
+        self, number: int, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
+    ) -> FakeQueue:
+        """A new queue, whose pointers are at those addresses."""
         words = len(self.space.view.words)
         coherence = Coherence(words) if self.checked else None
-        return CommandProcessor(self.space.view, self.interrupts.append, coherence, has_eop_buffer)
+        processor = CommandProcessor(self.space.view, self.interrupts.append, coherence)
+        queue = FakeQueue(
+            number,
+            doorbell,
+            ring.view(np.uint32),
+            self.space.host(write, 8).view(np.uint64),
+            self.space.host(read, 4).view(np.uint32),
+            processor,
+        )
+        self.queues[number] = queue
+        return queue

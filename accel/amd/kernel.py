@@ -22,11 +22,15 @@ PROT_NONE, PROT_READ_WRITE = 0, 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
 MAP_ANONYMOUS, MAP_NORESERVE = 0x20, 0x4000
 
+_kept: dict[str, int] = {}
+
 
 class Kernel(Protocol):
     """What a tier needs. Every function raises OSError as the system call would."""
 
     simulated: bool
+    kept: dict[str, int]
+    """Files by their paths that stay open as long as the process runs."""
 
     def open(self, path: str) -> int:
         """A file opened to read and write, closed in programs this one starts."""
@@ -69,6 +73,9 @@ class LinuxKernel:
     """The system this process runs on."""
 
     simulated = False
+
+    def __init__(self) -> None:
+        self.kept = _kept
 
     def open(self, path: str) -> int:
         """See ``Kernel``."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.amd import pm4
-from accel.amd.kfd import KfdDevice
+from accel.amd.device import Device
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.kernels.source import module_of
@@ -22,6 +22,9 @@ ARGUMENTS = np.dtype(
 """What ``KERNEL`` of ``kernels/amd.h`` is given."""
 ALONE_SECONDS = 600.0
 """Longest a launch outside of a step may take."""
+GUARDED_LEVELS = 8
+"""Between two looks at the word that cancels, about a layer: each look is a read over the bus."""
+GUARDED_WORDS = pm4.MOST_CONDITIONAL_WORDS // 2
 MOST_GROUPS = 4096
 """Work-groups of a launch: more than any GPU runs at a time."""
 
@@ -56,16 +59,19 @@ def launches_of(
 
 class Recording:
     """A form's launches with a place for the inputs of one step. ``number`` is the last submission
-    of it. Memory: arguments, inputs, indirect buffer, one behind the other."""
+    of it, ``go`` the address of a word: once that is 0 the launches not begun are left out.
+    Memory: arguments, inputs, indirect buffer, one behind the other."""
 
     def __init__(
         self,
-        device: KfdDevice,
+        device: Device,
         name: str,
         launches: Sequence[PlannedLaunch],
         packets: int,
         input_bytes: int,
+        go: int,
     ) -> None:
+        self._go = go
         self._launches = launches
         self._packets = packets
         self._inputs_at = aligned(len(launches) * ARGUMENTS.itemsize)
@@ -99,12 +105,20 @@ class Recording:
         # The step before reads its inputs, and what is shared, until it has ended.
         writer.put(pm4.wait_for_launches())
         writer.put(pm4.acquire_memory())
+        first, levels = len(writer.words), 0
         for n, launch in enumerate(self._launches):
-            if launch.wait and n:
+            waits = launch.wait and n > 0
+            levels += waits
+            if (waits and levels % GUARDED_LEVELS == 0) or len(
+                writer.words
+            ) > first + GUARDED_WORDS:
+                first = writer.guard(first, self._go)
+            if waits:
                 writer.put(pm4.wait_for_launches())
                 writer.put(pm4.acquire_memory(pm4.ACQUIRE_LEVEL))
             place = arguments + n * ARGUMENTS.itemsize
             writer.dispatch(dispatch_of(launch.kernel, place, launch.groups))
+        writer.guard(first, self._go)
         return writer.words
 
 
@@ -117,7 +131,7 @@ def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispat
 
 
 def launch_alone(
-    device: KfdDevice,
+    device: Device,
     queue: Queue,
     kernel: LoadedKernel,
     operands: Sequence[int],

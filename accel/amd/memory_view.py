@@ -15,8 +15,12 @@ Array = NDArray[Any]
 
 
 class GpuFault(TierError):
-    """What a GPU would answer with an interrupt: an address that is not mapped, code that cannot
-    be executed, a launch that cannot be."""
+    """What a GPU would answer with an interrupt: an ``address`` that is not mapped, code that
+    cannot be executed, a launch that cannot be."""
+
+    def __init__(self, problem: str, address: int = 0) -> None:
+        super().__init__(problem)
+        self.address = address
 
 
 class MemoryView:
@@ -45,7 +49,7 @@ class MemoryView:
         first = address - self.base
         pages = self.pages[first // PAGE : (first + nbytes - 1) // PAGE + 1]
         if first < PAGE or first + nbytes > self.data.nbytes or not pages.all():
-            raise GpuFault(f"{what}: {nbytes} bytes at {address:#x} are not mapped")
+            raise GpuFault(f"{what}: {nbytes} bytes at {address:#x} are not mapped", address)
         return self.data[first : first + nbytes]
 
     def offsets(self, addresses: Array, nbytes: int, taking_part: Array | None) -> Array:
@@ -73,4 +77,5 @@ class MemoryView:
         good = inside & self.pages[ends[0] // PAGE] & self.pages[ends[1] // PAGE]
         if not good.all():
             wrong = int(places[~good].flat[0]) + self.base
-            raise GpuFault(f"address {wrong & (1 << 64) - 1:#x} is not mapped")
+            address = wrong & (1 << 64) - 1
+            raise GpuFault(f"address {address:#x} is not mapped", address)

@@ -19,22 +19,26 @@ class Opcode(IntEnum):
 
     NOP = 0x10
     DISPATCH_DIRECT = 0x15
+    COND_EXEC = 0x22
     WAIT_REG_MEM = 0x3C
     INDIRECT_BUFFER = 0x3F
     EVENT_WRITE = 0x46
     RELEASE_MEM = 0x49
     ACQUIRE_MEM = 0x58
     SET_SH_REG = 0x76
+    PROTECTED_FENCE_SIGNAL = 0xD0
 
 
 COUNTS: Mapping[Opcode, int] = MappingProxyType(
     {
         Opcode.DISPATCH_DIRECT: 3,
+        Opcode.COND_EXEC: 3,
         Opcode.WAIT_REG_MEM: 5,
         Opcode.INDIRECT_BUFFER: 2,
         Opcode.EVENT_WRITE: 0,
         Opcode.RELEASE_MEM: 6,
         Opcode.ACQUIRE_MEM: 6,
+        Opcode.PROTECTED_FENCE_SIGNAL: 0,
     }
 )
 """The count field, one less than the words behind the header; of the others it is free."""
@@ -85,6 +89,7 @@ DATA_64, INTERRUPT_CONFIRMED = 2 << 29, 2 << 24
 WAIT_MEMORY, WAIT_AT_LEAST = 1 << 4, 5
 IB_VALID, IB_INHERIT_COMPUTE = 1 << 23, 1 << 30
 MOST_IB_WORDS = (1 << 20) - 1
+MOST_CONDITIONAL_WORDS = (1 << 14) - 1
 
 
 def packet(opcode: Opcode, *body: int) -> Words:
@@ -135,6 +140,17 @@ def indirect_buffer(address: int, words: int, flags: int = IB_VALID) -> Words:
     return packet(Opcode.INDIRECT_BUFFER, *low_high(address), words | flags)
 
 
+def conditional(address: int, words: int) -> Words:
+    """Leave out the ``words`` words behind this while the 32 bits at ``address`` are 0."""
+    assert 0 < words <= MOST_CONDITIONAL_WORDS
+    return packet(Opcode.COND_EXEC, *low_high(address), 0, words)
+
+
+def signal_driver() -> Words:
+    """Of a user queue: tell the driver's own fence how far the ring was read."""
+    return packet(Opcode.PROTECTED_FENCE_SIGNAL, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """A launch: where code and arguments lie, registers, items of a group, groups."""
@@ -169,6 +185,14 @@ class Writer:
         self._set(Register.USER_DATA_0, *low_high(launch.arguments))
         self._set(Register.START_X, 0, 0, 0, launch.items, 1, 1)
         self.put(packet(Opcode.DISPATCH_DIRECT, launch.groups, 1, 1, WAVE32))
+
+    def guard(self, first: int, address: int) -> int:
+        """Have the words from place ``first`` on left out while the 32 bits at ``address`` are 0;
+        the place behind them."""
+        if first == len(self.words):
+            return first
+        self.words[first:first] = conditional(address, len(self.words) - first)
+        return len(self.words)
 
     def _set(self, first: int, *values: int) -> None:
         if any(self._registers.get(first + n) != value for n, value in enumerate(values)):

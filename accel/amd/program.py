@@ -8,7 +8,7 @@ import numpy as np
 
 from accel.amd.build import FOLDER, file_name
 from accel.amd.command_processor import CODE_END
-from accel.amd.kfd import TIER, Allocation, KfdDevice
+from accel.amd.device import Allocation, Device
 from accel.kernels.source import Module
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
@@ -29,7 +29,7 @@ class LoadedKernel:
 class Modules:
     """The modules of one device; ``native`` says whether it divides and takes roots itself."""
 
-    device: KfdDevice
+    device: Device
     native: bool = True
     _loaded: dict[str, LoadedKernel] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Modules:
                 header = checked(decode_kernel((FOLDER / f"{name}.zrt").read_bytes()))
             except (OSError, CodecError) as error:
                 reason = f"the kernel {name} of this installation: {error}"
-                raise TierUnavailable(TIER, reason, "install zinc-rt again") from None
+                raise TierUnavailable(self.device.tier, reason, "install zinc-rt again") from None
             self._loaded[name] = self.load(header)
         return self._loaded[name]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from accel.amd import pm4, uapi
-from accel.amd.kfd import DOORBELL_BYTES, Allocation, KfdDevice
-from accel.amd.topology import EOP_BYTES, PAGE, Gpu
+from accel.amd import pm4
+from accel.amd.device import Allocation, Device, QueueMemory
+from accel.amd.topology import PAGE
 from accel.packets.under_way import POLL_SECONDS
 from contract.errors import DeviceLost
 
@@ -19,31 +19,49 @@ RING_BYTES = 64 << 10
 ASKING_SECONDS = 0.02
 """Between two questions whether the GPU met a fault, while a fence is waited for."""
 FULL_RING_SECONDS = 600.0
-FAULT_EVENTS = (uapi.EVENT_MEMORY, uapi.EVENT_HW_EXCEPTION)
+GRACE_SECONDS = 1.0
+"""For a queue that was told to leave out what it has not begun."""
+GO_AT = 64
+"""Of the page of the fence: the word that packets look at, 0 to leave out what follows."""
+
+
+class Observer(Protocol):
+    """Who is told of every submission, see ``trace.py``."""
+
+    def before(self) -> None:
+        """The ring is about to be written."""
+
+    def after(self, words: Sequence[int]) -> None:
+        """It was, and the doorbell rung."""
 
 
 class Queue:
     """A ring of packets; ``number`` is that of the last submission. Raises OSError."""
 
-    def __init__(self, device: KfdDevice) -> None:
+    observer: Observer | None = None
+
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._kernel = device.kernel
+        self.own_memory: set[int] = set()
         with ExitStack() as undo:
             self._undo = undo
             ring = self._memory("ring", RING_BYTES)
-            pointers = self._memory("queue pointers", PAGE)
-            self._ring = ring.host.view(np.uint32)
-            self._write, self._read = (pointers.host[n : n + 8].view(np.uint64) for n in (0, 64))
+            write, read = (self._memory(f"{name} pointer", PAGE) for name in ("write", "read"))
             fence = self._memory("fence", PAGE)
+            self._ring = ring.host.view(np.uint32)
+            self._write, self._read = (place.host[:8].view(np.uint64) for place in (write, read))
             self.fence_address = fence.address
+            self.go_address = fence.address + GO_AT
             self._fence = fence.host[:8].view(np.uint64)
-            created = self._create(device.gpu, ring.address, pointers.address)
-            number = int(created["queue_id"][0])
-            undo.callback(device.call, uapi.DESTROY_QUEUE, queue_id=number)
-            place, self._doorbell = device.map_doorbell(int(created["doorbell_offset"][0]))
-            undo.callback(self._kernel.unmap, place, DOORBELL_BYTES)
-            self._events = [self._event(undo, kind) for kind in FAULT_EVENTS]
+            self._go = fence.host[GO_AT : GO_AT + 4].view(np.uint32)
+            self._go[0] = 1
+            memory = QueueMemory(ring, write, read, self._memory)
+            self._driver = device.driver.create_queue(memory)
+            undo.callback(self._driver.close)
+            self.own_memory.remove(fence.address)
             self.number = 0
+            self._closed = False
             self._submitted = 0
             self._asked = 0.0
             self._undo = undo.pop_all()
@@ -63,8 +81,16 @@ class Queue:
         words = [*words, *pm4.release_memory(self.fence_address, self.number)]
         if len(words) > self._room:
             self._until(lambda: len(words) <= self._room, FULL_RING_SECONDS)
+        if self.observer is not None:
+            self.observer.before()
         self._write_words(words)
+        if self.observer is not None:
+            self.observer.after(words)
         return self.number
+
+    def indirect_buffer(self, address: int, words: int) -> pm4.Words:
+        """The packet that has the queue go through ``words`` words at ``address``."""
+        return pm4.indirect_buffer(address, words, self._driver.buffer_flags)
 
     def reached(self, number: int) -> bool:
         """Whether that submission has ended. Raises DeviceLost for a fault of the GPU."""
@@ -72,13 +98,45 @@ class Queue:
             return True
         if time.monotonic() > self._asked + ASKING_SECONDS:
             self._asked = time.monotonic()
-            if fault := self.fault():
+            if fault := self._driver.fault():
                 raise DeviceLost(f"{self._device.name}: {fault}")
         return False
 
     def wait(self, number: int, seconds: float) -> None:
         """Return when it has ended. Raises DeviceLost, also after ``seconds``."""
         self._until(lambda: self.reached(number), seconds)
+
+    def settle(self) -> None:
+        """Wait until the driver knows that all is done, where it has a fence of its own. Everything
+        submitted has ended. Raises OSError."""
+        if self._driver.last_words:
+            self._write_words(self._driver.last_words)
+            self._driver.settle()
+
+    def cancel(self, seconds: float | None = None) -> bool:
+        """Have everything submitted end as soon as it can, whatever of it was computed; whether it
+        did within ``seconds``, a short grace if none are named. Then the queue goes on as before.
+
+        Raises DeviceLost for a fault.
+        """
+        if self._closed:
+            return False
+        self._go[0] = 0
+        deadline = time.monotonic() + (GRACE_SECONDS if seconds is None else seconds)
+        while not (ended := self.reached(self.number)) and time.monotonic() <= deadline:
+            time.sleep(POLL_SECONDS)
+        if ended:
+            self._go[0] = 1
+        return ended
+
+    def close(self) -> None:
+        """Take the queue from the GPU, running or not, and free what it had."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._undo, suppress(OSError):
+            if self.fence >= self.number:
+                self.settle()
 
     def _until(self, met: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -97,7 +155,7 @@ class Queue:
         self._submitted += len(words)
         # Nothing is seen before the write pointer moves, and that not before the doorbell.
         self._write[0] = self._submitted
-        self._kernel.ring(self._doorbell, self._submitted)
+        self._kernel.ring(self._driver.doorbell, self._submitted)
 
     @property
     def _room(self) -> int:
@@ -106,53 +164,9 @@ class Queue:
         read = int(self._read.view(np.uint32)[0])
         return size - 1 - (self._submitted - read) % size
 
-    def fault(self) -> str:
-        """What the kernel reports of the queue; nothing while all is well."""
-        data = np.zeros(len(self._events), uapi.EVENT_DATA)
-        data["event_id"] = self._events
-        found = self._device.call(
-            uapi.WAIT_EVENTS, events_ptr=data.ctypes.data, num_events=len(data), timeout=0
-        )
-        if int(found["wait_result"][0]) != uapi.WAIT_COMPLETE:
-            return ""
-        for event in data:
-            if event["not_present"] or event["gpu_va"]:
-                address = int(event["gpu_va"])
-                return f"the GPU met a fault at {address:#x} ({self._kernel.complaint()})"
-        return f"the GPU was reset ({self._kernel.complaint()})"
-
-    def close(self) -> None:
-        """Take the queue from the GPU, running or not, and free what it had."""
-        self._undo.close()
-
     def _memory(self, what: str, nbytes: int) -> Allocation:
         allocation = self._device.allocate(what, nbytes, device=False)
         allocation.host[:] = 0
         self._undo.callback(self._device.free, allocation)
+        self.own_memory.add(allocation.address)
         return allocation
-
-    def _create(self, gpu: Gpu, ring: int, pointers: int) -> NDArray[np.void]:
-        eop = self._memory("end-of-pipe buffer", EOP_BYTES)
-        saved = self._memory("save area of waves", gpu.save_area_bytes)
-        return self._device.call(
-            uapi.CREATE_QUEUE,
-            ring_base_address=ring,
-            write_pointer_address=pointers,
-            read_pointer_address=pointers + 64,
-            ring_size=RING_BYTES,
-            gpu_id=gpu.gpu_id,
-            queue_type=uapi.QUEUE_COMPUTE,
-            queue_percentage=uapi.MOST_PERCENT,
-            queue_priority=uapi.PRIORITY,
-            eop_buffer_address=eop.address,
-            eop_buffer_size=EOP_BYTES,
-            ctx_save_restore_address=saved.address,
-            ctx_save_restore_size=gpu.save_bytes,
-            ctl_stack_size=gpu.control_stack_bytes,
-        )
-
-    def _event(self, undo: ExitStack, kind: int) -> int:
-        created = self._device.call(uapi.CREATE_EVENT, event_type=kind)
-        number = int(created["event_id"][0])
-        undo.callback(self._device.call, uapi.DESTROY_EVENT, event_id=number)
-        return number

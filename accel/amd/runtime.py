@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
-from accel.amd.kfd import TIER, KfdDevice
+from accel.amd.kfd import Kfd
 from accel.amd.launcher import Places
+from accel.amd.packet_test import check_packets
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.self_test import Asked, divides
+from accel.amd.userq import UserQueues
 from contract.errors import OutOfMemory, TierUnavailable
 
 
@@ -29,7 +34,7 @@ class Choices:
 class Runtime:
     """Everything a tier needs of an opened GPU."""
 
-    device: KfdDevice
+    device: Device
     queue: Queue
     modules: Modules
     places: Places = field(default_factory=Places)
@@ -42,25 +47,31 @@ class Runtime:
             undo.callback(self.queue.close)
 
 
-def open_runtime(kernel: Kernel, wanted: str, choices: Choices) -> Runtime:
+DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
+    {"t1": Kfd, "t2": UserQueues}
+)
+
+
+def open_runtime(tier: str, kernel: Kernel, wanted: str, choices: Choices) -> Runtime:
     """Open the first GPU whose name has ``wanted`` in it, and test it.
 
     Raises TierUnavailable when there is none, it lacks something or it does not compute exactly.
     """
     with ExitStack() as undo:
-        device = KfdDevice(kernel, wanted, choices.memory_bytes)
+        device = Device(kernel, DRIVERS[tier](kernel, wanted), choices.memory_bytes)
         undo.callback(device.close)
         try:
             queue = Queue(device)
             undo.callback(queue.close)
             modules = Modules(device)
             undo.callback(modules.close)
+            check_packets(device, queue, modules)
             if choices.native is None:
                 modules.native = divides(Asked(device, queue, modules))
             else:
                 modules.native = choices.native
         except (OSError, OutOfMemory) as error:
             reason = f"{device.name} cannot be used: {error}"
-            raise TierUnavailable(TIER, reason, "free the GPU, or see dmesg") from None
+            raise TierUnavailable(tier, reason, "free the GPU, or see dmesg") from None
         undo.pop_all()
         return Runtime(device, queue, modules)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accel.amd.kfd import TIER, KfdDevice
+from accel.amd.device import Device
 from accel.amd.launcher import launch_alone
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
@@ -23,7 +23,7 @@ REMEDIED = {"divide", "root"}
 class Asked:
     """Everything an answer needs."""
 
-    device: KfdDevice
+    device: Device
     queue: Queue
     modules: Modules
 
@@ -58,5 +58,5 @@ def divides(asked: Asked) -> bool:
         wrong = {name for name, good in right(asked.answer(False), expected).items() if not good}
     if wrong:
         reason = f"{asked.device.name} does not compute exactly: {', '.join(sorted(wrong))}"
-        raise TierUnavailable(TIER, reason, "choose another device or report this")
+        raise TierUnavailable(asked.device.tier, reason, "choose another device or report this")
     return native

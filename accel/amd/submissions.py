@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd import pm4
-from accel.amd.kfd import Allocation
+from accel.amd.device import Allocation
 from accel.amd.launcher import Places, Recording
 from accel.amd.queue import Queue
 from accel.packets.under_way import Pace, Waiting
@@ -96,7 +95,7 @@ class Submissions:
             name: np.empty(buffer_bytes(batch.outputs[name][0], step), np.uint8) for name in wanted
         }
         now = time.monotonic()
-        buffer = pm4.indirect_buffer(recording.buffer, recording.length)
+        buffer = self.queue.indirect_buffer(recording.buffer, recording.length)
         recording.number = self.queue.submit(buffer)
         self._last = AmdFence(batch, recording.number, outputs, now, self.queue)
         return self._last

@@ -1,4 +1,7 @@
-"""Tier T1: a graph becomes packets of the command processor, and a step one write to its ring."""
+"""Tiers T1 and T2: a graph becomes packets of the command processor, a step one write to its ring.
+
+They differ in the driver that gives memory and queue, see ``kfd.py`` and ``userq.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from numpy.typing import NDArray
 
 from accel.amd.arrange import ArrangedMatrix, arranged
 from accel.amd.checks import check_code
+from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
-from accel.amd.kfd import TIER, Allocation
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
@@ -65,15 +68,19 @@ class AmdKernel:
 
 class AmdTier:
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system, or
-    a simulated one.
+    a simulated one; ``tier`` is t1 or t2.
 
     Raises TierUnavailable saying what is missing.
     """
 
     def __init__(
-        self, device: str = "", choices: Choices | None = None, kernel: Kernel | None = None
+        self,
+        device: str = "",
+        choices: Choices | None = None,
+        kernel: Kernel | None = None,
+        tier: str = "t1",
     ) -> None:
-        self._runtime = open_runtime(kernel or LinuxKernel(), device, choices or Choices())
+        self._runtime = open_runtime(tier, kernel or LinuxKernel(), device, choices or Choices())
         self._device = self._runtime.device
         self._submissions = Submissions(self._runtime.queue, self._runtime.places)
         self._buffers: set[AmdBuffer] = set()
@@ -87,9 +94,9 @@ class AmdTier:
     def info(self) -> TierInfo:
         """The GPU and its driver."""
         return TierInfo(
-            name=TIER,
+            name=self._device.tier,
             device=self._device.name,
-            driver=self._device.driver,
+            driver=self._device.driver.version,
             arithmetic=f"exact-{ARITHMETIC_VERSION}",
             opcodes=OPCODES,
             memory_bytes=self._device.capacity,
@@ -206,7 +213,8 @@ class AmdTier:
             place.host[:] = packets
 
         def record() -> Recording:
-            return Recording(self._device, graph.name, launches, place.address, inputs.nbytes)
+            go = self._runtime.queue.go_address
+            return Recording(self._device, graph.name, launches, place.address, inputs.nbytes, go)
 
         outputs = {
             decl.name: (decl, self._stored(buffers[decl.name]))
@@ -235,16 +243,20 @@ class AmdTier:
                 raise DeviceLost(f"{self._device.name}: a step did not end within {seconds:g} s")
 
     def close(self) -> None:
-        """Wait for the GPU, then free all."""
+        """End what runs, whatever of it was computed, then free all."""
         if self._closed:
             return
         self._closed = True
         try:
-            if not self._lost:
-                self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
+            # A device that is lost by now has nothing that anybody waits for.
+            with suppress(DeviceLost):
+                self._runtime.queue.cancel()
         finally:
-            self._runtime.close()
             self._buffers.clear()
+            try:
+                self._runtime.close()
+            except OSError as error:
+                raise TierError(f"{self._device.name}: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -263,14 +275,16 @@ class AmdTier:
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Errors of the system become the contract's; a device once lost stays so, and its queue is
-        taken from it."""
+        """Errors of the system become the contract's; a device once lost stays so: what it has not
+        begun is left out, and its queue is taken from it."""
         if self._lost:
             raise DeviceLost(self._lost)
         try:
             yield
         except DeviceLost as error:
             self._lost = str(error)
+            with suppress(OSError, DeviceLost):
+                self._runtime.queue.cancel()
             with suppress(OSError):
                 self._runtime.queue.close()
             raise
@@ -286,7 +300,7 @@ class AmdTier:
         return buffer.place
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
+        step = fuse(lower_graph(graph, form, ROW_PARTS, self._device.tier))
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:

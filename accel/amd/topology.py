@@ -20,8 +20,9 @@ DEBUG_PER_WAVE = 32
 DEBUG_ALIGNMENT = 64
 PUBLIC_HEAP = 1
 """``heap_type`` of a GPU's memory that is mapped for the host as a whole."""
-SUPPORTED = {120001: "gfx1201"}
-"""``gfx_target_version`` of the GPUs there are kernels for."""
+SUPPORTED = {120000: "gfx1200", 120001: "gfx1201"}
+"""``gfx_target_version`` of the GPUs there are kernels for: code of gfx1201 is gfx1200's as well,
+which LLVM calls gfx12-generic without restrictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Gpu:
         """As compilers call it."""
         major, rest = divmod(self.target, 10000)
         minor, stepping = divmod(rest, 100)
-        return f"gfx{major}{minor:x}{stepping:x}"
+        return architecture(major, minor, stepping)
 
     @property
     def render_node(self) -> str:
@@ -78,6 +79,11 @@ class Gpu:
         waves = WAVES_PER_CU * self.compute_units
         debug = -(-DEBUG_PER_WAVE * waves // DEBUG_ALIGNMENT) * DEBUG_ALIGNMENT
         return _pages(self.save_bytes + debug)
+
+
+def architecture(major: int, minor: int, stepping: int) -> str:
+    """As compilers call it."""
+    return f"gfx{major}{minor:x}{stepping:x}"
 
 
 def gpus(kernel: Kernel) -> Iterator[Gpu]:

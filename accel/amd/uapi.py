@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 class Request:
     """One ioctl: its number and the structure of its argument."""
 
-    def __init__(self, name: str, number: int, nbytes: int, **fields: tuple[str, int]) -> None:
+    def __init__(self, name: str, number: int, nbytes: int, /, **fields: tuple[str, int]) -> None:
         self.name = name
         self.number = number
         names = list(fields)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accel.amd.fake_kernel import Behaviour, FakeKernel
+from accel.amd.fake_kernel import FakeKernel
+from accel.amd.fake_machine import Behaviour
 from accel.amd.runtime import Choices
 from accel.amd.tier import AmdTier
 
 OpenTier = Callable[..., AmdTier]
+DRIVERS = {"amdkfd": "t1", "user queues": "t2"}
+"""Tiers by what they ask of the kernel; a test that names a tier itself would want its GPU."""
 
 
 @pytest.fixture
@@ -21,15 +24,15 @@ def kernel() -> FakeKernel:
 
 @pytest.fixture
 def open_amd() -> Iterator[OpenTier]:
-    """``open_amd(kernel, **choices)`` opens a tier that is closed after the test, and then nothing
-    is left in the simulated system."""
+    """``open_amd(kernel, tier, **choices)`` opens a tier that is closed after the test, and then
+    nothing is left in the simulated system."""
     opened: list[tuple[AmdTier, FakeKernel]] = []
 
-    def open_it(kernel: FakeKernel | None = None, **choices: object) -> AmdTier:
+    def open_it(kernel: FakeKernel | None = None, tier: str = "t1", **choices: object) -> AmdTier:
         system = kernel or FakeKernel()
-        tier = AmdTier(choices=Choices(**choices), kernel=system)  # type: ignore[arg-type]
-        opened.append((tier, system))
-        return tier
+        chosen = Choices(**choices)  # type: ignore[arg-type]
+        opened.append((AmdTier(choices=chosen, kernel=system, tier=tier), system))
+        return opened[-1][0]
 
     yield open_it
     for tier, system in opened:
@@ -37,7 +40,13 @@ def open_amd() -> Iterator[OpenTier]:
         assert system.left_over == []
 
 
+@pytest.fixture(params=DRIVERS)
+def name(request: pytest.FixtureRequest) -> str:
+    """One of the tiers."""
+    return DRIVERS[request.param]
+
+
 @pytest.fixture
-def tier(open_amd: OpenTier, kernel: FakeKernel) -> AmdTier:
+def tier(open_amd: OpenTier, kernel: FakeKernel, name: str) -> AmdTier:
     """A tier as a user gets it, reads checked."""
-    return open_amd(kernel)
+    return open_amd(kernel, name)

@@ -54,6 +54,7 @@ def test_every_kernel_was_built_from_the_text_of_now() -> None:
 
 
 @pytest.mark.parametrize("step", [4 * SAMPLE, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.timeout(3600)
 def test_building_again_gives_the_same_files(step: int) -> None:
     """Byte for byte, with the compiler they were made with."""
     need_program(COMPILER)

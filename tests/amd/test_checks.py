@@ -76,8 +76,12 @@ def test_taking_away_any_wait_is_noticed(name: str) -> None:
         ({"code": words(0xBFA00010, S_ENDPGM)}, "leads to 0x44, no code"),
         ({"code": words(0xBE804700, S_ENDPGM)}, "has no semantics"),
         ({"code": words(*LOAD_S4, USE_S4, S_ENDPGM)}, "1 waits are missing: s_add_co_u32 at 0x8"),
+        ({"scratch_bytes": 64}, "64 bytes of scratch memory"),
+        ({"vgpr_count": 256}, "256 vector registers, RSRC1 says"),
+        ({"lds_bytes": 4096}, "4096 bytes of group memory, RSRC2 says 0"),
+        ({"code": words(0x7E000300 | 200 << 17, S_ENDPGM)}, "v_mov_b32 uses v200, beyond"),
     ],
-    ids=["gpu", "branch", "unknown", "wait"],
+    ids=["gpu", "branch", "unknown", "wait", "scratch", "registers", "group memory", "beyond"],
 )
 def test_refused(change: dict[str, object], problem: str) -> None:
     with pytest.raises(CodecError, match=problem):

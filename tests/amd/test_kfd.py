@@ -6,10 +6,13 @@ import errno
 
 import pytest
 
-from accel.amd.fake_kernel import KFD, PROPERTIES, RENDER, Behaviour, FakeKernel
+from accel.amd.device import Device
+from accel.amd.fake_kernel import RENDER, FakeKernel
+from accel.amd.fake_machine import PROPERTIES, Behaviour
 from accel.amd.kernel import LinuxKernel
-from accel.amd.kfd import KfdDevice
+from accel.amd.kfd import KFD
 from accel.amd.queue import Queue
+from accel.amd.runtime import DRIVERS
 from accel.amd.tier import AmdTier
 from accel.amd.topology import NODES, Gpu
 from contract.errors import OutOfMemory, TierUnavailable
@@ -26,7 +29,7 @@ MACHINES: dict[str, tuple[Behaviour, str]] = {
     "no node": (Behaviour(errors={NODES: errno.ENOENT}), "there is no AMD GPU"),
     "other GPU": (
         Behaviour(properties=PROPERTIES | {"gfx_target_version": 90402}),
-        r"no kernels for gfx1201 \(gfx942\); there are some for gfx1201",
+        r"no kernels for gfx942 \(gfx942\); there are some for gfx1200, gfx1201",
     ),
     "small BAR": (Behaviour(public=False), "does not see all memory .* enable resizable BAR"),
     "no memory": (Behaviour(memory_bytes=1 << 16), "cannot be used: .* free the GPU"),
@@ -45,20 +48,44 @@ def test_what_is_missing_is_said(name: str) -> None:
     assert kernel.left_over == []
 
 
-def test_a_device_of_another_name() -> None:
+def test_a_device_of_another_name(name: str) -> None:
+    kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="no AMD GPU is named 'navi'; GPUs here: gfx1201"):
-        AmdTier("navi", kernel=FakeKernel())
+        AmdTier("navi", kernel=kernel, tier=name)
+    assert kernel.left_over == []
 
 
-def test_this_machine_or_the_simulated_one() -> None:
+def test_this_machine_or_the_simulated_one(name: str) -> None:
     """By name, as the command line asks for it."""
-    with open_tier("t1", TierOptions(device="simulated")) as tier:
+    with open_tier(name, TierOptions(device="simulated")) as tier:
         assert tier.info.device == "gfx1201 (simulated)"
+        assert tier.info.name == name
     try:
         LinuxKernel().open(KFD)
     except FileNotFoundError:
         with pytest.raises(TierUnavailable, match="--device simulated needs no GPU"):
-            open_tier("t1")
+            open_tier(name)
+
+
+def test_the_smaller_card_of_the_family(name: str) -> None:
+    """gfx1200: another save area, the same code."""
+    half = PROPERTIES | {"gfx_target_version": 120000, "simd_count": 64}
+    kernel = FakeKernel(Behaviour(properties=half, discovery=12 << 16))
+    with AmdTier(kernel=kernel, tier=name) as tier:
+        assert tier.info.device == "gfx1200 (simulated)"
+    assert kernel.left_over == []
+
+
+def test_a_process_that_opens_the_tier_again() -> None:
+    """amdkfd gives a process one address space, that of the file it came with first."""
+    kernel = FakeKernel()
+    for _ in range(2):
+        AmdTier(kernel=kernel).close()
+    assert kernel.calls["RUNTIME_ENABLE"] == 1
+    assert kernel.left_over == []
+    kernel.kept.clear()
+    with pytest.raises(TierUnavailable, match="this process has one"):
+        AmdTier(kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -78,18 +105,25 @@ def test_sizes_of_a_queue(compute_units: int, sizes: tuple[int, ...]) -> None:
     assert (stated.control_stack_bytes, stated.save_bytes) == (4096, 8192)
 
 
-def test_memory_that_does_not_fit_is_named() -> None:
+REQUESTS = {
+    "t1": ("ALLOC_MEMORY_OF_GPU", "MAP_MEMORY_TO_GPU"),
+    "t2": ("GEM_CREATE", "GEM_VA"),
+}
+
+
+def test_memory_that_does_not_fit_is_named(name: str) -> None:
     kernel = FakeKernel(Behaviour(memory_bytes=1 << 20))
-    device = KfdDevice(kernel, "")
+    device = Device(kernel, DRIVERS[name](kernel, ""))
     kept = device.allocate("first", 1 << 19)
     with pytest.raises(OutOfMemory, match="second"):
         device.allocate("second", 1 << 20)
-    kernel.behaviour.errors["ALLOC_MEMORY_OF_GPU"] = errno.ENOMEM
+    allocate, map_it = REQUESTS[name]
+    kernel.behaviour.errors[allocate] = errno.ENOMEM
     with pytest.raises(OutOfMemory, match="third"):
         device.allocate("third", 1)
     kernel.behaviour.errors.clear()
-    kernel.behaviour.errors["MAP_MEMORY_TO_GPU"] = errno.EINVAL
-    with pytest.raises(OSError, match="MAP_MEMORY"):
+    kernel.behaviour.errors[map_it] = errno.EINVAL
+    with pytest.raises(OSError, match=map_it):
         device.allocate("fourth", 1)
     kernel.behaviour.errors.clear()
     assert device.held == kept.reserved
@@ -97,10 +131,10 @@ def test_memory_that_does_not_fit_is_named() -> None:
     assert kernel.left_over == []
 
 
-def test_a_ring_is_gone_through_many_times() -> None:
-    """Packets straddle its end; numbers of fences stay in order."""
+def test_a_ring_is_gone_through_many_times(name: str) -> None:
+    """Packets straddle its end; numbers of fences stay in order; no system call is made."""
     kernel = FakeKernel()
-    device = KfdDevice(kernel, "")
+    device = Device(kernel, DRIVERS[name](kernel, ""))
     queue = Queue(device)
     calls = kernel.calls.total()
     for number in range(1, 5000):

@@ -14,7 +14,7 @@ from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
-from tests.amd.conftest import OpenTier
+from tests.amd.conftest import DRIVERS, OpenTier
 from tests.opencl.test_model import REQUESTS, assert_same, generate
 
 SHORT = (
@@ -24,26 +24,33 @@ SHORT = (
 
 
 @pytest.mark.parametrize(
-    "requests", [SHORT, pytest.param(REQUESTS, marks=pytest.mark.soak)], ids=["short", "long"]
+    ("requests", "driver"),
+    [
+        (SHORT, "user queues"),
+        pytest.param(REQUESTS, "amdkfd", marks=pytest.mark.soak),
+        pytest.param(REQUESTS, "user queues", marks=pytest.mark.soak),
+    ],
+    ids=["short", "long", "long, user queues"],
 )
 def test_logits_and_tokens_are_the_cpu_tiers(
-    open_amd: OpenTier, tiny_model_path: Path, requests: tuple[Request, ...]
+    open_amd: OpenTier, tiny_model_path: Path, requests: tuple[Request, ...], driver: str
 ) -> None:
     """Mixed prefill and decode, greedy and sampled."""
     model = open_model(tiny_model_path)
     expected = generate(model, CpuTier(), requests)
-    assert_same(expected, generate(model, open_amd(), requests))
+    assert_same(expected, generate(model, open_amd(tier=DRIVERS[driver]), requests))
 
 
+@pytest.mark.parametrize("driver", ["amdkfd", pytest.param("user queues", marks=pytest.mark.soak)])
 def test_steps_in_steady_state_make_no_system_call(
-    open_amd: OpenTier, kernel: FakeKernel, tiny_model_path: Path
+    open_amd: OpenTier, kernel: FakeKernel, tiny_model_path: Path, driver: str
 ) -> None:
     """Decode without the host between the steps is ring writes and doorbells, once every form has
     been recorded; every launch saw what those before it wrote."""
     model = open_model(tiny_model_path)
     with CpuTier() as oracle:
         expected = tokens(model, oracle, None)
-    assert tokens(model, open_amd(kernel), kernel) == expected
+    assert tokens(model, open_amd(kernel, DRIVERS[driver]), kernel) == expected
 
 
 def tokens(model: Model, tier: Tier, kernel: FakeKernel | None) -> list[list[tuple[int, int]]]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel.amd.fake_kernel import Behaviour, FakeKernel
+from accel.amd.fake_kernel import FakeKernel
+from accel.amd.fake_machine import Behaviour
 from accel.amd.runtime import Choices
 from accel.amd.tier import AmdTier
 from contract.opcodes import Opcode
@@ -59,6 +60,15 @@ def test_parity(tier: AmdTier, case: Case) -> None:
 @pytest.mark.parametrize("case", chosen("all"), ids=str)
 def test_all(tier: AmdTier, case: Case) -> None:
     assert compare(tier, case) == {}
+
+
+def test_user_queues() -> None:
+    """The other driver's ring and memory under the same packets."""
+    kernel = FakeKernel(Behaviour(checked=True))
+    with AmdTier(kernel=kernel, tier="t2") as tier:
+        for case in SMALL[::3]:
+            assert compare(tier, case) == {}, str(case)
+    assert kernel.left_over == []
 
 
 def test_integers_in_place_of_division_and_root() -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from accel.amd import launcher, pm4, submissions
-from accel.amd.fake_kernel import Behaviour, FakeKernel
+from accel.amd import launcher, pm4
+from accel.amd.fake_kernel import FakeKernel
+from accel.amd.fake_machine import Behaviour
 from accel.amd.self_test import Asked, divides
 from accel.amd.tier import AmdTier
 from accel.amd.topology import PAGE
 from accel.kernels.judging import Found, samples
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
-from contract.kernel import encode_kernel
+from contract.kernel import GpuTarget, encode_kernel
 from contract.opcodes import Opcode
-from harness.parity import all_cases, compare
+from harness.parity import all_cases, compare, run_barrier
 from tests.amd.code import shipped
 from tests.amd.conftest import OpenTier
 
@@ -29,6 +31,11 @@ def test_two_launches_that_depend(tier: AmdTier) -> None:
     assert compare(tier, DEPENDENT) == {}
 
 
+def test_a_step_without_launches(tier: AmdTier) -> None:
+    """Its fence comes."""
+    run_barrier(tier)
+
+
 @pytest.mark.parametrize("left_out", ["wait_for_launches", "acquire_memory"])
 def test_a_flush_or_an_acquire_that_is_missing_is_noticed(
     open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch, left_out: str
@@ -36,7 +43,7 @@ def test_a_flush_or_an_acquire_that_is_missing_is_noticed(
     """Negative control: the packet is left out between the launches of a step."""
     tier = open_amd(FakeKernel(Behaviour(checked=True)), native=True)
     monkeypatch.setattr(launcher.pm4, left_out, lambda *_: [])
-    with pytest.raises(DeviceLost, match=r"launch \d .*reads what launch"):
+    with pytest.raises(DeviceLost, match=r"launch \d+ .*reads what launch"):
         compare(tier, DEPENDENT)
 
 
@@ -44,30 +51,31 @@ def test_a_cut_buffer_is_noticed(open_amd: OpenTier, monkeypatch: pytest.MonkeyP
     """Negative control: the last word of a step is not sent."""
     tier = open_amd()
     whole = pm4.indirect_buffer
-    monkeypatch.setattr(submissions.pm4, "indirect_buffer", lambda at, n: whole(at, n - 1))
-    with pytest.raises(DeviceLost, match="past the end of its buffer"):
+    monkeypatch.setattr(pm4, "indirect_buffer", lambda at, n, flags: whole(at, n - 1, flags))
+    with pytest.raises(DeviceLost, match=r"past the end of its buffer|in the midst of a packet"):
         compare(tier, DEPENDENT)
 
 
 def test_a_queue_that_hangs_is_given_up(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
+    open_amd: OpenTier, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step waits for memory that nobody writes; the tier is lost from then on, and its queue
     is taken from it."""
     kernel = FakeKernel()
-    tier = open_amd(kernel)
-    fence = tier._runtime.queue.fence_address + 64
+    tier = open_amd(kernel, name)
+    fence = tier._runtime.queue.fence_address + 128
     whole = pm4.indirect_buffer
 
-    def hanging(address: int, words: int) -> pm4.Words:
-        return [*pm4.wait_memory(fence, 1), *whole(address, words)]
+    def hanging(address: int, words: int, flags: int) -> pm4.Words:
+        return [*pm4.wait_memory(fence, 1), *whole(address, words, flags)]
 
-    monkeypatch.setattr(submissions.pm4, "indirect_buffer", hanging)
+    monkeypatch.setattr(pm4, "indirect_buffer", hanging)
+    monkeypatch.setattr("accel.amd.queue.GRACE_SECONDS", 0.05)
     wait = AmdTier.wait
     monkeypatch.setattr(AmdTier, "wait", lambda self, fence, timeout=None: wait(self, fence, 0.05))
     with pytest.raises(DeviceLost, match=r"did not end within 0\.05 s"):
         compare(tier, DEPENDENT)
-    assert kernel.calls["DESTROY_QUEUE"] == 1
+    assert kernel.machine.gpu.queues == {}
     with pytest.raises(DeviceLost, match="did not end"):
         compare(tier, DEPENDENT)
 
@@ -90,6 +98,30 @@ def test_a_kernel_file_is_looked_at(open_amd: OpenTier) -> None:
     assert tier.load_kernel(blob).header.name == "rope"
     with pytest.raises(CodecError, match="does not match the contents"):
         tier.load_kernel(blob[:-1] + b"?")
+    kernel = shipped("rope")
+    for changed, problem in (
+        (replace(kernel, target=GpuTarget.GFX1100), "target GFX1100, not GFX1201"),
+        (replace(kernel, subgroup_size=64), "waves of 64, not 32"),
+        (replace(kernel, vgpr_count=8), "8 vector registers, RSRC1 says"),
+        (replace(kernel, rsrc2=kernel.rsrc2 | 1, scratch_bytes=16), "16 bytes of scratch"),
+    ):
+        with pytest.raises(CodecError, match=problem):
+            tier.load_kernel(encode_kernel(changed))
+    assert compare(tier, DEPENDENT) == {}
+
+
+def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
+    """A buffer that is gone while packets still read it: the address, the launch, nothing kept."""
+    kernel = FakeKernel()
+    tier = open_amd(kernel, name)
+    place = tier._device.allocate("gone", PAGE)
+    at = place.address
+    tier._device.free(place)
+    queue = tier._runtime.queue
+    with pytest.raises(DeviceLost, match=f"a fault at {at:#x} .*INDIRECT_BUFFER"):
+        queue.wait(queue.submit(queue.indirect_buffer(at, 1)), 1)
+    tier.close()
+    assert kernel.left_over == []
 
 
 def test_a_damaged_installation_is_said_to_be_one(

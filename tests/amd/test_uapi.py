@@ -11,6 +11,7 @@ import pytest
 
 from accel.amd import uapi
 from accel.amd.uapi import REQUESTS, Request
+from tests.amd.headers import declarations
 from tests.needs import missing
 
 HEADER = Path("/usr/include/linux/kfd_ioctl.h")
@@ -27,17 +28,8 @@ def header_text() -> str:
 
 @pytest.fixture(scope="module")
 def declared() -> cffi.FFI:
-    """Its structures, without what a C preprocessor would take out."""
-    text = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
-    bodies = re.findall(r"^struct \w+ \{.*?^\};", text, re.MULTILINE | re.DOTALL)
-    constants = dict(re.findall(r"^#define (\w+)\s+(\d+)\s*$", text, re.MULTILINE))
-    ffi = cffi.FFI()
-    for bits, name in ((8, "char"), (16, "short"), (32, "int"), (64, "long long")):
-        ffi.cdef(f"typedef unsigned {name} __u{bits}; typedef {name} __s{bits};")
-    for body in bodies:
-        known = re.sub(r"\[(\w+)\]", lambda m: f"[{constants.get(m[1], m[1])}]", body)
-        ffi.cdef(known, override=True)
-    return ffi
+    """Its structures."""
+    return declarations(header_text())
 
 
 def structure(ffi: cffi.FFI, request: Request) -> Any:

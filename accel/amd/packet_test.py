@@ -1,0 +1,217 @@
+"""Every packet the tiers send, tried alone before a model depends on it.
+
+Each test is a few packets whose effect on memory is known. A queue that fails one is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.amd import pm4
+from accel.amd.device import Device
+from accel.amd.launcher import ARGUMENTS, dispatch_of
+from accel.amd.program import Modules
+from accel.amd.queue import RING_BYTES, Queue
+from accel.kernels.source import Module
+from accel.packets.packet import ABSENT, PACKET
+from contract.errors import DeviceLost, TierUnavailable
+
+SECONDS = 5.0
+"""Longest a test may take."""
+COUNT = 64
+ARGUMENTS_AT, PACKET_AT, X, Y, OUT, WORD, BUFFER = (n << 10 for n in range(7))
+NBYTES = 16 << 10
+VALUE = 0x0123_4567_89AB_CDEF
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A queue and memory to try it on: a sum of two vectors, a word, an indirect buffer."""
+
+    queue: Queue
+    address: int
+    host: NDArray[np.uint8]
+    sum: pm4.Dispatch
+
+    def array(self, at: int) -> NDArray[np.float32]:
+        """One of the vectors."""
+        return self.host[at : at + 4 * COUNT].view(np.float32)
+
+    @property
+    def word(self) -> NDArray[np.uint64]:
+        """What packets write, and look at."""
+        return self.host[WORD : WORD + 8].view(np.uint64)
+
+    def fill(self, first: float) -> None:
+        """New vectors; nothing computed yet."""
+        self.array(X)[:] = np.arange(COUNT) + first
+        self.array(Y)[:] = 2
+        self.array(OUT)[:] = -1
+        self.word[0] = 0
+
+    def aim(self, source: int, target: int) -> None:
+        """What the sum reads beside Y, and where it goes."""
+        packet = np.zeros(1, PACKET)
+        packet["operand"] = ABSENT
+        packet["operand"][0, :3] = [self.address + at for at in (source, Y, target)]
+        packet["stride"][0, :3] = COUNT
+        packet["size"][0, :2] = 1, COUNT
+        self.host[PACKET_AT : PACKET_AT + packet.nbytes] = packet.view(np.uint8)
+
+    def run(self, *packets: Sequence[int]) -> None:
+        """Behind what every step begins with; returns when it has ended. Raises DeviceLost."""
+        words = [word for packet in packets for word in packet]
+        self.queue.wait(self.queue.submit(words), SECONDS)
+
+    def write(self, value: int) -> pm4.Words:
+        """A packet that writes the word."""
+        return pm4.release_memory(self.address + WORD, value)
+
+    def launch(self) -> pm4.Words:
+        """The sum with all its registers."""
+        writer = pm4.Writer()
+        writer.dispatch(self.sum)
+        return writer.words
+
+    def buffer(self, words: Sequence[int]) -> pm4.Words:
+        """An indirect buffer of these words."""
+        self.host[BUFFER : BUFFER + 4 * len(words)].view(np.uint32)[:] = words
+        return self.queue.indirect_buffer(self.address + BUFFER, len(words))
+
+
+FRESH = [*pm4.wait_for_launches(), *pm4.acquire_memory()]
+LEVEL = [*pm4.wait_for_launches(), *pm4.acquire_memory(pm4.ACQUIRE_LEVEL)]
+
+
+def _fence(bench: Bench) -> bool:
+    """RELEASE_MEM writes 64 bits once everything before has ended."""
+    bench.run(bench.write(VALUE))
+    return int(bench.word[0]) == VALUE
+
+
+def _buffer(bench: Bench) -> bool:
+    """INDIRECT_BUFFER goes through words elsewhere, then comes back."""
+    bench.run(bench.buffer(bench.write(1)), bench.buffer(bench.write(1)))
+    return int(bench.word[0]) == 1
+
+
+def _launch(bench: Bench) -> bool:
+    """SET_SH_REG and DISPATCH_DIRECT run a kernel with its arguments."""
+    bench.run(FRESH, bench.launch())
+    return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
+
+
+def _kept(bench: Bench) -> bool:
+    """Registers keep their values from one launch to the next."""
+    writer = pm4.Writer()
+    writer.dispatch(bench.sum)
+    before = len(writer.words)
+    writer.dispatch(bench.sum)
+    bench.run(FRESH, writer.words)
+    bench.array(OUT)[:] = -1
+    bench.run(FRESH, writer.words[before:])
+    return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
+
+
+def _host_writes(bench: Bench) -> bool:
+    """ACQUIRE_MEM of all caches shows launches what the host wrote meanwhile."""
+    bench.run(FRESH, bench.launch())
+    bench.array(X)[:] += 100
+    bench.run(FRESH, bench.launch())
+    return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
+
+
+def _dependent(bench: Bench) -> bool:
+    """EVENT_WRITE and ACQUIRE_MEM between launches of which one reads what the other wrote."""
+    bench.array(OUT)[:] = bench.array(X)
+    bench.aim(OUT, OUT)
+    bench.run(FRESH, *[bench.launch(), LEVEL] * 8)
+    return bool(np.array_equal(bench.array(OUT), bench.array(X) + 16))
+
+
+def _taken(bench: Bench) -> bool:
+    """COND_EXEC lets packets through while its word is not 0."""
+    return _conditional(bench, 1) == 1
+
+
+def _left_out(bench: Bench) -> bool:
+    """COND_EXEC leaves packets out while its word is 0."""
+    return _conditional(bench, 0) == 0
+
+
+def _conditional(bench: Bench, go: int) -> int:
+    inner = bench.write(1)
+    bench.array(X).view(np.uint32)[0] = go
+    bench.run(bench.buffer([*pm4.conditional(bench.address + X, len(inner)), *inner]))
+    return int(bench.word[0])
+
+
+def _straddling(bench: Bench) -> bool:
+    """Packets go on at the ring's beginning when they meet its end."""
+    packet = bench.write(3)
+    times = RING_BYTES // 4 // 4 // len(packet)
+    for _ in range(5):
+        bench.word[0] = 0
+        bench.run(packet * times)
+        if int(bench.word[0]) != 3:
+            return False
+    return True
+
+
+def _driver_fence(bench: Bench) -> bool:
+    """PROTECTED_FENCE_SIGNAL, where the driver has a fence of its own."""
+    try:
+        bench.queue.settle()
+    except OSError:
+        return False
+    return True
+
+
+TESTS: Sequence[Callable[[Bench], bool]] = (
+    *(_fence, _buffer, _launch, _kept, _host_writes, _dependent, _taken, _left_out, _straddling),
+    _driver_fence,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One test: what it proves, and what went wrong, nothing if all is well."""
+
+    proves: str
+    problem: str
+
+
+def packet_tests(device: Device, queue: Queue, modules: Modules) -> Iterator[Result]:
+    """All of them in order, up to one after which the queue cannot be used. Raises OutOfMemory."""
+    kernel = modules.kernel(Module("add"))
+    place = device.allocate("packet tests", NBYTES, device=False)
+    with ExitStack() as undo:
+        undo.callback(device.free, place)
+        arguments = np.zeros(1, ARGUMENTS)
+        arguments["packets"], arguments["groups"] = place.address + PACKET_AT, 1
+        place.host[: arguments.nbytes] = arguments.view(np.uint8)
+        dispatch = dispatch_of(kernel, place.address + ARGUMENTS_AT, 1)
+        bench = Bench(queue, place.address, place.host, dispatch)
+        for number, test in enumerate(TESTS):
+            assert test.__doc__ is not None
+            proves = " ".join(test.__doc__.split())
+            bench.fill(number)
+            bench.aim(X, OUT)
+            try:
+                yield Result(proves, "" if test(bench) else "memory is not as it should be")
+            except DeviceLost as error:
+                yield Result(proves, str(error))
+                return
+
+
+def check_packets(device: Device, queue: Queue, modules: Modules) -> None:
+    """Raises TierUnavailable naming the first test that failed."""
+    for result in packet_tests(device, queue, modules):
+        if result.problem:
+            reason = f"{device.name}: {result.problem} where {result.proves[:-1]}"
+            raise TierUnavailable(device.tier, reason, "see zinc-rt pm4-test")

@@ -1,0 +1,65 @@
+"""``zinc-rt asm``: a kernel for AMD GPUs from its text to a checked ``.zrt`` file, and back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+examples:
+  zinc-rt asm scale.k                      compile a kernel of the dialect; writes scale.zrt
+  zinc-rt asm matmul.k --dtype q4_k        one that exists for each storage type
+  zinc-rt asm rope.k --integer             with integers in place of division and root
+  zinc-rt asm mine.s --items 64 -o a.zrt   assembly of gfx1201, in groups of 64
+  zinc-rt asm a.zrt --list                 what is in a kernel file, an instruction a line
+
+A .k is named after the op whose packet it reads (accel/kernels has one of each). A .s has one
+.amdhsa_kernel with a kernarg pointer in s[0:1], waves of 32, no scratch memory. A line of --list is
+words, mnemonic, registers written <- registers read.
+
+What is checked is what the package's own kernels are: nothing that a launch does not give, only
+instructions with semantics, branches that stay inside, no load that is used before it was waited
+for. Needs clang-19 and lld-19, unless INPUT is a .zrt. The GPU is gfx1201; nothing here runs it.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``asm`` command; its parser sets ``func(args) -> exit code``."""
+    text = "compile, check and list a kernel for AMD GPUs"
+    parser = subparsers.add_parser("asm", help=text, description=text, epilog=EPILOG)
+    parser.add_argument("input", metavar="INPUT", type=Path, help="a file: .k, .s or .zrt")
+    parser.add_argument("-o", "--output", type=Path, help="where the .zrt goes")
+    parser.add_argument("--dtype", default="", help="storage type of a .k, such as q4_k")
+    parser.add_argument(
+        "--integer", action="store_true", help="integers in place of division and root"
+    )
+    parser.add_argument(
+        "--items", type=int, default=128, help="items of a work-group of a .s [128]"
+    )
+    parser.add_argument("--list", action="store_true", help="print the code, write nothing")
+    parser.set_defaults(func=asm)
+
+
+def asm(args: argparse.Namespace) -> int:
+    """Write the kernel file, or print its code."""
+    from accel.amd.assemble import Wanted, kernel_from
+    from accel.amd.listing import listing
+    from contract.errors import ConfigError
+    from contract.kernel import encode_kernel
+
+    path: Path = args.input
+    kernel = kernel_from(path, Wanted(args.dtype, not args.integer, args.items))
+    lines = listing(kernel)
+    if args.list:
+        print("\n".join(lines))
+        return 0
+    target: Path = args.output or path.with_suffix(".zrt")
+    if target.exists() and target.resolve() == path.resolve():
+        raise ConfigError(f"{path} is a kernel file already; see --list, or name another with -o")
+    try:
+        target.write_bytes(encode_kernel(kernel))
+    except OSError as error:
+        raise ConfigError(f"{target}: {error.strerror or error}") from None
+    print(f"{target}: {next(lines)}")
+    return 0

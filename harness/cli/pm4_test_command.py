@@ -1,0 +1,106 @@
+"""``zinc-rt pm4-test``: every packet the AMD tiers send, against this machine's GPU and kernel."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError, TierUnavailable
+
+if TYPE_CHECKING:
+    from accel.amd.trace import Trace
+
+EPILOG = """\
+examples:
+  zinc-rt pm4-test                              through amdkfd
+  zinc-rt pm4-test --tier t2                    through user queues
+  zinc-rt pm4-test --device simulated           without a GPU
+  zinc-rt pm4-test --record card.trace          and keep packets and memory, to send somebody
+  zinc-rt pm4-test --replay card.trace          go through them on the simulated GPU
+  zinc-rt pm4-test --list card.trace            show them
+
+A tier does the same tests whenever it opens, and does not start where one fails. A trace that
+replays has the same bytes in memory after every submission as the GPU that made it.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``pm4-test`` command; its parser sets ``func(args) -> exit code``."""
+    text = "try every packet the AMD tiers send on this machine"
+    parser = subparsers.add_parser("pm4-test", help=text, description=text, epilog=EPILOG)
+    parser.add_argument("--tier", choices=("t1", "t2"), default="t1", help="whose queue [t1]")
+    parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
+    parser.add_argument("--record", metavar="FILE", type=Path, help="keep what was sent")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--replay", metavar="FILE", type=Path, help="go through a trace")
+    group.add_argument("--list", metavar="FILE", type=Path, help="show the packets of a trace")
+    parser.set_defaults(func=pm4_test)
+
+
+def pm4_test(args: argparse.Namespace) -> int:
+    """Print a line for every test, or a trace; 1 if something differs."""
+    if args.replay is not None or args.list is not None:
+        return _trace(args.replay or args.list, args.replay is not None)
+    from accel.amd.device import Device
+    from accel.amd.fake_kernel import FakeKernel
+    from accel.amd.kernel import Kernel, LinuxKernel
+    from accel.amd.packet_test import packet_tests
+    from accel.amd.program import Modules
+    from accel.amd.queue import Queue
+    from accel.amd.runtime import DRIVERS
+    from accel.amd.trace import Tracer
+    from harness.tiers import SIMULATED
+
+    simulated = args.device == SIMULATED
+    kernel: Kernel = FakeKernel() if simulated else LinuxKernel()
+    device = Device(kernel, DRIVERS[args.tier](kernel, "" if simulated else args.device))
+    failed = False
+    with ExitStack() as undo:
+        undo.callback(device.close)
+        try:
+            queue = Queue(device)
+        except OSError as error:
+            reason = f"{device.name} cannot be used: {error}"
+            raise TierUnavailable(args.tier, reason, "free the GPU, or see dmesg") from None
+        undo.callback(queue.close)
+        tracer = Tracer(device, queue)
+        if args.record is not None:
+            tracer.attach()
+        print(f"{device.name}, {device.driver.version}")
+        for result in packet_tests(device, queue, Modules(device)):
+            print(f"{'FAILED' if result.problem else 'ok':<8}{result.proves}")
+            if result.problem:
+                print(f"        {result.problem}")
+                failed = True
+    if args.record is not None:
+        _save(tracer.trace, args.record)
+    return int(failed)
+
+
+def _save(trace: Trace, path: Path) -> None:
+    try:
+        trace.save(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    print(f"{path}: {len(trace.submissions)} submissions")
+
+
+def _trace(path: Path, go_through: bool) -> int:
+    from accel.amd.trace import listing, load_trace, replay
+
+    try:
+        trace = load_trace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    print(f"{trace.tier} on {trace.device}: {len(trace.submissions)} submissions")
+    if not go_through:
+        print("\n".join(listing(trace)))
+        return 0
+    found = replay(trace)
+    if found is None:
+        print("replayed on the simulated GPU: every byte is the same")
+        return 0
+    print(f"differs after submission {found.submission}: {found.problem}")
+    return 1

@@ -1,0 +1,48 @@
+"""Structures of C headers, for comparison with the literals of the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import cffi
+
+from tests.needs import missing
+
+TYPES = "typedef unsigned long __kernel_size_t; typedef int drm_handle_t;"
+SYSTEM = (Path("/usr/include/drm"), Path("/usr/include/libdrm"))
+WHEEL = "ziglang"
+"""A package with the headers of a newer Linux than most systems have."""
+
+
+def declarations(text: str, wanted: Collection[str] | None = None) -> cffi.FFI:
+    """All structures and unions, or those ``wanted``, without what a C preprocessor would take
+    out."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    constants = dict(re.findall(r"^#define (\w+)\s+(\d+)\s*$", text, re.MULTILINE))
+    text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+    found = re.findall(r"^((?:struct|union) (\w+)\s+\{.*?^\};)", text, re.MULTILINE | re.DOTALL)
+    ffi = cffi.FFI()
+    ffi.cdef(TYPES)
+    for bits, name in ((8, "char"), (16, "short"), (32, "int"), (64, "long long")):
+        ffi.cdef(f"typedef unsigned {name} __u{bits}; typedef {name} __s{bits};")
+    for body, name in found:
+        if wanted is None or name in wanted:
+            known = re.sub(r"\[(\w+)\]", lambda m: f"[{constants.get(m[1], m[1])}]", body)
+            ffi.cdef(known, override=True)
+    return ffi
+
+
+def drm_header(name: str, since: str) -> str:
+    """A header of the graphics drivers that mentions ``since``."""
+    folders = list(SYSTEM)
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is not None and spec.origin is not None:
+        folders.append(Path(spec.origin).parent / "lib/libc/include/any-linux-any/drm")
+    for folder in folders:
+        path = folder / name
+        if path.is_file() and since in (text := path.read_text()):
+            return text
+    return missing(f"no {name} of Linux 6.16 or newer", f"pip install {WHEEL}")
