@@ -1,5 +1,5 @@
-"""Attention over I12 pages: of few tokens as one launch, parts of the context and their merge; of
-many on blocks of rows."""
+"""Attention over I12 pages: of four tokens as one launch, parts of the context and their merge; of
+some a block a token; of many on blocks of rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ HEADS = 4
 SPAN_TILES = KV_SPAN // KV_TILE
 THREADS = SPAN_TILES * 32
 """A warp for every tile of a span."""
+FLAG_BYTES = 16
+"""Of blocks that split a context: whether one came last."""
 
 
 def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -40,7 +42,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         "attention_spans",
         (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
         (THREADS, 1, 1),
-        shared_bytes(head_dim),
+        tiles_bytes(head_dim, SPAN_TILES) + FLAG_BYTES,
         {
             "DTYPE": I12.ggml_id,
             "HEAD_DIM": head_dim,
@@ -56,11 +58,37 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
 
 
-def shared_bytes(head_dim: int) -> int:
-    """What ``attention_spans.cu`` has in shared memory: queries in two parts, their factors, of
-    every warp weights in two parts, U and l and o of its tile, and a flag."""
-    queries, units, flag = HEADS * 2 * head_dim, 32, 16
-    return queries + units + SPAN_TILES * HEADS * (2 * KV_TILE + 8 + 4 * head_dim) + flag
+def tiles_bytes(head_dim: int, warps: int) -> int:
+    """What ``attention_tiles.h`` has in shared memory: queries in two parts, their factors, of
+    every warp weights in two parts, of every tile of a span U and l and o."""
+    queries, units = HEADS * 2 * head_dim, 32
+    return queries + units + HEADS * (warps * 2 * KV_TILE + SPAN_TILES * (8 + 4 * head_dim))
+
+
+MOST_SINGLE_TOKENS = 64
+"""With so many tokens each is taken by itself: they are mostly of different slots."""
+TOKEN_WARPS = 4
+TOKEN_BLOCKS_PER_MULTIPROCESSOR = 4
+
+
+def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """``flash_attn_batched`` of few tokens, without sinks or a soft cap."""
+    if not _plain_batch(ops):
+        return None
+    sizes = ops[0].most_sizes()
+    if sizes["tokens"] > MOST_SINGLE_TOKENS:
+        return None
+    groups = sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
+    most = device.multiprocessors * TOKEN_BLOCKS_PER_MULTIPROCESSOR
+    launch = KernelLaunch(
+        "attention_tokens.cu",
+        "attention_tokens",
+        (min(sizes["tokens"] * groups, most), 1, 1),
+        (TOKEN_WARPS * 32, 1, 1),
+        tiles_bytes(sizes["head_dim"], TOKEN_WARPS),
+        _batch_macros(ops),
+    )
+    return Replacement(1, (launch,))
 
 
 BLOCK_WARPS = 4
@@ -76,13 +104,11 @@ Q_FLOATS, Y_FLOATS = 4, 2
 def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     """``flash_attn_batched`` without sinks or a soft cap."""
     op = ops[0]
-    if op.name != "flash_attn_batched" or op.dtype != I12:
+    if not _plain_batch(ops):
         return None
     sizes = op.most_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
-    if head_dim not in HEAD_DIMS or sizes["heads"] // sizes["kv_heads"] > BLOCK_ROWS:
-        return None
-    if op.reals[op.device.reals.index("soft_cap")] or operand_place(ops, 0, "sinks") >= 0:
+    if sizes["heads"] // sizes["kv_heads"] > BLOCK_ROWS:
         return None
     if not (_rows_begin_at(op, "q", Q_FLOATS) and _rows_begin_at(op, "y", Y_FLOATS)):
         return None
@@ -97,22 +123,7 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
         (min(tokens * sizes["kv_heads"] * parts, most), 1, 1),
         (BLOCK_WARPS * 32, 1, 1),
         nbytes,
-        {
-            "DTYPE": I12.ggml_id,
-            "HEAD_DIM": head_dim,
-            "MOST_TOKENS": tokens,
-            **{
-                f"{name}_AT": operand_place(ops, 0, operand)
-                for name, operand in (
-                    ("Q", "q"),
-                    ("KV", "kv"),
-                    ("PAGES", "page_table"),
-                    ("QUERY", "query"),
-                    ("Y", "y"),
-                )
-            },
-            **size_places("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
-        },
+        {"MOST_TOKENS": tokens, **_batch_macros(ops)},
     )
     return Replacement(1, (launch,))
 
@@ -123,6 +134,28 @@ def block_shared_bytes(head_dim: int, tokens: int) -> int:
     stages = BLOCK_STAGES * KV_TILE * (3 * head_dim + 2)
     low = KV_TILE * (head_dim + min(head_dim, MOST_CHANNELS))
     return stages + low + 3 * 4 * KV_TILE + 4 * -(-tokens // 32)
+
+
+def _plain_batch(ops: Remaining) -> bool:
+    """Whether the next op is a ``flash_attn_batched`` of what the tuned kernels do."""
+    op = ops[0]
+    if op.name != "flash_attn_batched" or op.dtype != I12:
+        return False
+    if op.reals[op.device.reals.index("soft_cap")] or operand_place(ops, 0, "sinks") >= 0:
+        return False
+    return op.most_sizes()["head_dim"] in HEAD_DIMS
+
+
+def _batch_macros(ops: Remaining) -> dict[str, int]:
+    """What both kernels for ``flash_attn_batched`` are compiled with."""
+    names = ("q", "kv", "page_table", "query", "y")
+    places = ("Q_AT", "KV_AT", "PAGES_AT", "QUERY_AT", "Y_AT")
+    return {
+        "DTYPE": I12.ggml_id,
+        "HEAD_DIM": ops[0].most_sizes()["head_dim"],
+        **{place: operand_place(ops, 0, name) for place, name in zip(places, names, strict=True)},
+        **size_places("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
+    }
 
 
 def _rows_begin_at(op: Op, name: str, floats: int) -> bool:

@@ -50,8 +50,8 @@ class BoundLaunch:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
-    """Launches in order. Enqueued, they run as one graph that is made when it is first wanted and
-    made anew when the memory of the step has moved."""
+    """Launches in order. Enqueued, they run as one graph, which is made anew when the memory of the
+    step has moved."""
 
     context: Context
     launches: Sequence[BoundLaunch]
@@ -61,15 +61,20 @@ class Recording:
     _executable: Handle | None = None
     _made_for: tuple[int, int] | None = None
 
+    def prepare(self, stream: Any) -> None:
+        """Make the graph unless there is one for the memory of now."""
+        now = self.memory.scratch, self.memory.inputs
+        current = self._executable is not None and self._made_for == now
+        if self.graphs and self.launches and not current:
+            self._executable = self._captured(stream)
+            self._made_for = now
+
     def enqueue(self, stream: Any) -> None:
         """Launch everything, in the order of ``stream``."""
+        self.prepare(stream)
         if not self.graphs:
             self._launch_all(stream)
-        elif self.launches:
-            now = self.memory.scratch, self.memory.inputs
-            if self._executable is None or self._made_for != now:
-                self._executable = self._captured(stream)
-                self._made_for = now
+        elif self._executable is not None:
             self.context.call("cuGraphLaunch", self._executable.value, stream)
 
     def _captured(self, stream: Any) -> Handle:

@@ -1,7 +1,9 @@
-"""Products with many tokens: activations packed once, then a launch for every matrix.
+"""Products with many tokens: activations packed once, then the products.
 
-The runs are those of ``accel.cuda.products`` without a gate: ``rms_norm? quantize_activation``, the
-products of those integers with their biases, a residual behind a single one.
+The runs are those of ``accel.cuda.products``: ``rms_norm? quantize_activation``, the products of
+those integers with their biases, a gate behind a pair or a residual behind a single one. Where
+there are products of warp groups, matrices of one format share a launch; else each has its own, and
+a gate is left to the plain kernel.
 """
 
 from __future__ import annotations
@@ -40,26 +42,47 @@ GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
 GROUP_WARPS = 4
 GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
-SINGLE_WARP_FORMATS = (Q6_K,)
-"""Sub-blocks of 16 columns: products of four warps are of 32, half of them zeros."""
+FOUR_SUM_FORMATS = (Q6_K,)
+FOUR_SUM_GROUPS = 2
+"""Of a block, for which there are registers when four sums are under way at once."""
 MOST_SPLIT_TOKENS = 64
-"""With so many tokens there are too few blocks unless the columns are split among groups."""
+"""With more tokens there are blocks enough without splitting columns among groups."""
 BARRIER_BYTES = 8
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run of many tokens the ops begin with."""
     for run in runs(ops):
-        if run.quantize is None or run.gate is not None:
-            continue
         products = [ops[place] for place in run.products]
-        if products[0].count.most <= FEW or any(p.dtype not in FORMATS for p in products):
+        if run.quantize is None or products[0].count.most <= FEW:
+            continue
+        if any(product.dtype not in FORMATS for product in products):
+            continue
+        if run.gate is not None and not _has_groups(device):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
             launches = [_pack(ops, run)]
-            launches += [_product(ops, run, number, device) for number in range(len(products))]
+            launches += [
+                _product(ops, run, numbers, device) for numbers in _shared(products, device)
+            ]
             return Replacement(run.length, tuple(launches))
     return None
+
+
+def _has_groups(device: Device) -> bool:
+    return device.capability == GROUP_CAPABILITY
+
+
+def _shared(products: Sequence[Op], device: Device) -> list[tuple[int, ...]]:
+    """Numbers of the products of each launch."""
+    found: list[tuple[int, ...]] = []
+    for number, product in enumerate(products):
+        before = products[found[-1][0]] if found else None
+        if before is not None and before.dtype == product.dtype and _has_groups(device):
+            found[-1] = (*found[-1], number)
+        else:
+            found.append((number,))
+    return found
 
 
 def shared_bytes(dtype: DType) -> int:
@@ -95,14 +118,11 @@ def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
     )
 
 
-def _product(ops: Sequence[Op], run: Run, number: int, device: Device) -> KernelLaunch:
-    """By groups of four warps where there are such products and they are faster."""
-    product = ops[run.products[number]]
-    many = product.count.most > MOST_SPLIT_TOKENS
-    if device.capability == GROUP_CAPABILITY and not (
-        many and product.dtype in SINGLE_WARP_FORMATS
-    ):
-        return _grouped(ops, run, number, device)
+def _product(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Device) -> KernelLaunch:
+    """One launch of the products ``numbers``."""
+    if _has_groups(device):
+        return _grouped(ops, run, numbers, device)
+    (number,) = numbers
     return _single(ops, run, number)
 
 
@@ -111,34 +131,54 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     product = ops[run.products[number]]
     rows = product.most_sizes()["rows"]
     assert product.dtype is not None
+    end = run.residual if run.residual is not None else writer(run, number)
     return KernelLaunch(
         "unit_matrix.cu",
         "unit_matrix",
         (-(-rows // BLOCK_ROWS), -(-product.count.most // BLOCK_TOKENS), 1),
         (WARPS * 32, 1, 1),
         shared_bytes(product.dtype),
-        _places(ops, run, number),
+        {
+            "W": operand_place(ops, run.products[number], "weight"),
+            "B": operand_place(ops, run.biases[number], "bias"),
+            "Y": operand_place(ops, end, "y"),
+            **_places(ops, run, number),
+        },
     )
 
 
-def _grouped(ops: Sequence[Op], run: Run, number: int, device: Device) -> KernelLaunch:
+def _grouped(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Device) -> KernelLaunch:
     """By groups of four warps."""
-    product = ops[run.products[number]]
-    rows, tokens = product.most_sizes()["rows"], product.count.most
-    assert product.dtype is not None
-    shape = _group_shape(product.dtype, tokens, device)
+    products = [ops[run.products[number]] for number in numbers]
+    dtype, tokens = products[0].dtype, products[0].count.most
+    assert dtype is not None
+    paired = run.gate is not None
+    rows = [product.most_sizes()["rows"] for product in products]
+    rows = [sum(rows)] if paired else rows
+    shape = group_shape(dtype, tokens, rows, device)
+    end = run.gate if run.gate is not None else run.residual
+    places = {}
+    for i, number in enumerate(numbers):
+        places[f"W{i}"] = operand_place(ops, run.products[number], "weight")
+        places[f"B{i}"] = operand_place(ops, run.biases[number], "bias")
+        places[f"Y{i}"] = operand_place(ops, writer(run, number) if end is None else end, "y")
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
-        (-(-rows // shape.rows), -(-tokens // shape.tokens), 1),
+        (shape.row_blocks(rows), -(-tokens // shape.tokens), 1),
         (shape.groups * GROUP_WARPS * 32, 1, 1),
-        shape.shared_bytes(product.dtype),
+        shape.shared_bytes(dtype),
         {
             "WARP_GROUPS": shape.groups,
             "BLOCK_TOKENS": shape.tokens,
             "SPLIT": int(shape.split),
             "STAGES": shape.stages,
-            **_places(ops, run, number),
+            "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
+            "MATRICES": len(numbers),
+            "GATE": packet_number(run.gate),
+            **size_places("swiglu", "activation"),
+            **places,
+            **_places(ops, run, numbers[0]),
         },
     )
 
@@ -158,6 +198,10 @@ class GroupShape:
         """Of a block."""
         return GROUP_ROWS * (1 if self.split else self.groups)
 
+    def row_blocks(self, rows: Sequence[int]) -> int:
+        """Blocks of all matrices; none has rows of two."""
+        return sum(-(-of_matrix // self.rows) for of_matrix in rows)
+
     def shared_bytes(self, dtype: DType) -> int:
         """Stages with their barriers; totals of a block whose groups have rows of their own."""
         of_tokens = self.tokens * (TOKEN_BYTES + SUM_BYTES + 4)
@@ -165,26 +209,57 @@ class GroupShape:
         stages = self.stages * stage
         return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
 
-
-SPLIT_SHAPES = (
-    GroupShape(4, 32, True),
-    GroupShape(4, 16, True, 3),
-    GroupShape(4, 16, True),
-)
-WHOLE_SHAPES = (GroupShape(4, 64, False), GroupShape(3, 64, False), GroupShape(2, 64, False))
+    def work(self, tokens: int) -> int:
+        """Blocks of tokens. Decode tokens beside a whole chunk of a prompt seldom fill one."""
+        return -(-tokens // self.tokens) if self.split else max(1, tokens // self.tokens)
 
 
-def _group_shape(dtype: DType, tokens: int, device: Device) -> GroupShape:
-    """The first that fits; few tokens take no more than they need."""
-    shapes: tuple[GroupShape, ...] = WHOLE_SHAPES
-    if tokens <= MOST_SPLIT_TOKENS:
-        shapes = SPLIT_SHAPES if tokens > SPLIT_SHAPES[-1].tokens else SPLIT_SHAPES[1:]
-    return next(shape for shape in shapes if shape.shared_bytes(dtype) <= device.shared_bytes)
+WARP_TOKENS = 16
+"""A product of a group takes hardly less time for fewer tokens."""
+SHAPES = {
+    GroupShape(4, 32, True): 8,
+    GroupShape(4, 16, True, 3): 7,
+    GroupShape(4, 16, True): 7,
+    GroupShape(4, 64, False): 38,
+    GroupShape(3, 64, False): 30,
+    GroupShape(2, 64, False): 23,
+}
+"""With a block's time for a unit of its columns, in tenths of a microsecond of an H200."""
+FOUR_SUMS_TIME = 30
+"""Of two groups that each make four sums."""
+
+
+def by_single_warps(dtype: DType, shape: GroupShape) -> bool:
+    """Whether each warp of a group multiplies by itself; there are no registers for the sums of
+    Q6_K where groups are split."""
+    return shape.split and (shape.tokens <= WARP_TOKENS or dtype in FOUR_SUM_FORMATS)
+
+
+def group_shape(dtype: DType, tokens: int, rows: Sequence[int], device: Device) -> GroupShape:
+    """The one that takes least time, when as many blocks run at once as there are
+    multiprocessors."""
+
+    def time(shape: GroupShape) -> int:
+        blocks = shape.row_blocks(rows) * shape.work(tokens)
+        of_block = SHAPES[shape]
+        if dtype in FOUR_SUM_FORMATS and not shape.split:
+            of_block = FOUR_SUMS_TIME
+        return -(-blocks // device.multiprocessors) * of_block
+
+    return min((shape for shape in SHAPES if _fits(shape, dtype, tokens, device)), key=time)
+
+
+def _fits(shape: GroupShape, dtype: DType, tokens: int, device: Device) -> bool:
+    if shape.shared_bytes(dtype) > device.shared_bytes:
+        return False
+    if shape.split:
+        return tokens <= MOST_SPLIT_TOKENS
+    return dtype not in FOUR_SUM_FORMATS or shape.groups <= FOUR_SUM_GROUPS
 
 
 def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
+    """What the launches of products have in common; ``number`` is the first product's."""
     product = ops[run.products[number]]
-    end = run.residual if run.residual is not None else writer(run, number)
     assert product.dtype is not None
     return {
         "FORMAT_ID": product.dtype.ggml_id,
@@ -192,9 +267,6 @@ def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
         "M": operand_place(ops, run.quantize, "m"),
         "SCALE": operand_place(ops, run.quantize, "scale"),
         "SUMS": operand_place(ops, run.quantize, "sums"),
-        "W": operand_place(ops, run.products[number], "weight"),
-        "B": operand_place(ops, run.biases[number], "bias"),
-        "Y": operand_place(ops, end, "y"),
         "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
         **size_places("matmul", "rows", "columns"),
     }

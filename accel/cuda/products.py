@@ -32,9 +32,11 @@ MOST_FORMATS = 2
 CHUNK_UNITS = 2
 """Units a warp copies at a time."""
 RING_SLOTS = 2
-"""Chunks a warp has under way. Of one token and matrix one: the other warps' are enough."""
+"""Chunks a warp has under way for one token and a pair of matrices; else one: those of the other
+warps are enough."""
 MOST_HELD_UNITS = 4
-"""Units of rows a warp holds in registers at once, while a norm's factor is found."""
+"""Units of rows a warp holds in registers at once, while a norm's factor is found or others are
+on their way."""
 SINGLE, FEW = 1, 4
 """Tokens kernels are built for."""
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
@@ -88,6 +90,10 @@ def runs(ops: Sequence[Op]) -> Iterator[Run]:
         run = Run(products, last, quantize, norm, biases)
         yield from _with_end(ops, run)
         yield run
+    if found and found[0][1] is not None:
+        # Where somebody reads the product itself, its bias is an op of its own.
+        first = found[0][0]
+        yield Run((first,), first + 1, quantize, norm)
 
 
 def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[int, int | None]]:
@@ -178,13 +184,14 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
 
 
 def held_units(run: Run, units: int, warps: int) -> int:
-    """Without a norm a warp quantizes what it loads at once."""
-    return 1 if run.norm is None else min(MOST_HELD_UNITS, -(-units // warps))
+    """Without a norm a warp quantizes what it loads at once, unless there is much of it."""
+    each = -(-units // warps)
+    return 1 if run.norm is None and each < MOST_HELD_UNITS else min(MOST_HELD_UNITS, each)
 
 
 def ring_slots(tokens: int, paired: bool) -> int:
     """Chunks of a warp in shared memory."""
-    return 1 if tokens == SINGLE and not paired else RING_SLOTS
+    return RING_SLOTS if tokens == SINGLE and paired else 1
 
 
 def _shape(
@@ -193,7 +200,7 @@ def _shape(
     """Warps, slot bits and bytes of shared memory of a block; None where nothing fits."""
     slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     tile_units = units * (2 if paired else 1)
-    for warps in (16, 12, 8, 4) if tokens == SINGLE else (8, 4, 2):
+    for warps in (16, 12, 8, 4, 2):
         for slot_bits in (
             (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
         ):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel.cuda.attention import attention_blocks_rule, attention_rule
+from accel.cuda.attention import (
+    attention_blocks_rule,
+    attention_rule,
+    attention_tokens_rule,
+)
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
@@ -19,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     embed_rule,
     head_rows_rule,
     attention_rule,
+    attention_tokens_rule,
     attention_blocks_rule,
     matrix_rule,
     product_rule,

@@ -234,6 +234,7 @@ class CudaTier:
                 for decl in graph.of_kind(BufferKind.OUTPUT)
             }
             recording = self._recorded(graph.name, plan, packets)
+            recording.prepare(self._memory.stream)
         return CudaBatch(form, len(plan.launches), recording, inputs.nbytes, outputs)
 
     def submit(

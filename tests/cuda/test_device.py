@@ -19,8 +19,8 @@ from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl, BufferKind
 from tests.cuda.test_tier import Lowered, block_of, values_of
+from tests.kernels.planes import planes
 from tests.needs import need_device
-from tests.opencl.lanes import arranged
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.device
@@ -128,7 +128,7 @@ def test_weights_are_arranged(tier: CudaTier, dtype: DType, shape: tuple[int, in
     buffer = tier.upload(BufferDecl("w", BufferKind.WEIGHT, dtype, dims, "w"), blocks)
     assert buffer.matrix is not None
     tier._runtime.uploader.finish()
-    expected = arranged(dtype, blocks, matrices).bytes
+    expected = planes(dtype, blocks, matrices).bytes
     place = buffer.matrix.allocation
     got = tier._memory.mirrors.read(place, 0, place.nbytes).reshape(expected.shape)
     assert np.array_equal(got, expected)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.matrices import group_shape
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
@@ -148,16 +149,59 @@ def test_many_tokens(
     assert np.array_equal(got, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("biases", [False, True])
-def test_a_layer_of_many_tokens(biases: bool, folder: Path) -> None:
-    """Norms are packed with their integers; biases and the residual go along."""
-    case = layer(9, dtypes.Q6_K, biases, gated=False)
-    _, plan = planned(case)
-    entries = [launch.entry for launch in plan.launches]
-    assert entries == ["unit_pack", *["unit_groups"] * 3, "unit_pack", "unit_groups"]
-    got, want = run(case, folder), layer_by_definition(case, biases)
+@pytest.mark.parametrize(
+    ("biases", "gated", "most"), [(False, False, 9), (True, False, 70), (False, True, 70)]
+)
+def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Path) -> None:
+    """Norms are packed with their integers; biases, a gate and the residual go along, and matrices
+    of one format share a launch."""
+    case = layer(9, dtypes.Q5_K, biases, gated)
+    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
+    entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
+    assert entries == ["unit_pack", "unit_groups"] + ["unit_groups", "unit_pack"] * (1 + gated) + [
+        "unit_groups"
+    ]
+    got, want = run(case, folder, most), layer_by_definition(case, biases)
     for name, values in want.items():
         assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize("tokens", [9, 70])
+def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
+    """Of different heights, none a whole number of blocks; older devices take one after the other
+    and the gate by itself."""
+    case = layer(tokens, dtypes.Q4_K)
+    step, plan = planned(case)
+    assert [launch.entry for launch in plan.launches[:3]] == [
+        "unit_pack",
+        "unit_groups",
+        "unit_pack",
+    ]
+    older = plan_launches(step.ops, OLDER, step.scratch)
+    assert [step.ops[i].name for i in plain_ops(older)] == ["swiglu"]
+    got, want = run(case, folder), layer_by_definition(case, False)
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "tokens", "rows", "groups"),
+    [
+        (132, 513, (4096,), 4),
+        (132, 513, (4096, 1024), 3),
+        (132, 513, (24576,), 4),
+        (3, 80, (64,), 2),
+        (132, 64, (24576,), 3),
+        (132, 64, (4096,), 4),
+    ],
+    ids=str,
+)
+def test_blocks_leave_few_multiprocessors_idle(
+    multiprocessors: int, tokens: int, rows: tuple[int, ...], groups: int
+) -> None:
+    """Of 160 blocks of four groups the last 28 would run alone."""
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    assert group_shape(dtypes.Q4_K, tokens, rows, device).groups == groups
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:
@@ -272,6 +316,20 @@ def test_an_output_is_written_whoever_reads_it() -> None:
     builder.emit(Opcode.ADD, a=x, b=product, y=builder.output("z", "tokens", 256))
     step, plan = planned(replace(layer(1, dtypes.Q4_K), graph=builder.build()))
     assert [step.ops[i].name for i in plain_ops(plan)] == ["add"]
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_a_product_that_is_read_leaves_its_bias_alone(tokens: int) -> None:
+    """Both are outputs: the product is one launch, its bias a plain one."""
+    builder = GraphBuilder("product and bias")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q8_0, (32, 256))
+    bias = builder.buffer("b", BufferKind.WEIGHT, F32, (32,))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", 32))
+    builder.emit(Opcode.BIAS_ADD, x=product, bias=bias, y=builder.output("z", "tokens", 32))
+    case = replace(layer(tokens, dtypes.Q4_K), graph=builder.build())
+    step, plan = planned(case)
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["bias_add"]
 
 
 def test_ops_of_one_launch_share_no_memory() -> None:

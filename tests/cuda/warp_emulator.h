@@ -279,9 +279,10 @@ DEVICE void spin_pause() { emulator::yield(); }
 DEVICE uint64_t group_operand(const unsigned char *place, unsigned lead, unsigned stride) {
     return (uint64_t)(place - shared) | (uint64_t)lead << 20 | (uint64_t)stride << 36;
 }
+DEVICE uint64_t operand_behind(uint64_t operand, unsigned bytes) { return operand + bytes; }
 DEVICE void begin_group_product() {}
 DEVICE void end_group_product() {}
-template <int N> DEVICE void await_group_products(int (&)[N]) {}
+template <int left> DEVICE void await_operands() {}
 template <int N> DEVICE void take_sums(int (&)[N]) {}
 DEVICE void show_to_products() {}
 DEVICE void group_barrier(unsigned id) { emulator::group_barrier(id); }
@@ -301,8 +302,8 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
     while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
 }
-template <int N>
-DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
+template <bool SIGNED, int N>
+DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     emulator::Message mine = {};
     for (int i = 0; i < 4; i++) mine.word[i] = a[i];
     const emulator::Message *all = emulator::exchange(mine);
@@ -315,12 +316,17 @@ DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bo
         int total = more ? sum[i] : 0;
         for (int n = 0; n < 32; n++) {
             const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
-            total += byte_at(x, n % 4, false) * (int)(signed char)own[n / 16 * lead + n % 16];
+            total += byte_at(x, n % 4, SIGNED) * (int)(signed char)own[n / 16 * lead + n % 16];
         }
         sum[i] = total;
     }
     __syncwarp();
 }
-template <int N> DEVICE void begin_sum(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {
-    multiply_group(sum, a, b, false);
+template <int N>
+DEVICE void multiply_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
+    multiply_rows_of_group<false>(sum, a, b, more);
+}
+template <int N>
+DEVICE void multiply_signed_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
+    multiply_rows_of_group<true>(sum, a, b, more);
 }

@@ -4,26 +4,23 @@
 // low, keys and values 16 high + low; eight times the low part of those stands beside the high one,
 // so that both mixed products add up in one sum: 2048 hh + 16 (h l + l h) + l l / 8.
 //
+// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves.
+//
 // HEAD_DIM is 64, 128 or 256; a block makes CHANNELS of the outputs. MOST_TOKENS is that of the
 // form. Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT,
 // QUERY_AT and Y_AT.
 
-#include "packets.h"
-#include "warp.h"
-#include "attention_rows.k"
-#include "pages.k"
-
 #define WARPS 4
+
+#include "attention_tokens.h"
+
 #define ROWS (16 * WARPS)
 #define CHANNELS (HEAD_DIM < 128 ? HEAD_DIM : 128)
 #define CHANNEL_PARTS (HEAD_DIM / CHANNELS)
 #define GROUPS_OF_CHANNELS (CHANNELS / 8)
 #define ROW_WORDS (HEAD_DIM / 16)  // of a row, in one lane of four
-#define TILE_PAGES (KV_TILE / PAGE_TOKENS)
-#define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
 #define PIECES (RECORD / 16)
 #define STAGES 2
-#define Q_SHIFT 7  // bits of the low part of queries and weights
 #define ALL_LOW 0x78787878u
 
 // Shared memory, in bytes.
@@ -498,6 +495,21 @@ DEVICE void find_positions(BLOCK_WORK &work, unsigned window) {
     work.first = smallest_of_warp(work.first), work.last = largest_of_warp(work.last);
 }
 
+// The heads of a token that is alone.
+DEVICE void attend_alone(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsigned char *memory) {
+    SPAN_WORK token;
+    token.pages = work.pages, token.kv = work.kv, token.token = work.begin;
+    token.kv_heads = work.kv_heads, token.kv_head = work.kv_head;
+    token.position = work.last, token.first = work.first;
+    token.q = operands.q + work.begin * operands.q_stride;
+    for (unsigned first = 0; first < work.sharing; first += HEADS) {
+        token.head = work.kv_head * work.sharing + first;
+        token.heads = min((unsigned)HEADS, work.sharing - first);
+        float *y = operands.y + work.begin * operands.y_stride + token.head * HEAD_DIM;
+        attend_token(token, operands.scale, memory, y);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_blocks(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -533,6 +545,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         const unsigned slot = work.query[work.begin * work.query_stride + QUERY_SLOT];
         work.pages =
             (const unsigned *)operand_at(launch, PAGES_AT) + slot * stride_at(launch, PAGES_AT);
-        attend_block(work, operands, shared);
+        if (work.count > 1)
+            attend_block(work, operands, shared);
+        else if (work.part == 0)
+            attend_alone(work, operands, shared);
     }
 }

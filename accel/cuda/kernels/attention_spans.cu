@@ -1,262 +1,29 @@
 // FLASH_ATTN of few tokens over I12 pages (rule R6): a block takes a span of 1,024 positions of up
-// to four heads that read one KV head, each warp a tile of 64 positions. Both products are integers
-// on tensor cores: keys and values are 16 high + low, queries and weights 128 high + low, and the
-// eight columns of a product are the two parts of the four heads.
+// to four heads that read one KV head, each warp a tile of 64 positions.
 //
-// HEAD_DIM is 64, 128 or 256. Compiled with the places of the operands as packets.h has them: Q_AT,
-// KV_AT, PAGES_AT, QUERY_AT, Y_AT and PARTS_AT, where U, l and o of spans wait. Sizes and reals are
-// those of the first packet, a flash_attn_part. workspace has a counter for every token and group
-// of heads, 0 between steps.
+// Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT,
+// Y_AT and PARTS_AT, where U, l and o of spans wait. Sizes and reals are those of the first packet, a
+// flash_attn_part. workspace has a counter for every token and group of heads, 0 between steps.
 
-#include "packets.h"
-#include "warp.h"
-#include "attention_rows.k"
-#include "pages.k"
+#define WARPS 16
 
-#define HEADS 4
-#define HALF_DIM (HEAD_DIM / 2)
-#define LANE_BYTES (HEAD_DIM / 8)  // of half a row, which four lanes share
-#define LANE_WORDS (LANE_BYTES / 4)
-#define PAGES (KV_TILE / PAGE_TOKENS)
+#include "attention_tiles.h"
+
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
-#define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
-#define Q_SHIFT 7  // bits of the low part of queries and weights
-
-// Shared memory, in bytes.
-#define AT_QUERIES 0                                             // [head][high, low][HEAD_DIM]
-#define AT_UNITS (AT_QUERIES + HEADS * 2 * HEAD_DIM)             // [head] factor, 1 if broken
-#define AT_WEIGHTS (AT_UNITS + 32)                               // [warp][head][high, low][KV_TILE]
-#define AT_TOPS (AT_WEIGHTS + SPAN_TILES * HEADS * 2 * KV_TILE)  // [warp][head] U, l
-#define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)               // [warp][head][HEAD_DIM] o
-#define AT_LAST (AT_SUMS + SPAN_TILES * HEADS * HEAD_DIM * 4)    // whether the block came last
-
-// What a block works at.
-struct SPAN_WORK {
-    const unsigned *pages;
-    const float *q;
-    U64 kv;
-    unsigned token, position, first, span, slots, kv_heads, kv_head, head, heads;
-};
-
-template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&word)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-        if (N % 4 == 0) {
-            const uint4 four = *(const uint4 *)(place + 4 * i);
-            word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
-        } else {
-            const uint2 two = *(const uint2 *)(place + 4 * i);
-            word[i] = two.x, word[i + 1] = two.y;
-        }
-    }
-}
-
-// Rows of queries as two bytes an element, by a warp a head; heads that are not there are zeros.
-DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
-                          int lane) {
-    if (warp >= HEADS) return;
-    const float *q = work.q + (work.head + warp) * HEAD_DIM;
-    const bool exists = warp < work.heads;
-    unsigned most = 0;
-    for (int d = lane; d < HEAD_DIM && exists; d += WARP_LANES)
-        most = max(most, __float_as_uint(q[d]) & MAGNITUDE);
-    most = largest_of_warp(most);
-    const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
-    const float factor = row_factor(most, bits);
-    unsigned char *high = memory + AT_QUERIES + warp * 2 * HEAD_DIM, *low = high + HEAD_DIM;
-    for (int d = lane; d < HEAD_DIM; d += WARP_LANES) {
-        const int m = exists && factor != 0.0f ? row_integer(q[d], factor, (2 << bits) - 1) : 0;
-        high[d] = (unsigned char)(m >> Q_SHIFT);
-        low[d] = (unsigned char)(m & ((1 << Q_SHIFT) - 1));
-    }
-    if (lane == 0) {
-        float *unit = (float *)(memory + AT_UNITS) + 2 * warp;
-        const bool broken = exponent == BROKEN_ROW;
-        unit[0] = broken ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
-        unit[1] = broken ? 1.0f : 0.0f;
-    }
-}
-
-DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) {
-    const unsigned page = work.pages[min(position, work.position) / PAGE_TOKENS];
-    return (const unsigned char *)i12_record(work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
-}
-
-// Lets the tile's records come nearer while the queries are made ready.
-DEVICE void call_tile(const SPAN_WORK &work, unsigned start, int lane) {
-    const unsigned char *record = record_of(work, start + lane / 8 * PAGE_TOKENS);
-#pragma unroll
-    for (unsigned at = lane % 8 * 128; at < RECORD; at += 8 * 128) call_near(record + at);
-}
-
-DEVICE unsigned low_part(unsigned word, int half) {
-    return (half ? word >> 4 : word) & 0x0F0F0F0Fu;
-}
-
-// sum of (16 high + low) (128 high + low): columns 2 t and 2 t + 1 are the parts of head t.
-DEVICE int joined(const int (&high)[4], const int (&low)[4], int row) {
-    return 16 * ((high[2 * row] * (1 << Q_SHIFT)) + high[2 * row + 1]) +
-           low[2 * row] * (1 << Q_SHIFT) + low[2 * row + 1];
-}
-
-// q.k of positions g and g + 8 of a page with the query of head t.
-DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][LANE_WORDS],
-                        int lane, int (&dot)[2]) {
-    const int g = lane / 4, t = lane % 4;
-    int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    unsigned lows[2][LANE_WORDS];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        load_words(record + I12_LOW(HEAD_DIM) + (g + 8 * r) * HALF_DIM + t * LANE_BYTES, lows[r]);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        unsigned highs[2][LANE_WORDS];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            load_words(record + (g + 8 * r) * HEAD_DIM + half * HALF_DIM + t * LANE_BYTES,
-                       highs[r]);
-#pragma unroll
-        for (int i = 0; i < LANE_WORDS; i += 2) {
-            const unsigned b0 = query[half][i], b1 = query[half][i + 1];
-            const unsigned a[4] = {highs[0][i], highs[1][i], highs[0][i + 1], highs[1][i + 1]};
-            const unsigned c[4] = {low_part(lows[0][i], half), low_part(lows[1][i], half),
-                                   low_part(lows[0][i + 1], half), low_part(lows[1][i + 1], half)};
-            multiply_32<true>(high, a, b0, b1);
-            multiply_32<false>(low, c, b0, b1);
-        }
-    }
-    dot[0] = joined(high, low, 0);
-    dot[1] = joined(high, low, 1);
-}
-
-// U and l of a tile for head t, and its weights, which go to shared memory in two parts.
-DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
-                            const unsigned (&query)[2][LANE_WORDS], unsigned char *weights,
-                            int lane) {
-    const int g = lane / 4, t = lane % 4;
-    float score[PAGES][2], value[PAGES][2], most = NEGATIVE_INFINITY;
-#pragma unroll
-    for (int page = 0; page < PAGES; page++) {
-        const unsigned begin = start + page * PAGE_TOKENS;
-        const unsigned char *record = record_of(work, begin);
-        int dot[2];
-        page_scores(record, query, lane, dot);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const unsigned position = begin + g + 8 * r;
-            const signed char *exponents =
-                (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + g + 8 * r;
-            const int key = exponents[0], of_value = exponents[PAGE_TOKENS];
-            const bool seen = position >= work.first && position <= work.position;
-            score[page][r] = seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
-            value[page][r] = value_scale(of_value);
-            if (seen) most = larger(most, score[page][r] + tile_exponent(key, of_value));
-        }
-    }
-#pragma unroll
-    for (int lanes = 4; lanes < WARP_LANES; lanes *= 2)
-        most = larger(most, __shfl_xor_sync(ALL_LANES, most, lanes));
-    const float top = rint_small(most);
-    const bool usable = magnitude_of(top) < 1048576.0f;
-    float p[PAGES][2];
-#pragma unroll
-    for (int page = 0; page < PAGES; page++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float difference = score[page][r] - top;
-            const bool seen = usable && score[page][r] != NEGATIVE_INFINITY;
-            p[page][r] = seen ? exp2_of(difference < -80.0f ? -80.0f : difference) : 0.0f;
-            const int weight = seen ? rounded(p[page][r] * value[page][r]) : 0;
-            unsigned char *place = weights + t * 2 * KV_TILE + page * PAGE_TOKENS + g + 8 * r;
-            place[0] = (unsigned char)(weight >> Q_SHIFT);
-            place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
-        }
-    float total =
-        ((p[0][0] + p[2][0]) + (p[1][0] + p[3][0])) + ((p[0][1] + p[2][1]) + (p[1][1] + p[3][1]));
-#pragma unroll
-    for (int lanes = 16; lanes > 2; lanes /= 2)
-        total = total + __shfl_xor_sync(ALL_LANES, total, lanes);
-    __syncwarp();
-    return usable ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
-}
-
-// o of a tile: channels g and g + 8 of every sixteen for head t. A lane has the positions of page
-// t.
-DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned char *weights,
-                        float *sums, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    unsigned weight[4];
-    load_words(weights + g * KV_TILE + t * PAGE_TOKENS, weight);
-    const unsigned char *values =
-        record_of(work, start + t * PAGE_TOKENS) + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
-#pragma unroll 2
-    for (int first = 0; first < HALF_DIM; first += 16) {
-        unsigned lows[2][4];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            load_words(values + I12_LOW(HEAD_DIM) + (first + 8 * r) * PAGE_TOKENS, lows[r]);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int channel = first + half * HALF_DIM;
-            int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-            unsigned highs[2][4];
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                load_words(values + (channel + 8 * r) * PAGE_TOKENS, highs[r]);
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                const unsigned a[4] = {highs[0][i], highs[1][i], highs[0][i + 1], highs[1][i + 1]};
-                const unsigned c[4] = {low_part(lows[0][i], half), low_part(lows[1][i], half),
-                                       low_part(lows[0][i + 1], half),
-                                       low_part(lows[1][i + 1], half)};
-                multiply_32<true>(high, a, weight[i], weight[i + 1]);
-                multiply_32<false>(low, c, weight[i], weight[i + 1]);
-            }
-            sums[t * HEAD_DIM + channel + g] = (float)joined(high, low, 0);
-            sums[t * HEAD_DIM + channel + g + 8] = (float)joined(high, low, 1);
-        }
-    }
-}
-
-// Tiles of the span, from the left, of one channel of one head.
-DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigned end,
-                            unsigned head, unsigned channel, float &sum) {
-    SOFTMAX all = no_softmax();
-    sum = 0.0f;
-    for (unsigned tile = first; tile < end; tile++) {
-        const float *top = (const float *)(memory + AT_TOPS) + (tile * HEADS + head) * 2;
-        const FACTORS factors = merge_later(all, softmax_of(top[0], top[1]));
-        const float *sums = (const float *)(memory + AT_SUMS) + (tile * HEADS + head) * HEAD_DIM;
-        sum = sum * factors.keep + sums[channel] * factors.add;
-    }
-    return all;
-}
+#define AT_LAST AT_TILES_END  // whether the block came last
 
 // One span of a group of heads: U, l and o of it or, where there is no other, y.
 DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts,
-                        float *y, unsigned first_span, bool only) {
+                        float *y, unsigned first_span, unsigned slots, bool only) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const int g = lane / 4, t = lane % 4;
     const unsigned begin = work.span * SPAN_TILES;
     const unsigned first = max(begin, work.first / KV_TILE) - begin;
     const unsigned end = min(begin + SPAN_TILES, work.position / KV_TILE + 1) - begin;
-    if (warp >= first && warp < end) call_tile(work, (begin + warp) * KV_TILE, lane);
+    if (first + warp < end) call_tile(work, (begin + first + warp) * KV_TILE, lane);
     split_queries(work, scale, memory, warp, lane);
     __syncthreads();
+    attend_tiles(work, first, end, memory);
     const float *units = (const float *)(memory + AT_UNITS);
-    if (warp >= first && warp < end) {
-        unsigned query[2][LANE_WORDS];
-        const unsigned char *column = memory + AT_QUERIES + g * HEAD_DIM + t * LANE_BYTES;
-        load_words(column, query[0]);
-        load_words(column + HALF_DIM, query[1]);
-        unsigned char *weights = memory + AT_WEIGHTS + warp * HEADS * 2 * KV_TILE;
-        const unsigned start = (begin + warp) * KV_TILE;
-        const SOFTMAX tile = tile_weights(work, start, units[2 * t], query, weights, lane);
-        float *top = (float *)(memory + AT_TOPS) + (warp * HEADS + t) * 2;
-        if (g == 0) top[0] = tile.top, top[1] = tile.total;
-        tile_values(work, start, weights, (float *)(memory + AT_SUMS) + warp * HEADS * HEAD_DIM,
-                    lane);
-    }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
         const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
@@ -267,16 +34,17 @@ DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memor
             y[i] = attention_output(sum, all.total);
             continue;
         }
-        float *part = parts + ((size_t)head * work.slots + work.span - first_span) * PART_FLOATS;
+        float *part = parts + ((size_t)head * slots + work.span - first_span) * PART_FLOATS;
         part[PART_HEADER + channel] = sum;
         if (channel == 0) part[0] = all.top, part[1] = all.total;
     }
 }
 
 // Spans from the left into y, by the block that came last.
-DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, float *y, unsigned spans) {
+DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, float *y, unsigned slots,
+                        unsigned spans) {
     for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
-        const float *part = parts + (size_t)(i / HEAD_DIM) * work.slots * PART_FLOATS;
+        const float *part = parts + (size_t)(i / HEAD_DIM) * slots * PART_FLOATS;
         SOFTMAX all = no_softmax();
         float sum = 0.0f;
         for (unsigned span = 0; span < spans; span++) {
@@ -301,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     SPAN_WORK work;
     work.kv_heads = packet->size[FLASH_ATTN_PART_KV_HEADS];
     work.kv = (U64)operand_at(launch, KV_AT);
-    work.slots = packet->size[FLASH_ATTN_PART_MOST_PARTS];
+    const unsigned slots = packet->size[FLASH_ATTN_PART_MOST_PARTS];
     const unsigned sharing = heads / work.kv_heads, groups = (sharing + HEADS - 1) / HEADS;
     const unsigned *queries = (const unsigned *)operand_at(launch, QUERY_AT);
     PRECEDING_DONE;
@@ -325,8 +93,8 @@ extern "C" __global__ void __launch_bounds__(512, 1)
             float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT) +
                        work.head * HEAD_DIM;
             float *parts = (float *)operand_at(launch, PARTS_AT) +
-                           (size_t)(work.token * heads + work.head) * work.slots * PART_FLOATS;
-            attend_span(work, scale, shared, parts, y, begin, end == begin + 1);
+                           (size_t)(work.token * heads + work.head) * slots * PART_FLOATS;
+            attend_span(work, scale, shared, parts, y, begin, slots, end == begin + 1);
             if (end > begin + 1) {
                 unsigned *counter =
                     (unsigned *)workspace + work.token * work.kv_heads * groups + group;
@@ -336,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                 __syncthreads();
                 if (last[0]) {
                     __threadfence();
-                    merge_spans(work, parts, y, end - begin);
+                    merge_spans(work, parts, y, slots, end - begin);
                     if (threadIdx.x == 0) *counter = 0;
                 }
             }

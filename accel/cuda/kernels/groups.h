@@ -14,6 +14,8 @@ DEVICE U64 group_operand(const unsigned char *place, unsigned lead, unsigned str
     return (U64)((unsigned)__cvta_generic_to_shared(place) >> 4 & 0x3FFFu) |
            (U64)(lead >> 4) << 16 | (U64)(stride >> 4) << 32;
 }
+// The same so many bytes further on, a multiple of 16.
+DEVICE U64 operand_behind(U64 operand, unsigned bytes) { return operand + (bytes >> 4); }
 
 DEVICE void begin_group_product() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_group_product() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -23,9 +25,9 @@ template <int N> DEVICE void take_sums(int (&sum)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(sum[i])::"memory");
 }
-template <int N> DEVICE void await_group_products(int (&sum)[N]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    take_sums(sum);
+// Returns when all products but those ended by the latest `left` calls are done with their operands.
+template <int left> DEVICE void await_operands() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
 
 // What threads wrote to shared memory is seen by products behind the next barrier.
@@ -59,70 +61,50 @@ DEVICE void group_barrier(unsigned id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-// sum = A B, or where `more` sum += A B: A of unsigned bytes, B of signed ones. Sums as of
+// sum = A B, or where `more` sum += A B: A of bytes, unsigned or signed, B of signed ones. Sums as of
 // mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
 // leave out what reads those that have none.
-DEVICE void multiply_group(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
-        "{%8,%9,%10,%11}, %12, p; }"
-        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
-          "+r"(sum[6]), "+r"(sum[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
-}
-
-DEVICE void multiply_group(int (&sum)[16], const unsigned (&a)[4], U64 b, bool more) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-        "{%16,%17,%18,%19}, %20, p; }"
-        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
-          "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
-          "+r"(sum[12]), "+r"(sum[13]), "+r"(sum[14]), "+r"(sum[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
-}
-
-DEVICE void multiply_group(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-        "{%32,%33,%34,%35}, %36, p; }"
-        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), "+r"(sum[5]),
-          "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), "+r"(sum[10]), "+r"(sum[11]),
-          "+r"(sum[12]), "+r"(sum[13]), "+r"(sum[14]), "+r"(sum[15]), "+r"(sum[16]), "+r"(sum[17]),
-          "+r"(sum[18]), "+r"(sum[19]), "+r"(sum[20]), "+r"(sum[21]), "+r"(sum[22]), "+r"(sum[23]),
-          "+r"(sum[24]), "+r"(sum[25]), "+r"(sum[26]), "+r"(sum[27]), "+r"(sum[28]), "+r"(sum[29]),
-          "+r"(sum[30]), "+r"(sum[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));
-}
-
-// sum = A B of sums that need no values before.
-DEVICE void begin_sum(int (&sum)[8], const unsigned (&a)[4], U64 b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7}, "
-        "{%8,%9,%10,%11}, %12, p; }"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
-          "=r"(sum[6]), "=r"(sum[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-DEVICE void begin_sum(int (&sum)[16], const unsigned (&a)[4], U64 b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-        "{%16,%17,%18,%19}, %20, p; }"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3]), "=r"(sum[4]), "=r"(sum[5]),
-          "=r"(sum[6]), "=r"(sum[7]), "=r"(sum[8]), "=r"(sum[9]), "=r"(sum[10]), "=r"(sum[11]),
-          "=r"(sum[12]), "=r"(sum[13]), "=r"(sum[14]), "=r"(sum[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+#define GROUP_PRODUCTS(NAME, KIND)                                                  \
+    DEVICE void NAME(int (&sum)[8], const unsigned (&a)[4], U64 b, bool more) {     \
+        asm volatile(                                                               \
+            "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"                              \
+            "wgmma.mma_async.sync.aligned.m64n16k32.s32." KIND ".s8 "               \
+            "{%0,%1,%2,%3,%4,%5,%6,%7}, "                                           \
+            "{%8,%9,%10,%11}, %12, p; }"                                            \
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
+              "+r"(sum[5]), "+r"(sum[6]), "+r"(sum[7])                              \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
+    }                                                                               \
+    DEVICE void NAME(int (&sum)[16], const unsigned (&a)[4], U64 b, bool more) {    \
+        asm volatile(                                                               \
+            "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"                              \
+            "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND ".s8 "               \
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "             \
+            "{%16,%17,%18,%19}, %20, p; }"                                          \
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
+              "+r"(sum[5]), "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), \
+              "+r"(sum[10]), "+r"(sum[11]), "+r"(sum[12]), "+r"(sum[13]),           \
+              "+r"(sum[14]), "+r"(sum[15])                                          \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
+    }                                                                               \
+    DEVICE void NAME(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {    \
+        asm volatile(                                                               \
+            "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                              \
+            "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND ".s8 "               \
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,"   \
+            "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "                \
+            "{%32,%33,%34,%35}, %36, p; }"                                          \
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
+              "+r"(sum[5]), "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), \
+              "+r"(sum[10]), "+r"(sum[11]), "+r"(sum[12]), "+r"(sum[13]),           \
+              "+r"(sum[14]), "+r"(sum[15]), "+r"(sum[16]), "+r"(sum[17]),           \
+              "+r"(sum[18]), "+r"(sum[19]), "+r"(sum[20]), "+r"(sum[21]),           \
+              "+r"(sum[22]), "+r"(sum[23]), "+r"(sum[24]), "+r"(sum[25]),           \
+              "+r"(sum[26]), "+r"(sum[27]), "+r"(sum[28]), "+r"(sum[29]),           \
+              "+r"(sum[30]), "+r"(sum[31])                                          \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
+    }
+GROUP_PRODUCTS(multiply_group, "u8")
+GROUP_PRODUCTS(multiply_signed_group, "s8")
 
 #endif

@@ -1,17 +1,23 @@
-// y = x weight^T for many tokens by products of warp groups (sm_90a): a group takes 64 rows, a warp
-// of it one tile of 16, with BLOCK_TOKENS tokens in shared memory. x is what unit_pack.cu made, in
-// eights of tokens (rules R3 and R5).
+// y = x weight^T for many tokens and one to three matrices of one format by products of warp groups
+// (sm_90a): a group takes 64 rows, a warp of it one tile of 16, with BLOCK_TOKENS tokens in shared
+// memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
 //
-// Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it is 1
-// they share 64 rows and take spans of the columns in turn, which are folded in order.
+// Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
+// is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
+// there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
+// second, and y is the gated activation of both.
 //
-// FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Compiled with the places of operands as packets.h has them: M,
-// SCALE, SUMS, W, Y, B (a bias) and RESIDUAL, -1 where absent; PRODUCT is the number of the
-// product's packet.
+// FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
+// WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
+// with 64. Compiled with the
+// places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W2, B0 to B2
+// (biases) and Y0 to Y2; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
+// packet, GATE that of the gated activation or -1.
 
 #include "packets.h"
-#include "groups.h"
-#include "unit_scales.h"
+#include "gate.h"
+#include "group_sums.h"
+#include "warp_sums.h"
 
 typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
 typedef UNIT_SCALES<FORMAT_ID> SCALES;
@@ -20,12 +26,16 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define GROUP_THREADS (GROUP_WARPS * WARP_LANES)
 #define EIGHTS (BLOCK_TOKENS / 8)
 #define VALUES (4 * EIGHTS)  // of a thread
-// Tokens whose sums of both parts have room in registers at once.
-#define PART_TOKENS (BLOCK_TOKENS < 64 ? BLOCK_TOKENS : 32)
+// Where there are registers for it, a product is under way while the sums of the last are scaled.
+#define AHEAD (VALUES < 32 || WARP_GROUPS < 4)
 // What is loaded together: of a group or, where tokens are shared, of a block.
 #define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
 #define SHARES (WARP_GROUPS / SHARE_GROUPS)
 #define SHARE_TILES (SHARE_GROUPS * GROUP_WARPS)
+#define PAIRED (GATE >= 0)
+#define BLOCK_TILES (PAIRED ? SHARE_TILES / 2 : SHARE_TILES)  // of each matrix
+#define SUMS_BYTES (8 * UNIT_SUMS * 2)  // of eight tokens
+#define SCALES_BYTES (8 * 4)
 #define AT_TOKEN_SUMS (BLOCK_TOKENS * UNIT_PLANES)
 #define AT_SCALES (AT_TOKEN_SUMS + BLOCK_TOKENS * UNIT_SUMS * 2)
 #define AT_UNITS (AT_SCALES + BLOCK_TOKENS * 4)
@@ -33,13 +43,23 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
 #define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
 
+// Tiles `first_tile` to `tiles` - 1 of a matrix, of a pair those of `others` as well.
 struct GROUP_WORK {
-    const unsigned char *planes, *weights, *sums;
+    const unsigned char *planes, *sums, *weights, *others;
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
 
     __device__ __forceinline__ unsigned own_tiles() const {
-        return min(tiles - first_tile, (unsigned)SHARE_TILES);
+        const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
+        return PAIRED ? 2 * each : each;
+    }
+    // Where the tile of warp `warp` of a share lies; `exists` says whether there is one.
+    __device__ __forceinline__ const unsigned char *tile_of(unsigned warp, bool &exists) const {
+        const unsigned of_group = warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
+        const unsigned tile = first_tile + (PAIRED ? of_group : warp);
+        exists = warp < SHARE_TILES && tile < tiles;
+        return (PAIRED && warp / 2 % 2 ? others : weights) +
+               (size_t)tile * units * FORMAT::unit_bytes;
     }
     // Eights of tokens that exist.
     __device__ __forceinline__ unsigned eights() const {
@@ -47,7 +67,8 @@ struct GROUP_WORK {
     }
 };
 
-// Stages of a share, filled by its first warp.
+// Stages of a share. Each of its warps asks for a part, one copy after the other: were it one warp's
+// work, all others would wait for that warp.
 struct STAGE_RING {
     unsigned char *stages;
     COPY_BARRIER *barriers;
@@ -55,121 +76,63 @@ struct STAGE_RING {
     __device__ __forceinline__ unsigned char *stage(unsigned step) const {
         return stages + step % STAGES * STAGE_BYTES;
     }
-    // Weights of `unit`, which do not change while a step runs. All lanes of the warp call.
+    // Of `unit` the weights of warp `warp` of the share, which do not change while a step runs.
+    // One lane calls, as the following do.
     __device__ __forceinline__ void fetch_weights(const GROUP_WORK &work, unsigned step,
-                                                  unsigned unit) const {
-        const unsigned lane = threadIdx.x % WARP_LANES;
-        const unsigned of_eight = EIGHT_BYTES + 8 * UNIT_SUMS * 2 + 8 * 4;
+                                                  unsigned unit, unsigned warp) const {
+        const unsigned of_eight = EIGHT_BYTES + SUMS_BYTES + SCALES_BYTES;
         COPY_BARRIER *barrier = barriers + step % STAGES;
-        if (lane == 0)
+        if (warp == 0)
             announce(barrier, work.own_tiles() * FORMAT::unit_bytes + work.eights() * of_eight);
-        __syncwarp();
-        if (lane >= work.own_tiles()) return;
-        const size_t place = (size_t)(work.first_tile + lane) * work.units + unit;
-        copy_to_stage(barrier, stage(step) + AT_UNITS + lane * FORMAT::unit_bytes,
-                      work.weights + place * FORMAT::unit_bytes, FORMAT::unit_bytes);
+        bool exists;
+        const unsigned char *tile = work.tile_of(warp, exists);
+        if (exists)
+            copy_to_stage(barrier, stage(step) + AT_UNITS + warp * FORMAT::unit_bytes,
+                          tile + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
     }
+    // An eight of tokens is one warp's work or, where there are enough of them, two warps'.
     __device__ __forceinline__ void fetch_tokens(const GROUP_WORK &work, unsigned step,
-                                                 unsigned unit) const {
-        const unsigned eight = threadIdx.x % WARP_LANES;
+                                                 unsigned unit, unsigned warp) const {
+        constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
+        const bool small = !apart || warp >= EIGHTS;
+        const unsigned eight = apart && small ? warp - EIGHTS : warp;
         if (eight >= work.eights()) return;
-        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
         COPY_BARRIER *barrier = barriers + step % STAGES;
         unsigned char *to = stage(step);
-        copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
-                      EIGHT_BYTES);
-        copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * 256, work.sums + place * 256, 256);
-        copy_to_stage(barrier, to + AT_SCALES + eight * 32, work.scales + place * 8, 32);
+        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
+        if (!apart || !small)
+            copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
+                          EIGHT_BYTES);
+        if (!small) return;
+        copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * SUMS_BYTES,
+                      work.sums + place * SUMS_BYTES, SUMS_BYTES);
+        copy_to_stage(barrier, to + AT_SCALES + eight * SCALES_BYTES,
+                      (const unsigned char *)work.scales + place * SCALES_BYTES, SCALES_BYTES);
+    }
+    __device__ __forceinline__ void fetch(const GROUP_WORK &work, unsigned step, unsigned unit,
+                                          unsigned warp) const {
+        if (threadIdx.x % WARP_LANES == 0) {
+            fetch_weights(work, step, unit, warp);
+            fetch_tokens(work, step, unit, warp);
+        }
+        __syncwarp();
     }
     __device__ __forceinline__ void await(unsigned step) const {
         await_stage(barriers + step % STAGES, step / STAGES);
     }
 };
 
-// Sub-block b of part `low` of m, from token 8 `eight` on.
-DEVICE U64 tokens_operand(const unsigned char *stage, int b, int low, int eight) {
-    return group_operand(stage + eight * EIGHT_BYTES + b * 512 + low * 256, 128, EIGHT_BYTES);
-}
-
-DEVICE int factor_of(const SCALES &scales, int e, int s) { return scales.factor(e / 2 % 2, s); }
-
-// Adds the scaled sums of sub-block b, codes of four bits, of all tokens: 16 times the codes
-// multiply the high parts, the codes themselves the low ones, in one sum.
-DEVICE void add_narrow(const SCALES &scales, const unsigned char *stage, const unsigned (&codes)[4],
-                       const unsigned (&shifted_codes)[4], int b, int (&sum)[VALUES],
-                       int (&j)[VALUES]) {
-    begin_group_product();
-    multiply_group(sum, shifted_codes, tokens_operand(stage, b, 0, 0), false);
-    multiply_group(sum, codes, tokens_operand(stage, b, 1, 0), true);
-    end_group_product();
-    await_group_products(sum);
-#pragma unroll
-    for (int e = 0; e < VALUES; e++) j[e] += factor_of(scales, e, b) * sum[e];
-}
-
-// The same of wider codes, in `a`, for sub-block s of the format's.
-DEVICE void add_wide(const SCALES &scales, const unsigned char *stage, const unsigned (&a)[4],
-                     int b, int s, int (&j)[VALUES]) {
-#pragma unroll
-    for (int first = 0; first < BLOCK_TOKENS; first += PART_TOKENS) {
-        int high[PART_TOKENS / 2], low[PART_TOKENS / 2];
-        begin_group_product();
-        begin_sum(high, a, tokens_operand(stage, b, 0, first / 8));
-        begin_sum(low, a, tokens_operand(stage, b, 1, first / 8));
-        end_group_product();
-        await_group_products(high);
-        take_sums(low);
-#pragma unroll
-        for (int e = 0; e < PART_TOKENS / 2; e++)
-            j[first / 2 + e] += factor_of(scales, e, s) * (16 * high[e] + low[e]);
-    }
-}
-
 // Adds the values of a unit to those of the span.
 DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES]) {
     const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
     SCALES scales;
     scales.load(unit, lane);
-    UPPER_PLANES<FORMAT_ID> upper;
-    upper.load(unit, lane);
-    int j[VALUES] = {}, sum[VALUES] = {};
-#pragma unroll
-    for (int v = 0; v < 4; v++) {
-        unsigned codes[2][4];
-        unit_operands<FORMAT_ID>(unit, upper, lane, v, codes[0], codes[1]);
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int b = 2 * v + odd;
-            if (FORMAT::odd_shift) {
-                unsigned shifted_codes[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    shifted_codes[i] = odd ? codes[1][i] : codes[0][i] << 4;
-                    if (odd) codes[1][i] >>= 4;
-                }
-                add_narrow(scales, stage, codes[odd], shifted_codes, b, sum, j);
-            } else if (FORMAT::halves) {
-                const unsigned first[4] = {codes[odd][0], codes[odd][1], 0, 0};
-                const unsigned second[4] = {0, 0, codes[odd][2], codes[odd][3]};
-                add_wide(scales, stage, first, b, 2 * b, j);
-                add_wide(scales, stage, second, b, 2 * b + 1, j);
-            } else {
-                add_wide(scales, stage, codes[odd], b, b, j);
-            }
-        }
-    }
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int n = 0; n < EIGHTS; n++) {
-        const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (8 * n + g) * 32 + t * 8);
-        const float2 of_tokens =
-            *(const float2 *)((const float *)(stage + AT_SCALES) + 8 * n + 2 * t);
-        const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
-        float value[4];
-        scales.values(of_eight, sums, of_tokens, value);
-#pragma unroll
-        for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
-    }
+    int j[VALUES] = {};
+    if (WARP_PRODUCTS)
+        sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j);
+    else
+        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, lane, j);
+    add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
 }
 
 struct RESULT {
@@ -177,17 +140,30 @@ struct RESULT {
     const float *bias, *residual;
     size_t stride, residual_stride;
     unsigned rows, first_token, tokens;
+    uint activation;
 
-    // Element i of a thread of a group whose first row is `row`.
+    // Element i of a thread whose warp's tile begins at row `row`.
     __device__ __forceinline__ void store(unsigned row, int i, float value) const {
         const unsigned lane = threadIdx.x % WARP_LANES;
-        const unsigned warp = threadIdx.x / WARP_LANES % GROUP_WARPS;
-        row += warp * UNIT_ROWS + lane / 4 + 8 * (i / 2 % 2);
+        row += lane / 4 + 8 * (i / 2 % 2);
         const size_t token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (row >= rows || token >= tokens) return;
         if (bias) value = value + bias[row];
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
+    }
+    // Elements `first` to `first + count` - 1, of which values[i * apart + thread] are element i's
+    // of the group's threads: those of its first two warps are gates of those of the others.
+    __device__ __forceinline__ void store_gated(unsigned group_row, const float *values,
+                                                unsigned apart, int first, int count) const {
+        const unsigned warp = threadIdx.x / WARP_LANES % GROUP_WARPS, half = warp / 2;
+        const unsigned thread = threadIdx.x % (GROUP_THREADS / 2);
+        for (int n = 0; n < count / 2; n++) {
+            const int i = first + half * (count / 2) + n;
+            const float *gate = values + i * apart + thread;
+            store(group_row + warp % 2 * UNIT_ROWS, i,
+                  gated(activation, gate[0], gate[GROUP_THREADS / 2]));
+        }
     }
 };
 
@@ -210,11 +186,13 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     const unsigned warp = threadIdx.x / WARP_LANES % SHARE_TILES;
     if (threadIdx.x % (SHARE_TILES * WARP_LANES) == 0) open_stages(ring.barriers, STAGES);
     __syncthreads();
-    for (unsigned step = 0; warp == 0 && step < min(steps, (unsigned)STAGES); step++)
-        ring.fetch_weights(work, step, unit_of(group, step));
+    const bool first = threadIdx.x % WARP_LANES == 0;
+    for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
+        ring.fetch_weights(work, step, unit_of(group, step), warp);
     PRECEDING_DONE;
-    for (unsigned step = 0; warp == 0 && step < min(steps, (unsigned)STAGES); step++)
-        ring.fetch_tokens(work, step, unit_of(group, step));
+    for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
+        ring.fetch_tokens(work, step, unit_of(group, step), warp);
+    __syncwarp();
 }
 
 #if SPLIT
@@ -236,10 +214,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
             ring.await(step);
             group_barrier(1 + group);
             const unsigned next = step + STAGES - 1;
-            if (warp == 0 && next < steps && next >= STAGES) {
-                ring.fetch_weights(work, next, unit_of(group, next));
-                ring.fetch_tokens(work, next, unit_of(group, next));
-            }
+            if (next < steps && next >= STAGES)
+                ring.fetch(work, next, unit_of(group, next), warp);
             add_unit(ring.stage(step), warp, lane, span);
         }
         group_barrier(1 + group);
@@ -261,10 +237,19 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
         show_to_products();
         __syncthreads();
     }
+    const unsigned row = work.first_tile * UNIT_ROWS;
+    if (!PAIRED) {
 #pragma unroll
-    for (int i = 0; i < VALUES; i++)
-        if (i / EIGHTS == group)
-            result.store(work.first_tile * UNIT_ROWS, i, total[i % EIGHTS]);
+        for (int i = 0; i < VALUES; i++)
+            if (i / EIGHTS == group) result.store(row + warp * UNIT_ROWS, i, total[i % EIGHTS]);
+        return;
+    }
+    float *totals = (float *)memory;
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++)
+        totals[(group * EIGHTS + i) * GROUP_THREADS + thread] = total[i];
+    __syncthreads();
+    result.store_gated(row, totals, GROUP_THREADS, group * EIGHTS, EIGHTS);
 }
 
 #else
@@ -282,10 +267,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
         ring.await(step);
         __syncthreads();
         const unsigned next = step + STAGES - 1;
-        if (tile == 0 && next < steps && next >= STAGES) {
-            ring.fetch_weights(work, next, next);
-            ring.fetch_tokens(work, next, next);
-        }
+        if (next < steps && next >= STAGES) ring.fetch(work, next, next, tile);
         add_unit(ring.stage(step), tile, lane, span);
         if (step % SPAN_UNITS != SPAN_UNITS - 1 && step + 1 != steps) continue;
 #pragma unroll
@@ -294,12 +276,37 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
             span[i] = 0.0f;
         }
     }
-    const unsigned first = work.first_tile + tile / GROUP_WARPS * GROUP_WARPS;
+    if (!PAIRED) {
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) result.store(first * UNIT_ROWS, i, totals[i * THREADS]);
+        for (int i = 0; i < VALUES; i++)
+            result.store((work.first_tile + tile) * UNIT_ROWS, i, totals[i * THREADS]);
+        return;
+    }
+    const unsigned group = tile / GROUP_WARPS;
+    group_barrier(1 + group);
+    result.store_gated((work.first_tile + group * (GROUP_WARPS / 2)) * UNIT_ROWS,
+                       (float *)(memory + AT_TOTALS) + group * GROUP_THREADS, THREADS, 0, VALUES);
 }
 
 #endif
+
+// Takes the block's rows of a matrix; false where they lie in the matrices behind it.
+DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &block,
+                        GROUP_WORK &work, RESULT &result) {
+    result.rows = packet_of(launch, w / 16)->size[MATMUL_ROWS];
+    work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    const unsigned blocks = (work.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
+    if (block >= blocks) {
+        block -= blocks;
+        return false;
+    }
+    work.first_tile = block * BLOCK_TILES;
+    work.weights = operand_at(launch, w);
+    result.y = (float *)operand_at(launch, y);
+    result.stride = stride_at(launch, y);
+    result.bias = (const float *)operand_at(launch, b);
+    return true;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -308,19 +315,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const PACKET *product = packet_of(launch, PRODUCT);
     GROUP_WORK work;
     RESULT result;
-    result.rows = product->size[MATMUL_ROWS];
+    unsigned block = blockIdx.x;
+    bool found = open_matrix(launch, W0, B0, Y0, block, work, result);
+#if MATRICES > 1
+    if (!PAIRED && !found) found = open_matrix(launch, W1, B1, Y1, block, work, result);
+    work.others = operand_at(launch, W1);
+#endif
+#if MATRICES > 2
+    if (!found) open_matrix(launch, W2, B2, Y2, block, work, result);
+#endif
     result.tokens = work.tokens = count_of(launch, product);
+    result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
     work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    work.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
-    work.first_tile = blockIdx.x * SHARE_TILES;
     result.first_token = work.first_token = blockIdx.y * BLOCK_TOKENS;
     work.planes = operand_at(launch, M);
     work.sums = operand_at(launch, SUMS);
     work.scales = (const float *)operand_at(launch, SCALE);
-    work.weights = operand_at(launch, W);
-    result.y = (float *)operand_at(launch, Y);
-    result.stride = stride_at(launch, Y);
-    result.bias = (const float *)operand_at(launch, B);
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
     FOLLOWING_MAY_START;

@@ -6,13 +6,14 @@
 // product's packet.
 
 #include "packets.h"
-#include "unit_scales.h"
+#include "warp_sums.h"
 
 typedef UNIT_FORMAT<FORMAT_ID> FORMAT;
 
 #define WARPS 8
 #define BLOCK_TOKENS 64
 #define GROUPS_OF_TOKENS (BLOCK_TOKENS / 8)
+#define VALUES (4 * GROUPS_OF_TOKENS)  // of a thread
 #define EIGHT_PIECES (EIGHT_BYTES / 16)
 #define STAGES 2
 #define AT_PLANES 0
@@ -58,67 +59,6 @@ DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned 
     end_parts();
 }
 
-// Operands and scales of a warp's unit.
-struct UNIT_OPERANDS {
-    unsigned a[UNIT_SUB_BLOCKS][4];
-    UNIT_SCALES<FORMAT_ID> scales;
-
-    __device__ __forceinline__ void load(const unsigned char *unit, int lane) {
-        UPPER_PLANES<FORMAT_ID> upper;
-        upper.load(unit, lane);
-#pragma unroll
-        for (int v = 0; v < 4; v++) {
-            unit_operands<FORMAT_ID>(unit, upper, lane, v, a[2 * v], a[2 * v + 1]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) a[2 * v + 1][i] >>= FORMAT::odd_shift;
-        }
-        scales.load(unit, lane);
-    }
-};
-
-// Adds sum[e] += factor (16 high + low) of one sub-block.
-DEVICE void add_scaled(int (&sum)[4], const int (&high)[4], const int (&low)[4], int upper,
-                       int lower) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum[e] += (e / 2 ? lower : upper) * (16 * high[e] + low[e]);
-}
-
-// Values of rows g and g + 8 and tokens 2 t and 2 t + 1 of eight: elements (row, token).
-DEVICE void unit_times_eight(const UNIT_OPERANDS &unit, const unsigned char *stage, unsigned group,
-                             int lane, float (&value)[4]) {
-    const int g = lane / 4, t = lane % 4;
-    const unsigned char *planes = stage + AT_PLANES + group * EIGHT_BYTES + g * 16 + t * 4;
-    int j[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int p = 0; p < 4; p++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int b = p + 4 * half;
-            const unsigned *block = (const unsigned *)(planes + b * 512);
-            const unsigned h0 = block[0], h1 = block[32], l0 = block[64], l1 = block[96];
-            int sum_high[4] = {0, 0, 0, 0}, sum_low[4] = {0, 0, 0, 0};
-            if (FORMAT::halves) {
-                multiply_16(sum_high, unit.a[b][0], unit.a[b][1], h0);
-                multiply_16(sum_low, unit.a[b][0], unit.a[b][1], l0);
-                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, 2 * b),
-                           unit.scales.factor(1, 2 * b));
-                int more_high[4] = {0, 0, 0, 0}, more_low[4] = {0, 0, 0, 0};
-                multiply_16(more_high, unit.a[b][2], unit.a[b][3], h1);
-                multiply_16(more_low, unit.a[b][2], unit.a[b][3], l1);
-                add_scaled(j, more_high, more_low, unit.scales.factor(0, 2 * b + 1),
-                           unit.scales.factor(1, 2 * b + 1));
-            } else {
-                multiply_32<false>(sum_high, unit.a[b], h0, h1);
-                multiply_32<false>(sum_low, unit.a[b], l0, l1);
-                add_scaled(j, sum_high, sum_low, unit.scales.factor(0, b), unit.scales.factor(1, b));
-            }
-        }
-    }
-    const uint2 sums = *(const uint2 *)(stage + AT_TOKEN_SUMS + (group * 8 + g) * 32 + t * 8);
-    const float *of_tokens = (const float *)(stage + AT_SCALES) + group * 8 + 2 * t;
-    unit.scales.values(j, sums, *(const float2 *)of_tokens, value);
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     unit_matrix(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -138,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     if (work.first_token >= work.tokens) return;
     const int lane = threadIdx.x % WARP_LANES, g = lane / 4, t = lane % 4;
     const unsigned warp = threadIdx.x / WARP_LANES;
-    float total[GROUPS_OF_TOKENS][4] = {}, span[GROUPS_OF_TOKENS][4] = {};
+    float total[VALUES] = {}, span[VALUES] = {};
     begin_stage(work, shared, 0);
     for (unsigned unit = 0; unit < work.units; unit++) {
         unsigned char *stage = shared + unit % STAGES * STAGE_BYTES;
@@ -148,33 +88,27 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
             end_parts();
         await_parts<STAGES - 1>();
         __syncthreads();
-        UNIT_OPERANDS operands;
-        operands.load(stage + AT_UNITS + warp * FORMAT::unit_bytes, lane);
-        const bool last = unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == work.units;
+        const unsigned char *own = stage + AT_UNITS + warp * FORMAT::unit_bytes;
+        UNIT_SCALES<FORMAT_ID> scales;
+        scales.load(own, lane);
+        int j[VALUES] = {};
+        sum_by_warps<FORMAT_ID>(scales, own, stage + AT_PLANES, lane, j);
+        add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
+        if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == work.units)
 #pragma unroll
-        for (int n = 0; n < GROUPS_OF_TOKENS; n++) {
-            float value[4];
-            unit_times_eight(operands, stage, n, lane, value);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                span[n][e] = span[n][e] + value[e];
-                if (last) total[n][e] = total[n][e] + span[n][e], span[n][e] = 0.0f;
-            }
-        }
+            for (int i = 0; i < VALUES; i++) total[i] = total[i] + span[i], span[i] = 0.0f;
         __syncthreads();
     }
     const float *bias = (const float *)operand_at(launch, B);
     const float *residual = (const float *)operand_at(launch, RESIDUAL);
 #pragma unroll
-    for (int n = 0; n < GROUPS_OF_TOKENS; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const unsigned row = (blockIdx.x * WARPS + warp) * UNIT_ROWS + g + 8 * (e / 2);
-            const size_t token = work.first_token + n * 8 + 2 * t + e % 2;
-            if (row >= rows || token >= work.tokens) continue;
-            float value = total[n][e];
-            if (bias) value = value + bias[row];
-            if (residual) value = residual[token * stride_at(launch, RESIDUAL) + row] + value;
-            ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + row] = value;
-        }
+    for (int i = 0; i < VALUES; i++) {
+        const unsigned row = (blockIdx.x * WARPS + warp) * UNIT_ROWS + g + 8 * (i / 2 % 2);
+        const size_t token = work.first_token + i / 4 * 8 + 2 * t + i % 2;
+        if (row >= rows || token >= work.tokens) continue;
+        float value = total[i];
+        if (bias) value = value + bias[row];
+        if (residual) value = residual[token * stride_at(launch, RESIDUAL) + row] + value;
+        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + row] = value;
+    }
 }

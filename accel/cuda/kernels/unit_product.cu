@@ -11,6 +11,7 @@
 // HELD_UNITS as in activations.h.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
+#include "gate.h"
 #include "packets.h"
 #include "unit_stream.h"
 
@@ -40,11 +41,7 @@ struct OUTPUTS {
         const unsigned at = tile * UNIT_ROWS + row;
         if (at >= r.rows) return;
         const size_t t = first_token + token;
-        if (PAIRED)
-            value = (activation == 2   ? sigmoid_of(value)
-                     : activation == 1 ? gelu_of(value)
-                                       : silu_of(value)) *
-                    other;
+        if (PAIRED) value = gated(activation, value, other);
         if (r.bias) value = value + r.bias[at];
         if (residual) value = residual[t * residual_stride + at] + value;
         r.y[t * r.stride + at] = value;

@@ -1,0 +1,42 @@
+// FLASH_ATTN_BATCHED of tokens that are mostly of different slots, over I12 pages (rule R6): a block
+// takes one token and up to four heads that read one KV head.
+//
+// Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT
+// and Y_AT.
+
+#define WARPS 4
+
+#include "attention_tokens.h"
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
+    attention_tokens(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    FOLLOWING_MAY_START;
+    const PACKET *packet = packet_of(launch, 0);
+    const unsigned tokens = count_of(launch, packet);
+    const unsigned window = packet->size[FLASH_ATTN_BATCHED_WINDOW];
+    const float scale = packet->real[FLASH_ATTN_BATCHED_SCALE];
+    SPAN_WORK work;
+    work.kv_heads = packet->size[FLASH_ATTN_BATCHED_KV_HEADS];
+    work.kv = (U64)operand_at(launch, KV_AT);
+    const unsigned sharing = packet->size[FLASH_ATTN_BATCHED_HEADS] / work.kv_heads;
+    const unsigned groups = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * groups;
+    const unsigned *queries = (const unsigned *)operand_at(launch, QUERY_AT);
+    PRECEDING_DONE;
+    for (unsigned unit = blockIdx.x; unit < tokens * each; unit += gridDim.x) {
+        work.token = unit / each;
+        work.kv_head = unit % each / groups;
+        const unsigned first = unit % groups * HEADS;
+        work.head = work.kv_head * sharing + first;
+        work.heads = min((unsigned)HEADS, sharing - first);
+        const unsigned *query = queries + work.token * stride_at(launch, QUERY_AT);
+        work.position = query[QUERY_POSITION];
+        work.first = first_visible(work.position, window);
+        work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
+                     query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
+        work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT);
+        float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT);
+        attend_token(work, scale, shared, y + work.head * HEAD_DIM);
+    }
+}

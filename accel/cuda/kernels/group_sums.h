@@ -1,0 +1,153 @@
+// Scaled sums of a unit and eights of packed tokens (unit_product.h) by products of warp groups, in two
+// ways: sums of sub-blocks times their scales, or sums of codes that were multiplied by the scales.
+
+#ifndef GROUP_SUMS_H
+#define GROUP_SUMS_H
+
+#include "groups.h"
+#include "unit_scales.h"
+
+// Of the operand of a unit's first sub-block that of part `low` of m of sub-block b.
+DEVICE U64 tokens_operand(U64 first, int b, int low) {
+    return operand_behind(first, b * 512 + low * 256);
+}
+
+template <int dtype, int N>
+DEVICE void add_scaled_sums(const UNIT_SCALES<dtype> &scales, int b, const int (&sum)[N],
+                            int (&j)[N]) {
+#pragma unroll
+    for (int e = 0; e < N; e++) j[e] += scales.factor(e / 2 % 2, b) * sum[e];
+}
+
+// Codes of four bits: 16 times the codes multiply the high parts, the codes themselves the low ones, in
+// one sum. `ahead`: two such sums take turns.
+template <int dtype, bool ahead, int N>
+DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
+                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane,
+                             int (&j)[N]) {
+    constexpr int sums = ahead ? 2 : 1;
+    int sum[sums][N] = {};
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        unsigned codes[2][4];
+        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int b = 2 * v + odd;
+            unsigned small[4], large[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                small[i] = odd ? codes[1][i] >> 4 : codes[0][i];
+                large[i] = odd ? codes[1][i] : codes[0][i] << 4;
+            }
+            begin_group_product();
+            multiply_group(sum[b % sums], large, tokens_operand(tokens, b, 0), false);
+            multiply_group(sum[b % sums], small, tokens_operand(tokens, b, 1), true);
+            end_group_product();
+            if (!ahead) {
+                await_operands<0>();
+                take_sums(sum[0]);
+                add_scaled_sums<dtype>(scales, b, sum[0], j);
+            } else if (b > 0) {
+                await_operands<1>();
+                take_sums(sum[(b - 1) % sums]);
+                add_scaled_sums<dtype>(scales, b - 1, sum[(b - 1) % sums], j);
+            }
+        }
+    }
+    if (!ahead) return;
+    await_operands<0>();
+    take_sums(sum[(UNIT_SUB_BLOCKS - 1) % sums]);
+    add_scaled_sums<dtype>(scales, UNIT_SUB_BLOCKS - 1, sum[(UNIT_SUB_BLOCKS - 1) % sums], j);
+}
+
+// Codes of five bits: a sum for each part.
+template <int dtype, int N>
+DEVICE void sum_wide_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
+                           const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N]) {
+    int high[N] = {}, low[N] = {};
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        unsigned codes[2][4];
+        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int b = 2 * v + odd;
+            begin_group_product();
+            multiply_group(high, codes[odd], tokens_operand(tokens, b, 0), false);
+            multiply_group(low, codes[odd], tokens_operand(tokens, b, 1), false);
+            end_group_product();
+            await_operands<0>();
+            take_sums(high);
+            take_sums(low);
+#pragma unroll
+            for (int e = 0; e < N; e++) high[e] = 16 * high[e] + low[e];
+            add_scaled_sums<dtype>(scales, b, high, j);
+        }
+    }
+}
+
+// Codes of a word times the scale of their sub-block as 64 high + low, of bytes: high ones are signed.
+// A product is above -2^14, so that in a half of a word it borrows nothing from the other.
+DEVICE void scale_codes(unsigned codes, int factor, unsigned &high, unsigned &low) {
+    const unsigned even = (codes & 0x00FF00FFu) * (unsigned)factor + 0x40004000u;
+    const unsigned odd = (codes >> 8 & 0x00FF00FFu) * (unsigned)factor + 0x40004000u;
+    low = (even & 0x003F003Fu) | (odd & 0x003F003Fu) << 8;
+    high = (even >> 6 & 0x00FF00FFu) | (odd << 2 & 0xFF00FF00u);
+}
+
+// Sub-blocks of 16 columns, of which a product has two: sums of scaled codes go over the whole unit.
+template <int dtype, int N>
+DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
+                             const UPPER_PLANES<dtype> &upper, U64 tokens, int lane,
+                             int (&j)[N]) {
+    int sum[2][2][N] = {};      // [high, low of codes][high, low of m]
+    unsigned operand[2][2][4];  // of two sub-blocks in turn
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        unsigned codes[2][4];
+        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int b = 2 * v + odd;
+            if (b > 1) await_operands<1>();
+            unsigned(&a)[2][4] = operand[odd];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                scale_codes(codes[odd][i], scales.factor(i % 2, 2 * b + i / 2), a[0][i], a[1][i]);
+            begin_group_product();
+#pragma unroll
+            for (int low = 0; low < 2; low++) {
+                const U64 of_part = tokens_operand(tokens, b, low);
+                multiply_signed_group(sum[0][low], a[0], of_part, b > 0);
+                multiply_signed_group(sum[1][low], a[1], of_part, b > 0);
+            }
+            end_group_product();
+        }
+    }
+    await_operands<0>();
+#pragma unroll
+    for (int i = 0; i < 4; i++) take_sums(sum[i / 2][i % 2]);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const unsigned both = 16u * (unsigned)sum[0][0][e] + (unsigned)sum[0][1][e];
+        j[e] = (int)(16u * (4u * both + (unsigned)sum[1][0][e]) + (unsigned)sum[1][1][e]);
+    }
+}
+
+// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token).
+template <int dtype, bool ahead, int N>
+DEVICE void sum_by_groups(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
+                          const unsigned char *planes, int lane, int (&j)[N]) {
+    UPPER_PLANES<dtype> upper;
+    upper.load(unit, lane);
+    const U64 tokens = group_operand(planes, 128, EIGHT_BYTES);
+    if constexpr (UNIT_FORMAT<dtype>::halves)
+        sum_scaled_codes<dtype>(scales, unit, upper, tokens, lane, j);
+    else if constexpr (UNIT_FORMAT<dtype>::odd_shift != 0)
+        sum_narrow_codes<dtype, ahead>(scales, unit, upper, tokens, lane, j);
+    else
+        sum_wide_codes<dtype>(scales, unit, upper, tokens, lane, j);
+}
+
+#endif
