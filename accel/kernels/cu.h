@@ -64,6 +64,7 @@ FN float widened_half(unsigned short bits) {
     __shared__ uint group_memory[words];                                                      \
     __shared__ uint4 group_vectors[vectors];
 #define GROUP_U32X4(i) group_vectors[i]
+#define GROUP_VECTOR_WORD(i) ((uint *)group_vectors)[i]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) ((int)group_memory[i])
 #define GROUP_F32(i) __uint_as_float(group_memory[i])

@@ -20,6 +20,8 @@ GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
 PRODUCT_GROUP_SIZE = 256
 """Items of a group that multiplies quantized weights: 32 rows, and eight segments of each."""
+TILES_GROUP_SIZE = 512
+"""Items of a group of ``matmul_tiles.k``: 16 subgroups of 32."""
 
 
 def _beside_steps(
@@ -56,12 +58,16 @@ STORED = {
     "embed": WEIGHT_DTYPES,
     "matmul": WEIGHT_DTYPES,
     "matmul_row": QUANTIZED,
+    "matmul_tiles": QUANTIZED,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
     "head_rows": KV_DTYPES,
 }
 """Ops of which there is a module for each storage type of what they read or write."""
+
+MATRIX_OPS = ("matmul_tiles",)
+"""Ops whose kernels are worth their while where a device has matrix units."""
 
 GLSL_FIRST_LINES = """\
 #version 460
@@ -85,14 +91,15 @@ class Traits:
     """What a device or its driver was found to do as the exact arithmetic wants it.
 
     ``divide``, ``root`` and ``half`` are its own division, square root and widening of binary16;
-    ``dot`` are instructions for products of packed bytes. ``shared_addresses`` matters to OpenCL
-    alone: the device dereferences host addresses.
+    ``dot`` are instructions for products of packed bytes, ``matrix`` those of ``matrices.k``.
+    ``shared_addresses`` matters to OpenCL alone: the device dereferences host addresses.
     """
 
     divide: bool = True
     root: bool = True
     half: bool = True
     dot: bool = False
+    matrix: bool = False
     shared_addresses: bool = True
 
 
@@ -109,6 +116,8 @@ class Module:
     @property
     def group_size(self) -> int:
         """Items of its work-groups."""
+        if self.op in MATRIX_OPS:
+            return TILES_GROUP_SIZE
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
 
@@ -124,26 +133,40 @@ def module_of(op: Op) -> Module:
 
 
 def modules() -> tuple[Module, ...]:
-    """Every module there is, by op and storage type."""
-    return tuple(Module(name, dtype) for name in ALL_OPS for dtype in STORED.get(name, (None,)))
+    """Every module there is, by op and storage type, but for those of matrix units."""
+    names = (name for name in ALL_OPS if name not in MATRIX_OPS)
+    return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 
-def module_source(language: Language, module: Module, traits: Traits | None = None) -> str:
-    """The text a compiler of ``language`` gets, complete.
+def matrix_modules() -> tuple[Module, ...]:
+    """Those made for matrix units. Where there are none they are right, too, but slow."""
+    return tuple(Module(name, dtype) for name in MATRIX_OPS for dtype in STORED[name])
+
+
+def module_source(
+    language: Language, module: Module, traits: Traits | None = None, text: str | None = None
+) -> str:
+    """The text a compiler of ``language`` gets, complete; ``text`` takes the place of the module's
+    own kernel file.
 
     Raises FileNotFoundError for an op without a kernel file.
     """
-    return _combined(language, module, traits, (f"{module.op}.k",))
+    name = f"{module.op}.k"
+    return _combined(language, module, traits, (name,), {name: text} if text is not None else {})
 
 
 def headers(language: Language, op: str = "", traits: Traits | None = None) -> str:
     """What stands before every kernel, for one that is written for ``language`` alone: the language
     of the dialect, PACKET, ``OP`` if an op is named, and the exact primitives."""
-    return _combined(language, Module(op), traits, ())
+    return _combined(language, Module(op), traits, (), {})
 
 
 def _combined(
-    language: Language, module: Module, traits: Traits | None, files: tuple[str, ...]
+    language: Language,
+    module: Module,
+    traits: Traits | None,
+    files: tuple[str, ...],
+    given: Mapping[str, str],
 ) -> str:
     first = GLSL_FIRST_LINES if language is Language.VULKAN else ""
     macros = _macros(module, traits or Traits())
@@ -152,7 +175,7 @@ def _combined(
         macros |= {name: str(value) for name, value in pushed.items()}
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     fields = op_struct(ALL_OPS[module.op]) if module.op else ""
-    made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields}
+    made = {"packet_constants.h": packet_constants(), "packet.h": packet_struct() + fields, **given}
     included: set[str] = set()
     names = language.value, "exact.k", *files
     return first + defines + "".join(_text(name, made, included) for name in names)
@@ -169,6 +192,8 @@ def _macros(module: Module, traits: Traits) -> dict[str, str]:
     macros = {"GROUP_SIZE": f"{module.group_size}u"} | {
         name: str(int(on)) for name, on in flags.items()
     }
+    if traits.matrix:
+        macros["NATIVE_MATRIX"] = "1"
     if module.dtype is not None:
         macros["DTYPE"] = str(module.dtype.ggml_id)
     return macros

@@ -7,6 +7,11 @@
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_spirv_intrinsics : require
+#ifdef NATIVE_MATRIX
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#endif
 
 #include "packet_constants.h"
 
@@ -73,6 +78,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
     shared uint group_memory[words];                                      \
     shared uvec4 group_vectors[vectors];
 #define GROUP_U32X4(i) group_vectors[i]
+#define GROUP_VECTOR_WORD(i) group_vectors[(i) / 4u][(i) % 4u]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) int(group_memory[i])
 #define GROUP_F32(i) uintBitsToFloat(group_memory[i])
@@ -100,6 +106,20 @@ spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [
                   id = 4452) int packed_sudot(uint a, uint b, spirv_literal int bytes);
 #define NATIVE_SDOT4(a, b) packed_sdot(a, b, 0)
 #define NATIVE_SUDOT4(a, b) packed_sudot(a, b, 0)
+#endif
+
+#ifdef NATIVE_MATRIX
+#define LANE gl_SubgroupInvocationID
+#define SUBGROUP gl_SubgroupID
+#define MATRIX_ROWS coopmat<int8_t, gl_ScopeSubgroup, 16, 32, gl_MatrixUseA>
+#define MATRIX_COLUMNS coopmat<int8_t, gl_ScopeSubgroup, 32, 16, gl_MatrixUseB>
+#define MATRIX_SUM coopmat<int, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+#define LOAD_ROWS(m, at, stride) \
+    coopMatLoad(m, group_vectors, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define LOAD_COLUMNS(m, at, stride) \
+    coopMatLoad(m, group_vectors, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define MULTIPLY(sum, rows, columns) sum = coopMatMulAdd(rows, columns, MATRIX_SUM(0))
+#define ELEMENT(sum, e) sum[e]
 #endif
 
 #define LAUNCH_CTX

@@ -138,7 +138,8 @@ def _declared() -> Any:
     except ImportError as error:
         raise TierUnavailable(TIER, f"cffi cannot be imported ({error})", EXTRA_HINT) from None
     ffi = cffi.FFI()
-    ffi.cdef(resources.files("accel.vulkan").joinpath("declarations.h").read_text("utf-8"))
+    for header in ("declarations.h", "matrices.h"):
+        ffi.cdef(resources.files("accel.vulkan").joinpath(header).read_text("utf-8"))
     return ffi
 
 

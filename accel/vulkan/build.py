@@ -1,12 +1,11 @@
 """Compiles the kernels ahead of time: GLSL to exact SPIR-V, kept as ``modules/*.zrt``.
 
-python -m accel.vulkan.build    needs glslangValidator; users of the tier do not
+python -m accel.vulkan.build    needs the programs of compiler.py; users of the tier do not
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +16,16 @@ from accel.kernels.source import (
     Language,
     Module,
     Traits,
+    matrix_modules,
     module_source,
     modules,
 )
 from accel.kernels.stored import digest_of, refresh
+from accel.vulkan.compiler import COMPILER, run
 from accel.vulkan.pushed import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
-COMPILER = "glslangValidator"
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
 DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\bSU?DOT4\(", re.MULTILINE)
@@ -38,20 +38,22 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One module as it is to be built, ``dot`` with packed dot products of the device."""
+    """One module as it is to be built, ``dot`` with packed dot products of the device, ``matrix``
+    with its matrix units."""
 
     module: Module
-    dot: bool
+    dot: bool = False
+    matrix: bool = False
 
     @property
     def name(self) -> str:
         """Its name, that of its file without the ending."""
-        return file_name(self.module, self.dot)
+        return file_name(self.module, self.dot, self.matrix)
 
     @property
     def text(self) -> str:
         """What glslang gets."""
-        return module_source(Language.VULKAN, self.module, Traits(dot=self.dot))
+        return module_source(Language.VULKAN, self.module, Traits(dot=self.dot, matrix=self.matrix))
 
     @property
     def digest(self) -> str:
@@ -59,23 +61,27 @@ class Build:
         return digest_of(self.text)
 
 
-def file_name(module: Module, dot: bool) -> str:
+def file_name(module: Module, dot: bool = False, matrix: bool = False) -> str:
     """The name under which a module is kept."""
-    return f"{module}.dot" if dot else str(module)
+    return f"{module}{'.dot' if dot else ''}{'.matrix' if matrix else ''}"
 
 
 def builds() -> Iterator[Build]:
-    """Every module, and those whose text uses them with packed dot products of the device."""
+    """Every module, those whose text uses them with packed dot products of the device, and those
+    of matrix units."""
     for module in modules():
-        plain = Build(module, False)
+        plain = Build(module)
         yield plain
         if DOT_PRODUCT.search(plain.text):
-            yield Build(module, True)
+            yield Build(module, dot=True)
+    for module in matrix_modules():
+        yield Build(module, matrix=True)
 
 
 def compiler_version() -> str:
     """What the compiler calls itself. Raises FileNotFoundError where it is not installed."""
-    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
+    done = run(COMPILER, ["--version"])
+    done.check_returncode()
     return done.stdout.splitlines()[0].strip()
 
 
@@ -84,8 +90,8 @@ def compiled(build: Build) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")
         source.write_text(build.text)
-        command = [COMPILER, "--target-env", ENVIRONMENT, "-V", str(source), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = ["--target-env", ENVIRONMENT, "-V", str(source), "-o", str(target)]
+        done = run(COMPILER, command)
         if done.returncode:
             raise CompileError(f"{build.name}: {done.stdout.strip()}")
         return exact(target.read_bytes())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from accel.vulkan.api import TIER, Vulkan, VulkanError
+from accel.vulkan.matrices import has_matrices
 from accel.vulkan.spirv import FLOAT_CONTROLS
 from contract.errors import TierUnavailable
 
@@ -54,7 +55,7 @@ class Device:
     """One Vulkan device and what the tier has to know of it. Sizes in bytes.
 
     ``missing`` names what it lacks of what the tier needs, ``controls`` the float controls it has
-    for binary32.
+    for binary32. ``matrices`` are those ``accel/kernels/matrices.k`` wants.
     """
 
     handle: Any
@@ -72,6 +73,7 @@ class Device:
     controls: tuple[str, ...]
     cache_key: CacheKey
     missing: tuple[str, ...]
+    matrices: bool = False
 
     @property
     def is_cpu(self) -> bool:
@@ -81,7 +83,7 @@ class Device:
     @property
     def features(self) -> tuple[str, ...]:
         """What it has beyond what is needed."""
-        has = {"integer dot product": self.integer_dot}
+        has = {"integer dot product": self.integer_dot, "matrix units": self.matrices}
         has["memory budget"] = MEMORY_BUDGET in self.extensions
         return (*(name for name, there in has.items() if there), *self.controls)
 
@@ -109,8 +111,12 @@ class Instance:
             raise TierUnavailable(TIER, f"no Vulkan driver ({error})", DRIVER_HINT) from None
         if not handles:
             raise TierUnavailable(TIER, "the Vulkan loader knows no device", DRIVER_HINT)
-        found = [describe(self.vulkan, handle) for handle in handles]
+        found = [self._described(handle) for handle in handles]
         return sorted(found, key=lambda device: device.kind)
+
+    def _described(self, handle: Any) -> Device:
+        device = describe(self.vulkan, handle)
+        return replace(device, matrices=has_matrices(self.vulkan, self.handle, device))
 
     def device(self, wanted: str = "") -> Device:
         """The first usable device whose name or driver contains ``wanted``, ignoring case.

@@ -22,6 +22,8 @@ MOST_GROUPS_OF_A_CPU = 64
 BATCH_WORK = 1 << 34
 """Multiplications a device gets at a time, so that no watchdog of a slow one barks: some 0.3 s at
 100 billion operations a second."""
+MATRIX_BATCH_WORK = BATCH_WORK << 4
+"""The same for a device with matrix units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Recording:
         self._layout = program.layout
         self._places = places
         self._launches = launches
+        self._batch_work = MATRIX_BATCH_WORK if program.traits.matrix else BATCH_WORK
         self._packets = packets
         self._batches: list[Any] = []
         self._version = -1
@@ -110,7 +113,7 @@ class Recording:
             if self._batches:
                 self._queue.finish()
                 self.close()
-            runs = cut([launch.work for launch in self._launches], BATCH_WORK)
+            runs = cut([launch.work for launch in self._launches], self._batch_work)
             self._batches = [self._record(run, run.stop) for run in runs]
             self._version = self._places.version
         return self._batches

@@ -6,15 +6,15 @@ which is written and read through two staging buffers, and host memory for what 
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.packet import ALIGNMENT, aligned
 from accel.vulkan.api import VulkanError, is_out_of_memory
+from accel.vulkan.arena import Arena, Buffer, Bytes, cut
 from accel.vulkan.device import MEMORY_BUDGET
 from accel.vulkan.queue import Queue
 from contract.errors import OutOfMemory, TierError
@@ -28,50 +28,6 @@ HOST_ARENA_BYTES = 1 << 20
 STAGING_BYTES = 8 << 20
 WHOLE_SIZE = (1 << 64) - 1
 ZERO = 0
-
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(slots=True, eq=False)
-class Arena:
-    """One VkBuffer and its memory; ``host`` are its bytes where the host sees them.
-
-    ``holes`` are its free ranges, (start, end) in order.
-    """
-
-    buffer: Any
-    memory: Any
-    address: int
-    nbytes: int
-    host: Bytes | None
-    own: bool
-    """Whether it is the device's own memory, not the host's."""
-    holes: list[tuple[int, int]] = field(default_factory=list)
-
-    def take(self, nbytes: int) -> int | None:
-        """The offset of the first hole with room, None when there is none."""
-        for place, (start, end) in enumerate(self.holes):
-            if end - start >= nbytes:
-                rest = [(start + nbytes, end)] if start + nbytes < end else []
-                self.holes[place : place + 1] = rest
-                return start
-        return None
-
-    def give_back(self, start: int, nbytes: int) -> None:
-        """Make a range a hole, one with those it touches."""
-        insort(self.holes, (start, start + nbytes))
-        joined: list[tuple[int, int]] = []
-        for hole in self.holes:
-            if joined and joined[-1][1] == hole[0]:
-                joined[-1] = (joined[-1][0], hole[1])
-            else:
-                joined.append(hole)
-        self.holes = joined
-
-    @property
-    def empty(self) -> bool:
-        """True when nothing lies in it."""
-        return self.holes == [(0, self.nbytes)]
 
 
 @dataclass(slots=True, eq=False)
@@ -228,17 +184,15 @@ class Memory:
         nbytes: int,
     ) -> None:
         """Have ``commands`` copy ``nbytes``, from byte ``first`` to byte ``offset``."""
-        if not nbytes:
-            return
         vulkan = self.queue.vulkan
-        region = vulkan.structure(
-            "BufferCopy",
-            srcOffset=source.offset + first,
-            dstOffset=target.offset + offset,
-            size=nbytes,
-        )
-        buffers = source.arena.buffer, target.arena.buffer
-        vulkan.run("CmdCopyBuffer", commands, *buffers, 1, region)
+        done = 0
+        while done < nbytes:
+            read, start, left = source.arena.at(source.offset + first + done)
+            written, place, room = target.arena.at(target.offset + offset + done)
+            count = min(left, room, nbytes - done)
+            region = vulkan.structure("BufferCopy", srcOffset=start, dstOffset=place, size=count)
+            vulkan.run("CmdCopyBuffer", commands, read, written, 1, region)
+            done += count
 
     def free(self, allocation: Allocation) -> None:
         """Give the memory back, which no step under way may still use; copies may."""
@@ -280,8 +234,8 @@ class Memory:
     def _new_arena(self, what: str, size: int, own: bool) -> Arena:
         left = self.capacity - self.held
         most = self.queue.device.max_buffer_bytes
-        if size > most or (own and size > left):
-            raise OutOfMemory(what, size, self.held, min(left, most))
+        if own and size > left:
+            raise OutOfMemory(what, size, self.held, left)
         wanted = self._expected - self._placed
         if wanted <= 0:
             wanted = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
@@ -292,31 +246,55 @@ class Memory:
             if not is_out_of_memory(self.queue.vulkan, error):
                 raise TierError(f"{what}: {error}") from None
             raise OutOfMemory(f"{what} ({error})", size, self.held, self.available) from None
+        if arena is None:
+            raise OutOfMemory(what, size, self.held, min(left, most))
         self._arenas.append(arena)
         return arena
 
-    def _created(self, nbytes: int, own: bool) -> Arena:
+    def _created(self, nbytes: int, own: bool) -> Arena | None:
+        """None where the device does not give buffers of one memory addresses side by side."""
         vulkan, device = self.queue.vulkan, self.queue.handle
+        memory = vulkan.ffi.NULL
+        buffers: list[Buffer] = []
+        try:
+            allowed, end = ~0, 0
+            for start, size in cut(nbytes, self.queue.device.max_buffer_bytes):
+                buffers.append(Buffer(self._buffer(size), start, size))
+                needs = vulkan.ffi.new("VkMemoryRequirements *")
+                vulkan.run("GetBufferMemoryRequirements", device, buffers[-1].handle, needs)
+                allowed &= needs.memoryTypeBits
+                end = start + needs.size
+            memory = self._memory(end, self._type(allowed, own))
+            addresses = [self._bound(buffer, memory) for buffer in buffers]
+            host = self._host_bytes(memory, nbytes) if self.shared or not own else None
+        except BaseException:
+            self._give_back(buffers, memory)
+            raise
+        if any(at != addresses[0] + b.start for at, b in zip(addresses, buffers, strict=True)):
+            self._give_back(buffers, memory)
+            return None
+        return Arena(tuple(buffers), memory, addresses[0], nbytes, host, own, [(0, nbytes)])
+
+    def _buffer(self, nbytes: int) -> Any:
+        vulkan = self.queue.vulkan
         usage = ("TRANSFER_SRC", "TRANSFER_DST", "STORAGE_BUFFER", "SHADER_DEVICE_ADDRESS")
         information = vulkan.structure(
             "BufferCreateInfo", size=nbytes, usage=vulkan.flags("BUFFER_USAGE", *usage)
         )
-        buffer = vulkan.create("Buffer", device, information)
-        memory = vulkan.ffi.NULL
-        try:
-            requirements = vulkan.ffi.new("VkMemoryRequirements *")
-            vulkan.run("GetBufferMemoryRequirements", device, buffer, requirements)
-            kind = self._type(requirements.memoryTypeBits, own)
-            memory = self._memory(requirements.size, kind)
-            vulkan.call("BindBufferMemory", device, buffer, memory, 0)
-            host = self._host_bytes(memory, nbytes) if self.shared or not own else None
-            place = vulkan.structure("BufferDeviceAddressInfo", buffer=buffer)
-            address = int(vulkan.run("GetBufferDeviceAddress", device, place))
-        except BaseException:
-            vulkan.run("DestroyBuffer", device, buffer, vulkan.ffi.NULL)
-            vulkan.run("FreeMemory", device, memory, vulkan.ffi.NULL)
-            raise
-        return Arena(buffer, memory, address, nbytes, host, own, [(0, nbytes)])
+        return vulkan.create("Buffer", self.queue.handle, information)
+
+    def _bound(self, buffer: Buffer, memory: Any) -> int:
+        """The address of a buffer, bound where its bytes are in ``memory``."""
+        vulkan, device = self.queue.vulkan, self.queue.handle
+        vulkan.call("BindBufferMemory", device, buffer.handle, memory, buffer.start)
+        place = vulkan.structure("BufferDeviceAddressInfo", buffer=buffer.handle)
+        return int(vulkan.run("GetBufferDeviceAddress", device, place))
+
+    def _give_back(self, buffers: Sequence[Buffer], memory: Any) -> None:
+        vulkan, device = self.queue.vulkan, self.queue.handle
+        for buffer in buffers:
+            vulkan.run("DestroyBuffer", device, buffer.handle, vulkan.ffi.NULL)
+        vulkan.run("FreeMemory", device, memory, vulkan.ffi.NULL)
 
     def _memory(self, nbytes: int, kind: int) -> Any:
         vulkan = self.queue.vulkan
@@ -359,18 +337,23 @@ class Memory:
         return min(found)[-1]
 
     def _destroy(self, arena: Arena) -> None:
-        vulkan, device = self.queue.vulkan, self.queue.handle
         arena.host = None
-        vulkan.run("DestroyBuffer", device, arena.buffer, vulkan.ffi.NULL)
-        vulkan.run("FreeMemory", device, arena.memory, vulkan.ffi.NULL)
+        self._give_back(arena.buffers, arena.memory)
 
     def _zero(self, allocation: Allocation, size: int) -> None:
         if allocation.host is not None:
             allocation.host[:] = 0
             return
-        vulkan = self.queue.vulkan
-        place = allocation.arena.buffer, allocation.offset, size, ZERO
-        self.queue.run_once(lambda commands: vulkan.run("CmdFillBuffer", commands, *place))
+
+        def fill(commands: Any) -> None:
+            done = 0
+            while done < size:
+                buffer, start, room = allocation.arena.at(allocation.offset + done)
+                count = min(room, size - done)
+                self.queue.vulkan.run("CmdFillBuffer", commands, buffer, start, count, ZERO)
+                done += count
+
+        self.queue.run_once(fill)
 
     def _staged(self) -> tuple[Allocation, int]:
         """A staging buffer that no submission uses any more, and its number."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.kernels.accessors import MOST_PUSHED_BYTES
-from accel.kernels.source import Module, Traits
+from accel.kernels.source import MATRIX_OPS, Module, Traits
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.vulkan.build import file_name
 from accel.vulkan.device import CacheKey, Device
@@ -183,13 +183,16 @@ class Program:
 
 
 def _kernel(module: Module, traits: Traits) -> KernelHeader:
-    """With packed dot products where ``traits`` have them and the kernel uses them."""
+    """For matrix units, or with packed dot products where ``traits`` have them and the kernel uses
+    them."""
+    if module.op in MATRIX_OPS:
+        return kernel_of(file_name(module, matrix=True))
     if traits.dot:
         try:
             return kernel_of(file_name(module, dot=True))
         except FileNotFoundError:
             pass
-    return kernel_of(file_name(module, dot=False))
+    return kernel_of(file_name(module))
 
 
 def _check_limits(header: KernelHeader, device: Device) -> None:

@@ -17,6 +17,8 @@ from accel.vulkan.device import (
     Device,
     feature_chain,
 )
+from accel.vulkan.matrices import EXTENSION as MATRICES
+from accel.vulkan.matrices import matrix_features
 from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
 
 NANOSECONDS = 1_000_000_000
@@ -195,6 +197,9 @@ class Queue:
         for name in OPTIONAL_FEATURES_12:
             setattr(structures[2], name, getattr(twelve, name))
         packed.shaderIntegerDotProduct = dot
+        if device.matrices:
+            structures[2].vulkanMemoryModel = 1
+            chain = matrix_features(vulkan, chain)
         queue = vulkan.structure(
             "DeviceQueueCreateInfo",
             queueFamilyIndex=self.family,
@@ -202,6 +207,7 @@ class Queue:
             pQueuePriorities=vulkan.array("float", [1.0]),
         )
         wanted = [e for e in (INTEGER_DOT, MEMORY_BUDGET) if e in device.extensions]
+        wanted += [MATRICES] if device.matrices else []
         names = vulkan.array("char *", [vulkan.text(name) for name in wanted])
         return vulkan.structure(
             "DeviceCreateInfo",

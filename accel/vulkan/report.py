@@ -28,6 +28,8 @@ def kernels_of(traits: Traits) -> str:
     own = {"division": traits.divide, "root": traits.root, "binary16": traits.half}
     integers = [name for name, native in own.items() if not native]
     products = "packed dot products" if traits.dot else "products without packed dot products"
+    if traits.matrix:
+        products += " and matrix units"
     return f"{products}, {', '.join(integers) or 'nothing'} in integers"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from accel.kernels.source import Traits
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
 from accel.vulkan.memory import Memory
+from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.program import Program
 from accel.vulkan.pushed import Places
 from accel.vulkan.queue import Queue
@@ -75,6 +76,9 @@ def open_runtime(vulkan: Vulkan, wanted: str, choices: Choices) -> Runtime:
             undo.callback(program.close)
             answer = partial(ask, queue, memory, program)
             program.traits = choices.traits or traits_of(answer, device.name, device.integer_dot)
+            if device.matrices and choices.traits is None:
+                agrees = matrices_agree(queue, memory, program)
+                program.traits = replace(program.traits, matrix=agrees)
         except (VulkanError, TierError) as error:
             if isinstance(error, TierUnavailable):
                 raise

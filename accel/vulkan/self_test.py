@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accel.kernels.judging import RESULTS, Found, columns, right, samples
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module, Traits
-from accel.packets.ops import pieces
+from accel.packets.ops import DeviceOp, pieces
 from accel.vulkan.api import TIER
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
@@ -75,10 +76,23 @@ def launch_alone(
 ) -> None:
     """Run a kernel of op ``name`` that belongs to no step, and wait for it."""
     packet = lone_packet(operands, sizes)
+    launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, groups)
+
+
+def launch_packet(
+    queue: Queue,
+    memory: Memory,
+    program: Program,
+    op: DeviceOp,
+    pipeline: Pipeline,
+    packet: NDArray[np.void],
+    groups: int,
+) -> None:
+    """The same with a packet of its own, PACKET[1]."""
     place = memory.adopt("packet", packet.view(np.uint8))
     vulkan = queue.vulkan
     stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
-    given = pushed(ALL_OPS[name], Packets(packet, place.address), 0, Places())
+    given = pushed(op, Packets(packet, place.address), 0, Places())
 
     def fill(commands: object) -> None:
         point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")

@@ -318,7 +318,7 @@ class VulkanTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
+        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER), self.traits.matrix)
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:

@@ -20,7 +20,7 @@ from harness.progress import progress_on
 from harness.settings import add_flags, resolve
 from harness.tiers import TierOptions, open_tier
 
-SETTINGS = ("cache_dir", "threads")
+SETTINGS = ("cache_dir", "threads", "device")
 QUICK_STRIDE = 25
 """A quick run takes every so many-th case of the list."""
 FAILURES_SHOWN = 10
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.quick:
         chosen = chosen[::QUICK_STRIDE]
     archive, results = conformance_package(
-        partial(open_tier, args.tier, TierOptions(settings["threads"])),
+        partial(open_tier, args.tier, TierOptions(settings["threads"], settings["device"])),
         {name: known[name] for name in chosen},
         waivers,
         quick=args.quick,

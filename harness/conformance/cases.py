@@ -23,7 +23,7 @@ from harness import goldens
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.parity import Case, all_cases, compare, run_barrier
 from harness.synth import SynthSpec, sized_spec, write_synthetic
-from harness.tiers import open_tier
+from harness.tiers import SIMULATED, TierOptions, open_tier
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
@@ -181,5 +181,6 @@ def check_synthetic(spec: SynthSpec, tier: Tier) -> list[Finding]:
 
 def check_default_model(path: Path, tier: Tier) -> list[Finding]:
     """The stored logits of the default model, on a tier of its own: the check closes it."""
-    own = open_tier(tier.info.name)
+    simulated = tier.info.device.endswith(f"({SIMULATED})")
+    own = open_tier(tier.info.name, TierOptions(device=SIMULATED if simulated else ""))
     return [{"note": text} for text in goldens.check_default_model(goldens.FOLDER, path, own)]

@@ -21,6 +21,7 @@ from accel.vulkan.build import (
     compiler_version,
     kernel_file,
 )
+from accel.vulkan.compiler import INSTALL_HINT
 from accel.vulkan.declare import Header, declarations
 from tests.needs import missing
 
@@ -31,7 +32,7 @@ def need_compiler() -> str:
     try:
         return compiler_version()
     except (FileNotFoundError, subprocess.SubprocessError):
-        missing("glslangValidator is not installed", "apt install glslang-tools")
+        missing("glslangValidator is not installed", INSTALL_HINT)
 
 
 def test_every_module_was_built_from_the_text_of_now() -> None:
@@ -56,7 +57,7 @@ def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: one more comment."""
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "// more\n")
-    build = Build(Module("add"), False)
+    build = Build(Module("add"))
     assert read_digests(FOLDER).modules["add"] != build.digest
 
 
@@ -65,7 +66,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
     with pytest.raises(CompileError, match=r"^rms_norm: [^:]*ERROR: rms_norm.k:20"):
-        compiled(replace(Build(Module("add"), False), module=Module("rms_norm")))
+        compiled(replace(Build(Module("add")), module=Module("rms_norm")))
 
 
 def test_declarations_are_those_of_the_header() -> None:

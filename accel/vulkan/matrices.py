@@ -1,0 +1,83 @@
+"""Matrix units (VK_KHR_cooperative_matrix): whether a device has what ``matrices.k`` wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel.vulkan.api import Vulkan
+
+if TYPE_CHECKING:
+    from accel.vulkan.device import Device
+
+EXTENSION = "VK_KHR_cooperative_matrix"
+PROPERTIES = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+VENDORS = frozenset({0x10DE})
+"""Of the devices where products were tried: NVIDIA. Some drivers crash when they are asked what
+they have."""
+SHAPE = (16, 16, 32)
+"""Rows, columns and products a sum."""
+SUBGROUP_ITEMS = 32
+GROUP_MEMORY_BYTES = 48 << 10
+"""What a group of ``kernels/matmul_tiles.k`` may need."""
+
+
+def has_matrices(vulkan: Vulkan, instance: Any, device: Device) -> bool:
+    """Whether products of signed bytes by subgroups of 32 items are there. What they give is asked
+    when the device is opened."""
+    return (
+        EXTENSION in device.extensions
+        and device.cache_key.vendor in VENDORS
+        and device.group_memory_bytes >= GROUP_MEMORY_BYTES
+        and _subgroup_items(vulkan, device) == SUBGROUP_ITEMS
+        and _has_features(vulkan, device)
+        and _has_shape(vulkan, instance, device)
+    )
+
+
+def matrix_features(vulkan: Vulkan, behind: Any) -> Any:
+    """What is asked for when the device is opened, in front of the chain ``behind``."""
+    return vulkan.structure(
+        "PhysicalDeviceCooperativeMatrixFeaturesKHR", pNext=behind, cooperativeMatrix=1
+    )
+
+
+def _subgroup_items(vulkan: Vulkan, device: Device) -> int:
+    eleven = vulkan.structure("PhysicalDeviceVulkan11Properties")
+    chain = vulkan.structure("PhysicalDeviceProperties2", pNext=eleven)
+    vulkan.run("GetPhysicalDeviceProperties2", device.handle, chain)
+    return int(eleven.subgroupSize)
+
+
+def _has_features(vulkan: Vulkan, device: Device) -> bool:
+    matrices = vulkan.structure("PhysicalDeviceCooperativeMatrixFeaturesKHR")
+    twelve = vulkan.structure("PhysicalDeviceVulkan12Features", pNext=matrices)
+    chain = vulkan.structure("PhysicalDeviceFeatures2", pNext=twelve)
+    vulkan.run("GetPhysicalDeviceFeatures2", device.handle, chain)
+    return bool(matrices.cooperativeMatrix and twelve.vulkanMemoryModel)
+
+
+def _has_shape(vulkan: Vulkan, instance: Any, device: Device) -> bool:
+    found = vulkan.run("GetInstanceProcAddr", instance, vulkan.text(PROPERTIES))
+    if found == vulkan.ffi.NULL:
+        return False
+    function = vulkan.ffi.cast("PFN_GetCooperativeMatrixProperties", found)
+    count = vulkan.ffi.new("uint32_t *")
+    if function(device.handle, count, vulkan.ffi.NULL) < 0:
+        return False
+    listed = vulkan.array("VkCooperativeMatrixPropertiesKHR", int(count[0]))
+    for entry in listed:
+        entry.sType = vulkan.library.STRUCTURE_TYPE_VkCooperativeMatrixPropertiesKHR
+    if function(device.handle, count, listed) < 0:
+        return False
+    byte = vulkan.constant("COMPONENT_TYPE_SINT8_KHR")
+    word = vulkan.constant("COMPONENT_TYPE_SINT32_KHR")
+    wanted = (*SHAPE, byte, byte, word, word, 0, vulkan.constant("SCOPE_SUBGROUP_KHR"))
+    return any(
+        wanted
+        == (
+            *(entry.MSize, entry.NSize, entry.KSize),
+            *(entry.AType, entry.BType, entry.CType, entry.ResultType),
+            *(entry.saturatingAccumulation, entry.scope),
+        )
+        for entry in listed[0 : int(count[0])]
+    )

@@ -1,0 +1,159 @@
+"""Matrix units: which devices have them, and products that are made for them, whose work the items
+of a subgroup do here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from accel.kernels.source import Language, Module, Traits, module_source
+from accel.vulkan import program as program_module
+from accel.vulkan.api import Vulkan
+from accel.vulkan.build import Build, compiled, kernel_file
+from accel.vulkan.device import Instance
+from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
+from accel.vulkan.product_test import matrices_agree
+from accel.vulkan.tier import VulkanTier
+from contract.dtypes import Q4_K
+from contract.kernel import KernelHeader, decode_kernel
+from contract.opcodes import Opcode
+from harness.parity import all_cases, compare
+from tests.vulkan.conftest import Library, OpenTier
+
+FORMAT = Q4_K
+
+
+def pretended(vulkan: Vulkan, **changes: Any) -> bool:
+    """Whether a device counts as having matrix units that has all it takes but for ``changes``."""
+    told = {"items": 32, "matrices": 1, "model": 1, "function": True, "type": 3, "scope": 3}
+    told |= {"vendor": min(VENDORS), "extensions": {EXTENSION}, "memory": GROUP_MEMORY_BYTES}
+    told |= changes
+    ffi = vulkan.ffi
+
+    @ffi.callback("PFN_GetCooperativeMatrixProperties")  # type: ignore[untyped-decorator]
+    def listed(device: Any, count: Any, entries: Any) -> int:
+        count[0] = 2
+        if entries != ffi.NULL:
+            shape = entries[1]
+            shape.MSize, shape.NSize, shape.KSize = SHAPE
+            shape.AType = shape.BType = told["type"]
+            shape.CType = shape.ResultType = 5
+            shape.scope = told["scope"]
+        return 0
+
+    def properties(real: Any, device: Any, chain: Any) -> None:
+        ffi.cast("VkPhysicalDeviceVulkan11Properties *", chain.pNext).subgroupSize = told["items"]
+
+    def features(real: Any, device: Any, chain: Any) -> None:
+        twelve = ffi.cast("VkPhysicalDeviceVulkan12Features *", chain.pNext)
+        twelve.vulkanMemoryModel = told["model"]
+        kind = "VkPhysicalDeviceCooperativeMatrixFeaturesKHR *"
+        ffi.cast(kind, twelve.pNext).cooperativeMatrix = told["matrices"]
+
+    def address(real: Any, instance: Any, name: Any) -> Any:
+        return ffi.cast("void *", listed) if told["function"] else ffi.NULL
+
+    instead = {
+        "vkGetPhysicalDeviceProperties2": properties,
+        "vkGetPhysicalDeviceFeatures2": features,
+        "vkGetInstanceProcAddr": address,
+    }
+    with Instance(vulkan) as instance:
+        device = instance.devices()[0]
+        faked = replace(
+            device,
+            extensions=frozenset(told["extensions"]),
+            group_memory_bytes=told["memory"],
+            cache_key=replace(device.cache_key, vendor=told["vendor"]),
+        )
+        return has_matrices(Vulkan(ffi, Library(vulkan.library, instead)), instance.handle, faked)
+
+
+def test_a_device_that_has_everything_has_matrix_units(vulkan: Vulkan) -> None:
+    assert pretended(vulkan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": 64},
+        {"matrices": 0},
+        {"model": 0},
+        {"function": False},
+        {"type": 7},
+        {"scope": 2},
+        {"vendor": 0x8086},
+        {"extensions": set()},
+        {"memory": 32 << 10},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_is_missing_is_enough(vulkan: Vulkan, change: dict[str, Any]) -> None:
+    """Other subgroups, no feature, no function, bytes without signs, a device nobody has tried."""
+    assert not pretended(vulkan, **change)
+
+
+def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", "")) -> None:
+    """Modules for matrix units are what items do instead, ``spoil`` replaced in their text."""
+    real = program_module.kernel_of
+    made: dict[str, KernelHeader] = {}
+
+    def kernel_of(name: str) -> KernelHeader:
+        if not name.endswith(".matrix"):
+            return real(name)
+        module = Module("matmul_tiles", FORMAT)
+        assert name == f"{module}.matrix"
+        if name not in made:
+            text = module_source(Language.VULKAN, module, Traits(dot=True)).replace(*spoil)
+            text = text.replace("#define UNROLL [[unroll]]", "#define UNROLL")
+            build = Build(module, dot=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Build, "text", property(lambda self: text))
+                made[name] = decode_kernel(kernel_file(build, compiled(build)))
+        return made[name]
+
+    monkeypatch.setattr(program_module, "kernel_of", kernel_of)
+    monkeypatch.setattr(program_module, "_check_limits", lambda header, device: None)
+    monkeypatch.setattr("accel.vulkan.product_test.FORMATS", (FORMAT,))
+
+
+def agree(tier: VulkanTier) -> bool:
+    runtime = tier._runtime
+    return matrices_agree(runtime.queue, runtime.memory, runtime.program)
+
+
+def test_a_device_is_asked_for_the_bits_of_packed_dots(
+    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_units(monkeypatch)
+    assert agree(tier)
+
+
+def test_a_device_that_multiplies_wrong_is_noticed(
+    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: elements are not where the kernel looks for them."""
+    with_units(monkeypatch, ("rows.stride * ELEMENT_ROW(e)", "rows.stride * (ELEMENT_ROW(e) ^ 8u)"))
+    assert not agree(tier)
+
+
+MANY = [
+    case
+    for case in all_cases(1)
+    if case.opcode is Opcode.MATMUL and case.dtype == FORMAT and case.sizes["tokens"] == 17
+]
+
+
+def test_steps_of_many_tokens_are_multiplied_in_tiles(
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the whole tier: lowered, fused, launched, equal to the definition."""
+    with_units(monkeypatch)
+    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+    for case in MANY:
+        problems = compare(tier, case)
+        assert not problems, f"{case}: {problems}"
+    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    assert "matmul_tiles" in modules
