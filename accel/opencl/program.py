@@ -37,6 +37,7 @@ HEADERS = (
     "attention.h",
     "matmul_formats.h",
     "matmul_decode.h",
+    "matmul_few.h",
     "matmul_prefill.h",
     "matmul_float.h",
 )

@@ -24,6 +24,10 @@ from accel.packets.ops import (
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 
+GROUP_ROWS, GROUP_TOKENS = 128, 64
+"""What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
+TILES_FROM = 16
+"""Tokens a step has at most from which on its products are worth tiles."""
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 
@@ -60,6 +64,14 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda rows, **_: pieces(rows, TILE_ROWS),
+            ),
+            _row(
+                "matmul_tiles",
+                "x scale sums weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "",
+                lambda tokens, rows, **_: pieces(rows, GROUP_ROWS) * pieces(tokens, GROUP_TOKENS),
             ),
             _row(
                 "rms_norm_quantize",
@@ -110,6 +122,7 @@ class _Ops:
     step: Step
     start: int
     reads: Counter[str]
+    matrices: bool = False
 
     def named(self, *names: str) -> list[Op] | None:
         """The next ops if these are their names, all done equally often."""
@@ -132,8 +145,9 @@ Fused = tuple[int, Op]
 """How many ops are replaced, and by which."""
 
 
-def fuse(step: Step) -> Step:
-    """The step with runs of its ops as one where there is a kernel for it."""
+def fuse(step: Step, matrices: bool = False) -> Step:
+    """The step with runs of its ops as one where there is a kernel for it; with ``matrices`` its
+    products of many tokens are for matrix units."""
     reads = Counter(
         tensor.buffer
         for op in step.ops
@@ -143,7 +157,7 @@ def fuse(step: Step) -> Step:
     ops: list[Op] = []
     start = 0
     while start < len(step.ops):
-        rest = _Ops(step, start, reads)
+        rest = _Ops(step, start, reads, matrices)
         found = next((f for rule in RULES if (f := rule(rest)) is not None), None)
         count, op = found or (1, step.ops[start])
         ops.append(op)
@@ -237,11 +251,19 @@ def _product(rest: _Ops) -> Fused | None:
         tensors |= {operand: second, "y": found["y"]}
         count += 1
     sizes = product.most_sizes()
-    if product.count.most == 1 and not sizes["places"] and tensors["scale"] is not None:
+    special = _special_product(product.count.most, rest.matrices)
+    if special is not None and not sizes["places"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
-        row = _made(product, "matmul_row", tensors, **shape)
-        return count, replace(row, dtype=product.dtype, matrix=row.device.matrix)
+        made = _made(product, special, tensors, **shape)
+        return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
     return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
+
+
+def _special_product(most_tokens: int, matrices: bool) -> str | None:
+    """The op of its own that a product of so many tokens has, if there is one."""
+    if most_tokens == 1:
+        return "matmul_row"
+    return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None
 
 
 def _heads(rest: _Ops) -> Fused | None:

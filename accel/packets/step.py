@@ -9,7 +9,7 @@ from enum import IntEnum
 from accel.packets.ops import DeviceOp, Split, pieces
 from contract.dtypes import DType
 
-PRODUCTS = ("matmul", "matmul_row")
+PRODUCTS = ("matmul", "matmul_row", "matmul_tiles")
 """Ops that multiply by a stored matrix."""
 
 

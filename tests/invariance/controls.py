@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,7 +103,7 @@ def fallback_tier() -> CpuTier:
 
 
 @dataclass(slots=True)
-class BrokenRunner:
+class BrokenRunner(ABC):
     """A runner that forwards everything; subclasses change the inputs of a step."""
 
     inner: ModelRunner
@@ -114,9 +115,9 @@ class BrokenRunner:
         """Start the step with the inputs spoilt."""
         return self.inner.submit(self.spoilt(inputs))
 
+    @abstractmethod
     def spoilt(self, inputs: StepInput) -> StepInput:
         """What the sound runner gets to see."""
-        raise NotImplementedError
 
 
 class LeakedPage(BrokenRunner):

@@ -126,7 +126,7 @@ CONTROLS = (
         mistakes.masked_maximum,
         f"{ATTENTION}._attend",
     ),
-    Control("R6 spans as one row", Opcode.FLASH_ATTN, 1 << 30, f"{ATTENTION}.KV_SPAN", "spans"),
+    Control("R6 spans as one row", Opcode.FLASH_ATTN, 1 << 12, f"{ATTENTION}.KV_SPAN", "spans"),
     Control("R6 a fused x", Opcode.FLASH_ATTN, mistakes.fused_tile, f"{ATTENTION}._tile"),
     Control("R6 library exp2", Opcode.FLASH_ATTN, np.exp2, f"{ATTENTION}.exp2"),
     Control(

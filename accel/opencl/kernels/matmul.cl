@@ -17,12 +17,17 @@ MATMUL_TARGET_BEGIN
     OUTLINED void decode_##dtype(const MATMUL *p, uint begin, uint end) {   \
         decode_rows(dtype, p, begin, end);                                  \
     }                                                                       \
+    OUTLINED void few_##dtype(const MATMUL *p, uint begin, uint end) {      \
+        few_rows(dtype, p, begin, end);                                     \
+    }                                                                       \
     OUTLINED void prefill_##dtype(const MATMUL *p, uint begin, uint end) {  \
         prefill_rows(dtype, p, begin, end);                                 \
     }                                                                       \
     static void rows_##dtype(const MATMUL *p, uint begin, uint end) {       \
-        if (p->tokens <= DECODE_TOKENS)                                     \
+        if (p->tokens == 1)                                                 \
             decode_##dtype(p, begin, end);                                  \
+        else if (p->tokens <= FEW_TOKENS)                                   \
+            few_##dtype(p, begin, end);                                     \
         else                                                                \
             prefill_##dtype(p, begin, end);                                 \
     }

@@ -1,10 +1,8 @@
-// Products of few tokens: weights come from memory once and are used as they lie.
+// Products of one token: weights come from memory once and are used as they lie.
 
 #ifndef MATMUL_DECODE_H
 #define MATMUL_DECODE_H
 
-// Up to this many tokens are computed one by one: more are worth expanding the weights for.
-#define DECODE_TOKENS 4
 // Columns whose activations a worker rearranges at a time; whole spans.
 #define DECODE_COLUMNS 4096
 // How far ahead of the arithmetic weights are fetched: beyond a page, where hardware stops.
@@ -150,27 +148,21 @@ INLINE float16 group_dot(uint dtype, const GLOBAL uchar *group, uint columns, ui
     return total;
 }
 
-// Every token of 16 rows before the next rows: their weights come from memory once.
 INLINE void decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     const uint stride = group_bytes(dtype, p->columns);
-    FOURS fours[DECODE_TOKENS];
+    const ulong source = source_row(p, 0);
+    FOURS fours;
     for (uint begin = 0; begin < p->columns; begin += DECODE_COLUMNS) {
         const uint end = min(p->columns, begin + DECODE_COLUMNS);
-        for (uint token = 0; token < p->tokens; token++)
-            arrange_activation(p->m + source_row(p, token) * p->m_stride + begin, end - begin,
-                               &fours[token]);
+        arrange_activation(p->m + source * p->m_stride + begin, end - begin, &fours);
         for (uint row = begin_row; row < end_row; row += LANES) {
-            const GLOBAL uchar *group = p->weight + (ulong)(row / LANES) * stride;
+            GLOBAL float *y = p->y + target_row(p, 0) * p->y_stride + row;
             const int count = (int)(end_row - row);
-            for (uint token = 0; token < p->tokens; token++) {
-                const ulong source = source_row(p, token);
-                GLOBAL float *y = p->y + target_row(p, token) * p->y_stride + row;
-                float16 total = begin ? load_padded(y, count) : (float16)(0.0f);
-                total = group_dot(dtype, group, p->columns, begin, end, &fours[token],
-                                  p->sums + source * p->sums_stride,
-                                  p->scale + source * p->scale_stride, total);
-                store_partial(total, y, count);
-            }
+            float16 total = begin ? load_padded(y, count) : (float16)(0.0f);
+            total = group_dot(dtype, p->weight + (ulong)(row / LANES) * stride, p->columns, begin,
+                              end, &fours, p->sums + source * p->sums_stride,
+                              p->scale + source * p->scale_stride, total);
+            store_partial(total, y, count);
         }
     }
 }

@@ -7,6 +7,8 @@
 #define SEGMENT_VECTORS (SEGMENT / 16)
 // Tokens whose running sums a worker keeps while it goes along its rows.
 #define FLOAT_TOKENS 32
+// Up to this many tokens are computed one by one, along whole spans.
+#define FLOAT_SPAN_TOKENS 4
 
 MATMUL_TARGET_BEGIN
 
@@ -88,7 +90,7 @@ INLINE void float_decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint 
 
 INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     float16 w[LANES][SEGMENT_VECTORS], span[FLOAT_TOKENS], total[FLOAT_TOKENS];
-    if (p->tokens <= DECODE_TOKENS) {
+    if (p->tokens <= FLOAT_SPAN_TOKENS) {
         float_decode_rows(dtype, p, begin_row, end_row);
         return;
     }

@@ -1,4 +1,4 @@
-"""Rule R11 on the device: the norm of an embedding has neither a weight nor an epsilon."""
+"""A norm with neither a weight nor an epsilon, on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.parity.values import KINDS
 from tests.opencl.conftest import OpenTier
 
 SHAPE = Shape(
-    "embedding",
+    "plain",
     {"tokens": 5, "width": 896},
     {"eps": 0.0, "groups": 1},
     absent=frozenset(("weight",)),
@@ -27,6 +27,6 @@ def test_the_device_normalizes_as_defined(open_opencl: OpenTier, kind: str) -> N
 
 
 def test_a_zero_vector_is_nan_on_the_device(open_opencl: OpenTier) -> None:
-    """As in the rule: no tier invents a direction."""
+    """No tier invents a direction."""
     case = Case(Opcode.RMS_NORM, None, SHAPE, "zeros", 0)
     assert np.isnan(on_tier(open_opencl(), case, fill(case))["y"]).all()
