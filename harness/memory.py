@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
+from contract.ir.scratch import buffer_bytes
 from contract.spec import KV
 from contract.tier import Tier
 from harness.progress import format_bytes
@@ -16,6 +17,7 @@ from reference.memory.planner import (
     MemoryPlan,
     longest_plan,
     plan_memory,
+    state_buffers,
 )
 from reference.model.open import Model
 from reference.runner import ModelRunner
@@ -48,10 +50,13 @@ def plans_of(
     return plan_at
 
 
-def host_pages(runner: ModelRunner, nbytes: int) -> int:
-    """How many KV pages of a runner's model so many bytes hold; 0 for a model without any."""
-    copies = runner.page_copies() if nbytes else None
-    return 0 if copies is None else nbytes // copies.page_bytes
+def pages_in(runner: ModelRunner, nbytes: int) -> int:
+    """How many KV pages of a runner's model, with all layers, so many bytes hold; 0 for a model
+    without any."""
+    graph, limits = runner.graph, runner.limits
+    pools, _ = state_buffers(graph)
+    total = sum(buffer_bytes(graph.buffers[name], limits.largest) for name in pools)
+    return nbytes * limits.pages // total if total else 0
 
 
 def longest_context(model: Model, asked: int | None) -> int:

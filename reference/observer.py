@@ -7,21 +7,17 @@ of the engine's own clock, so a simulated run is observed in simulated time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, Protocol
 
 from contract.types import FinishReason, Request
+from reference.sched.planner import Chunk
 
 
-@dataclass(frozen=True, slots=True)
-class StepObservation:
+class StepObservation(NamedTuple):
     """A step that was read: submitted at ``began``, its tokens known at ``ended``, in seconds.
 
-    ``number`` counts the engine's steps from 0. ``chunks`` is CHUNK[n], not to be written to, and
-    ``requests`` the ids of the n requests they were computed for, whatever their slots hold by
+    ``number`` counts the engine's steps from 0. ``chunks`` are what it computed, and
+    ``requests`` the ids of the requests they were computed for, whatever their slots hold by
     now. ``waiting`` requests, ``free_pages`` that nobody held and ``cached_pages`` that only the
     prefix cache kept are as they were when the step was submitted.
     """
@@ -29,7 +25,7 @@ class StepObservation:
     number: int
     began: float
     ended: float
-    chunks: NDArray[np.void]
+    chunks: Sequence[Chunk]
     requests: Sequence[int]
     waiting: int
     free_pages: int

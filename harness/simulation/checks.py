@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from contract.types import QosClass, Tenant
 from harness.simulation.invariants import Invariant, Violation, require
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(NamedTuple):
     """A request that has a slot and pages."""
 
     request_id: int
@@ -31,8 +29,7 @@ class Place(NamedTuple):
     stalled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """An engine between two steps. ``references`` and ``payers``, the tenant who is charged for a
     page that somebody holds, are by page."""
 
@@ -52,8 +49,7 @@ class State:
         return sum(count > 0 and payer == tenant for count, payer in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The request whose turn it would be among those of a tenant that ask for the same class: its
     place in the order of arrival, whether they are aged, and at that moment its class, the
     tenant's dominant share and rate of tokens by weight."""
@@ -127,13 +123,16 @@ def check_decodes(places: Iterable[Place], computed: Collection[int]) -> None:
             )
 
 
-def check_quota(state: State, tenant: Tenant, decode_rate: float, prefill_rate: float) -> None:
-    """What ``tenant`` has just after an admission. Rates are tokens a second over the window.
+def check_quota(
+    states: Sequence[State], tenant: Tenant, decode_rate: float, prefill_rate: float
+) -> None:
+    """What ``tenant`` has of all engines just after an admission. Rates are tokens a second over
+    the window.
 
     The only request of a tenant may have its pages: the quota it was accepted under was larger.
     """
-    own = [resident for resident in state.residents if resident.tenant == tenant.id]
-    pages = state.charged(tenant.id)
+    own = [one for state in states for one in state.residents if one.tenant == tenant.id]
+    pages = sum(state.charged(tenant.id) for state in states)
     require(
         len(own) <= tenant.max_slots
         and (pages <= tenant.max_kv_pages or len(own) == 1)
@@ -189,17 +188,22 @@ def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
 
 
 def check_preemption(
-    leaver: Resident, state: State, tenants: Mapping[int, Tenant], growth: int
+    leaver: Resident,
+    state: State,
+    states: Sequence[State],
+    tenants: Mapping[int, Tenant],
+    growth: int,
 ) -> None:
-    """``state`` is just before ``leaver`` loses its place. An interactive request leaves only
-    where all that run are, or for its own tenant's page quota: a request grows by at most
-    ``growth`` pages at once."""
+    """``state``, one of all ``states``, is just before ``leaver`` loses its place. An interactive
+    request leaves only where all that run are, or for its own tenant's page quota: a request grows
+    by at most ``growth`` pages at once."""
     tenant = tenants[leaver.tenant]
     if leaver.qos is not QosClass.INTERACTIVE:
         return
     others = [r for r in state.residents if r.qos is not QosClass.INTERACTIVE]
     require(
-        not others or state.charged(tenant.id) + growth > tenant.max_kv_pages,
+        not others
+        or sum(state.charged(tenant.id) for state in states) + growth > tenant.max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
         lambda: f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

@@ -22,6 +22,7 @@ class Client:
     expected: tuple[TokenEvent, ...]
     logits: bool = False
     constraint: Constraint | None = None
+    model: int = 0
     received: int = 0
     ended: FinishReason | None = None
     faults: int = 0
@@ -46,12 +47,13 @@ class Client:
 
 @dataclass(slots=True)
 class Clients:
-    """All requests that were accepted. ``solo`` gives the events of a request that is alone.
+    """All requests that were accepted. ``solo`` gives the events of a request to a model, by its
+    number, that is alone.
 
     ``most_faults`` is how many faults a request may have to survive, less one.
     """
 
-    solo: Callable[[Request, Constraint | None], tuple[TokenEvent, ...]]
+    solo: Callable[[int, Request, Constraint | None], tuple[TokenEvent, ...]]
     stall_steps: int
     most_faults: int
     by_id: dict[int, Client] = field(default_factory=dict)
@@ -61,10 +63,12 @@ class Clients:
         """Those that wait for more."""
         return [client for client in self.by_id.values() if client.ended is None]
 
-    def accepted(self, request: Request, logits: bool, constraint: Constraint | None) -> None:
-        """The engine took the request."""
-        expected = self.solo(request, constraint)
-        self.by_id[request.id] = Client(request, expected, logits, constraint)
+    def accepted(
+        self, request: Request, logits: bool, constraint: Constraint | None, model: int
+    ) -> None:
+        """The engine of a model took the request."""
+        expected = self.solo(model, request, constraint)
+        self.by_id[request.id] = Client(request, expected, logits, constraint, model)
 
     def cancelled(self, request_id: int) -> None:
         """The client gave up; nothing may follow."""

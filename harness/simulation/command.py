@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 
 from contract.errors import ConfigError
@@ -21,7 +20,7 @@ from harness.simulation.run import (
     reproducing_line,
     run_schedules,
     smallest,
-    world_of,
+    worlds_of,
 )
 from harness.simulation.schedule import keep, parse_kept
 
@@ -104,8 +103,8 @@ def _play_one(profile: Profile, args: argparse.Namespace) -> int:
     schedule = generate(args.seed, profile)
     if args.keep is not None:
         schedule = keep(schedule, parse_kept(args.keep))
-    with closing(world_of(profile, schedule)) as world:
-        simulation = Simulation(schedule, world)
+    with worlds_of(profile, schedule) as worlds:
+        simulation = Simulation(schedule, worlds)
         outcome = simulation.play()
     if args.log:
         for part in (schedule.shape, *schedule.tenants, *schedule.actions, *simulation.log):

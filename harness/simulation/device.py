@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,14 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from contract.records import SAMPLING
 from harness.simulation.constraint import nearest
-from harness.simulation.history import OF_POSITION, OF_TOKEN, WORD, sample
+from harness.simulation.history import (
+    OF_POSITION,
+    OF_TOKEN,
+    WORD,
+    bias_number,
+    model_number,
+    sample,
+)
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import Limits
 from reference.runner import StepInput
@@ -27,9 +35,18 @@ LOST = -1
 NO_SCOPE = -1
 
 _FIELDS: tuple[str, ...] = SAMPLING.names or ()
-_SLOT, _POSITION, _LOW, _HIGH, _RECENT, _MASK = (
-    _FIELDS.index(name)
-    for name in ("slot", "position", "seed_low", "seed_high", "repeat_last_n", "mask")
+_SLOT, _POSITION, _LOW, _HIGH, _RECENT, _MASK, _BIAS_FIRST, _BIAS_COUNT = map(
+    _FIELDS.index,
+    (
+        "slot",
+        "position",
+        "seed_low",
+        "seed_high",
+        "repeat_last_n",
+        "mask",
+        "bias_first",
+        "bias_count",
+    ),
 )
 
 
@@ -40,16 +57,16 @@ def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
     return allowed
 
 
-@dataclass(frozen=True, slots=True)
-class StepCopy:
-    """A snapshot of a step's inputs, ``allowed`` the tokens of each mask in order, and
-    ``scopes``: for whom each slot computes."""
+class StepCopy(NamedTuple):
+    """A snapshot of a step's inputs, ``allowed`` the tokens of each mask in order, ``bias`` the
+    records of all slots, and ``scopes``: for whom each slot computes."""
 
     query: list[tuple[int, int, int, int]]
     rows: list[int]
     sampling: list[tuple[float, ...]]
     page_table: list[list[int]]
     allowed: list[list[int]]
+    bias: list[tuple[int, float]]
     scopes: list[int]
 
     @classmethod
@@ -61,6 +78,7 @@ class StepCopy:
             step.sampling.tolist(),
             np.asarray(step.page_table).tolist(),
             [] if step.allowed is None else [tokens_of(mask) for mask in step.allowed],
+            [] if step.bias is None else step.bias.tolist(),
             list(scopes),
         )
 
@@ -81,8 +99,9 @@ class Page:
 class DeviceMemory:
     """What steps read and write: KV pages, what is kept of a slot, saved recurrent states."""
 
-    def __init__(self, limits: Limits, *, recurrent: bool) -> None:
+    def __init__(self, limits: Limits, *, recurrent: bool, model: int = 0) -> None:
         self.limits = limits
+        self._model = model_number(model)
         self.recurrent = recurrent
         self.pages: list[Page] = []
         self.lose()
@@ -185,7 +204,11 @@ class DeviceMemory:
                 recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
-            token = sample(history, seed, recent & WORD)
+            first, count = int(record[_BIAS_FIRST]), int(record[_BIAS_COUNT])
+            biases = step.bias[first : first + count]
+            if len(biases) != count:
+                raise Violation(Invariant.TOKENS, f"slot {slot} has biases that a step lacks")
+            token = sample(history, seed, recent + bias_number(biases) + self._model)
             if record[_MASK]:
                 token = nearest(token, step.allowed[int(record[_MASK]) - 1])
             self.last_token[slot], self.last_position[slot] = token, position

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DeviceLost, QueueFull, RequestError
-from contract.types import FinishReason, Request, Tenant
+from contract.errors import DeviceLost, DoesNotFit, QueueFull, RequestError
+from contract.types import FinishReason, Request, Tenant, TokenEvent
 from harness.simulation.clients import Client, Clients
+from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
-from harness.simulation.guesses import Guesses
 from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.machine import Machine
 from harness.simulation.schedule import (
     Action,
     Arrive,
@@ -28,14 +29,11 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
 )
-from harness.simulation.watch import Watch
 from harness.simulation.world import SimulatedWorld, World
-from reference.engine import Engine
+from reference.engine import MaskProvider
 from reference.engine.engine import FAULTS
-from reference.engine.sequence import MaskProvider
 from reference.limits import pages_for
 from reference.sched.constraints import Mask
-from reference.sched.tenants import Tenants
 
 IDLE_SECONDS = 0.5
 """How long a server with nothing to compute waits before it looks again."""
@@ -55,24 +53,30 @@ class Outcome:
     counts: Counter[str]
 
 
-def play(schedule: Schedule, world: World | None = None) -> Outcome:
-    """Play ``schedule``, by default without a model."""
-    return Simulation(schedule, world or SimulatedWorld(schedule.shape)).play()
+def simulated_worlds(schedule: Schedule) -> list[World]:
+    """One for each model of a schedule, in the same time."""
+    clock = VirtualClock()
+    return [SimulatedWorld(schedule.shape, clock, n) for n in range(schedule.shape.models)]
+
+
+def play(schedule: Schedule, worlds: list[World] | None = None) -> Outcome:
+    """Play ``schedule``, by default on simulated models."""
+    return Simulation(schedule, worlds or simulated_worlds(schedule)).play()
 
 
 class Simulation:
-    """A schedule, an engine on ``world``, and its clients."""
+    """A schedule, its models on ``worlds``, and their clients."""
 
-    def __init__(self, schedule: Schedule, world: World) -> None:
+    def __init__(self, schedule: Schedule, worlds: list[World]) -> None:
         self.schedule = schedule
-        self.world = world
+        self.worlds = worlds
+        self.clock = worlds[0].clock
         self.log: list[tuple[Any, ...]] = []
         self.counts: Counter[str] = Counter()
-        self.clients = Clients(world.solo, schedule.shape.stall_steps, FAULTS)
+        self.clients = Clients(self._solo, schedule.shape.stall_steps, FAULTS)
+        self._vocab: int = worlds[0].runner.model.config.vocab
         self._step = 0
-        self._watch = Watch(world.clock, self.log)
-        world.runner.watch = self._watch.submitted_step
-        self._engine = self._start(schedule.tenants)
+        self._machine = self._start(schedule.tenants)
 
     def play(self) -> Outcome:
         """Play it once."""
@@ -82,49 +86,20 @@ class Simulation:
         except Violation as found:
             violation = found
         except Exception as error:
-            where = self._watch.violation or self.world.runner.violation
-            violation = where or Violation(
+            violation = self._machine.violation or Violation(
                 Invariant.ONLY_DOCUMENTED_ERRORS, f"{type(error).__name__}: {error}"
             )
             violation.__cause__ = error
-        self.counts["admissions"] = self._watch.admissions
-        self.counts["preemptions"] = self._watch.preemptions
         digest = hashlib.blake2b(repr(self.log).encode(), digest_size=16).hexdigest()
         return Outcome(violation, digest, self.counts)
 
-    def _start(self, tenants: tuple[Tenant, ...]) -> Engine:
-        shape, clock = self.schedule.shape, self.world.clock
-        engine = Engine(
-            self.world.runner,
-            end_of_generation=self.world.end_of_generation,
-            chunk_tokens=shape.chunk_tokens,
-            page_order=shape.page_order,
-            steps_ahead=shape.steps_ahead,
-            tenants=Tenants(tenants, clock=clock),
-            clock=clock,
-            queue_depth=shape.queue_depth,
-            prefix_cache=shape.prefix_cache,
-            copy_pages=shape.copy_pages,
-            host_pages=shape.host_pages,
-            stall_steps=shape.stall_steps,
-            drafter=self._drafter(),
-            observer=self._watch,
-        )
-        self._watch.attach(engine)
-        return engine
+    def _start(self, tenants: Iterable[Tenant]) -> Machine:
+        return Machine(self.schedule, self.worlds, tenants, self.clients, self.log, self.counts)
 
-    def _drafter(self) -> Guesses | None:
-        if not self.schedule.shape.guesses:
-            return None
-        vocab = self.world.runner.model.config.vocab
-        return Guesses(self._answer, vocab, Random(self.schedule.seed))
-
-    def _answer(self, order: int) -> tuple[int, ...] | None:
-        request_id = self._watch.request_in_order(order)
-        client = None if request_id is None else self.clients.by_id.get(request_id)
-        if client is None:
-            return None
-        return client.request.prompt + tuple(max(0, event.token) for event in client.expected)
+    def _solo(
+        self, model: int, request: Request, constraint: Constraint | None
+    ) -> tuple[TokenEvent, ...]:
+        return self.worlds[model].solo(request, constraint)
 
     def _play(self) -> None:
         actions = list(reversed(self.schedule.actions))
@@ -135,7 +110,7 @@ class Simulation:
                 self._act(actions.pop())
             self._step_engine()
         for tenant in self.schedule.tenants:
-            self._engine.put_tenant(tenant)
+            self._machine.put_tenant(tenant)
         deadline = self._step + self._bound()
         while self.clients.live:
             require(
@@ -147,7 +122,8 @@ class Simulation:
                 ),
             )
             self._step_engine()
-        self._end()
+        self._machine.empty()
+        self._machine.leave()
 
     def _bound(self) -> int:
         """Steps after which everybody is served, if every step computes one token for somebody."""
@@ -159,61 +135,51 @@ class Simulation:
             steps += RECOMPUTATIONS * (reach + shape.steps_ahead) + PATIENCE_STEPS
         return steps
 
-    def _end(self) -> None:
-        """Nobody is left, and neither is anything they had."""
-        require(
-            self._engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
-        )
-        self._watch.between_steps(0)
-        self._leave()
-        state = self._watch.state()
-        require(
-            not state.residents, Invariant.SLOT_OWNER, lambda: "a slot is taken without requests"
-        )
-
-    def _leave(self) -> None:
-        """Check what an engine must have right at its end, and note what it did."""
-        self._watch.at_end()
-        statistics = self._engine.statistics
-        for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
-            self.counts[f"prefix {what}"] += getattr(statistics.prefix, what)
-        self.counts["guesses right"] += statistics.speculation.accepted
-        drafted = statistics.speculation.drafted
-        self.counts["guesses wrong"] += drafted - statistics.speculation.accepted
-
     def _step_engine(self) -> None:
-        runner, engine = self.world.runner, self._engine
-        before = runner.steps
+        machine, before = self._machine, self._machine.steps
         self._step += 1
-        events = []
+        events: list[TokenEvent] = []
         try:
-            events = engine.step()
+            events = machine.step()
         except DeviceLost:
-            self.counts["faults"] += 1
-            self.log.append(("fault", self.world.clock()))
-            for request_id in self._watch.running:
-                self.clients.by_id[request_id].faults += 1
-            self._watch.running.clear()
-        found = self._watch.violation or runner.violation
+            self._note_fault()
+        found = machine.violation
         if found is not None:
             raise found
-        if runner.steps == before and not events:
-            self.world.clock.advance(IDLE_SECONDS)
+        if machine.steps == before and not events:
+            self.clock.advance(IDLE_SECONDS)
             self.counts["idle steps"] += 1
-        self.counts["steps"] += runner.steps - before
-        now = self.world.clock()
+        self.counts["steps"] += machine.steps - before
+        now = self.clock()
         for event in events:
-            reason = event.finish_reason
-            self.log.append((now, event.request_id, event.token, event.position, reason))
-            self.clients.take(event, self._step)
-            if event.token >= 0:
-                self.counts["tokens"] += 1
-                self._watch.delivered(self.clients.by_id[event.request_id].request.tenant)
-            if reason is not None:
-                tenant = self.clients.by_id[event.request_id].request.tenant
-                self._watch.accounts.add(tenant, reason.value)
-                self.counts[f"ended {reason.value}"] += 1
-        self._watch.between_steps(self._step)
+            self._deliver(event, now)
+        if machine.latest is not None:
+            machine.latest.watch.between_steps(self._step)
+
+    def _note_fault(self) -> None:
+        self.counts["faults"] += 1
+        self.log.append(("fault", self.clock()))
+        lost = self._machine.latest
+        assert lost is not None
+        for request_id in lost.watch.running:
+            self.clients.by_id[request_id].faults += 1
+        lost.watch.running.clear()
+
+    def _deliver(self, event: TokenEvent, now: float) -> None:
+        """Give an event to its client."""
+        reason = event.finish_reason
+        logs = (event.log_probability, event.top) if event.top else ()
+        self.log.append((now, event.request_id, event.token, event.position, reason, *logs))
+        self.clients.take(event, self._step)
+        client = self.clients.by_id[event.request_id]
+        watch = self._machine.served[client.model].watch
+        if event.token >= 0:
+            self.counts["tokens"] += 1
+            self.counts["logs"] += event.log_probability is not None
+            watch.delivered(client.request.tenant)
+        if reason is not None:
+            watch.accounts.add(client.request.tenant, reason.value)
+            self.counts[f"ended {reason.value}"] += 1
 
     def _act(self, action: Action) -> None:
         match action:
@@ -224,70 +190,89 @@ class Simulation:
             case Stall():
                 self._stall(action)
             case Quota():
-                self._engine.put_tenant(action.tenant)
+                self._machine.put_tenant(action.tenant)
             case Fault():
-                self.world.runner.fail_next(action.where)
+                self.worlds[action.model].runner.fail_next(action.where)
             case Restart():
                 self._restart()
             case Pause():
-                self.world.clock.advance(action.seconds)
+                self.clock.advance(action.seconds)
 
     def _arrive(self, arrival: Arrive) -> None:
-        request, logits, constraint = arrival.request, arrival.logits, arrival.constraint
-        waiting = self._watch.state().waiting
-        sink = self._sink(request) if logits else None
+        request, constraint, machine = arrival.request, arrival.constraint, self._machine
+        may_wait = self._may_wait(arrival)
+        sink = self._sink(request, arrival.model) if arrival.logits else None
         try:
-            self._engine.submit(request, sink, allowed=self._masks(constraint))
+            machine.submit(arrival.model, request, sink, self._masks(constraint))
+        except DoesNotFit:
+            self.counts["no room"] += 1
         except QueueFull:
-            self._watch.accounts.add(request.tenant, "requests_rejected")
+            self._rejected(arrival)
             self.counts["queue full"] += 1
-            free = self.schedule.shape.queue_depth - len(waiting)
-            own = sum(self.clients.by_id[id].request.tenant == request.tenant for id in waiting)
-            require(
-                free <= 0 or own >= free,
-                Invariant.LIVENESS,
-                lambda: f"{own} of tenant {request.tenant} wait, and {free} places are free",
-            )
-            return
+            require(not may_wait, Invariant.LIVENESS, lambda: "there was a place in the queue")
         except RequestError as error:
             self.counts["refused"] += 1
-            if request.tenant in self._engine.tenants:
-                self._watch.accounts.add(request.tenant, "requests_rejected")
             if self._acceptable(request):
                 raise Violation(
                     Invariant.ONLY_DOCUMENTED_ERRORS, f"request {request.id} was refused: {error}"
                 ) from error
-            return
-        require(
-            self._acceptable(request),
-            Invariant.ONLY_DOCUMENTED_ERRORS,
-            lambda: f"request {request.id} was accepted",
-        )
-        self._watch.accounts.add(request.tenant, "tokens_prompted", len(request.prompt))
-        self.clients.accepted(request, logits, constraint)
+            self._rejected(arrival)
+        else:
+            require(
+                self._acceptable(request),
+                Invariant.ONLY_DOCUMENTED_ERRORS,
+                lambda: f"request {request.id} was accepted",
+            )
+            require(may_wait, Invariant.LIVENESS, lambda: "a place for another was taken")
+            self._account(arrival.model, request.tenant, "tokens_prompted", len(request.prompt))
+            self.clients.accepted(request, arrival.logits, constraint, arrival.model)
+
+    def _may_wait(self, arrival: Arrive) -> bool:
+        """Whether there is a place in the queue of the model: of several tenants none may have more
+        than are free."""
+        waiting = self._machine.waiting(arrival.model)
+        free = self.schedule.shape.queue_depth - len(waiting)
+        tenant = arrival.request.tenant
+        own = sum(self.clients.by_id[id].request.tenant == tenant for id in waiting)
+        return free > 0 and (own < free or len(self._machine.tenants) == 1)
+
+    def _rejected(self, arrival: Arrive) -> None:
+        """What an engine, not the door before it, refused is in its ledger."""
+        tenant = arrival.request.tenant
+        if not self._is_live(arrival.request.id) and tenant in self._machine.tenants:
+            self._account(arrival.model, tenant, "requests_rejected")
+
+    def _account(self, model: int, tenant: int, what: str, count: int = 1) -> None:
+        """The ledger of a model's engine should say this."""
+        self._machine.served[model].watch.accounts.add(tenant, what, count)
+
+    def _is_live(self, request_id: int) -> bool:
+        client = self.clients.by_id.get(request_id)
+        return client is not None and client.ended is None
 
     def _cancel(self, request_id: int) -> None:
-        client = self.clients.by_id.get(request_id)
-        if client is not None and client.ended is None:
+        if self._is_live(request_id):
+            client = self.clients.by_id[request_id]
             self.counts["cancels"] += 1
-            self._watch.accounts.add(client.request.tenant, FinishReason.CANCELLED.value)
+            self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
         self.clients.cancelled(request_id)
-        self._engine.cancel(request_id)
+        self._machine.cancel(request_id)
 
     def _acceptable(self, request: Request) -> bool:
         """Whether an engine may accept the request, apart from the depth of its queue."""
-        limits, tenants = self.schedule.shape.limits, self._engine.tenants
-        client = self.clients.by_id.get(request.id)
-        if (client is not None and client.ended is None) or request.tenant not in tenants:
+        limits, tenants = self.schedule.shape.limits, self._machine.tenants
+        if self._is_live(request.id) or request.tenant not in tenants:
             return False
         tenant = tenants[request.tenant]
         context = min(limits.context, tenant.max_context)
-        vocab = self.world.runner.model.config.vocab
         reach = min(len(request.prompt) + request.max_tokens, context)
         reserved = sum(other.reserved_pages for other in tenants if other.id != tenant.id)
         return (
             0 < len(request.prompt) <= context
-            and all(0 <= token < vocab for token in request.prompt)
+            and all(0 <= token < self._vocab for token in request.prompt)
+            and len(request.logit_bias) <= limits.biases
+            and all(0 <= token < self._vocab for token, _ in request.logit_bias)
+            and (request.log_probabilities or 0) <= limits.top_log_probabilities
             and pages_for(reach) <= min(tenant.max_kv_pages, limits.pages - reserved)
         )
 
@@ -295,23 +280,22 @@ class Simulation:
         """What an engine asks which tokens may come next."""
         if constraint is None:
             return None
-        vocab = self.world.runner.model.config.vocab
 
         def mask(generated: list[int]) -> Mask | None:
             self.counts["masks"] += 1
-            return constraint.mask(generated, vocab)
+            return constraint.mask(generated, self._vocab)
 
         return mask
 
-    def _sink(self, request: Request) -> Any:
+    def _sink(self, request: Request, model: int) -> Any:
         """Takes the logits of a request, each position once and in order."""
-        position = 0
+        position, world = 0, self.worlds[model]
 
         def take(start: int, logits: NDArray[np.float32]) -> None:
             nonlocal position
             self.counts["logits"] += len(logits)
             require(
-                start == position and self.world.logits_match(request, start, logits),
+                start == position and world.logits_match(request, start, logits),
                 Invariant.TOKENS,
                 lambda: (
                     f"request {request.id} got other logits from position {start} on, after "
@@ -323,23 +307,23 @@ class Simulation:
         return take
 
     def _stall(self, action: Stall) -> None:
-        client = self.clients.by_id.get(action.request_id)
-        if client is None or client.ended is not None:
+        if not self._is_live(action.request_id):
             return
+        client = self.clients.by_id[action.request_id]
+        self._machine.stall(action.request_id, over=action.over)
         if action.over:
-            self._engine.unstall(action.request_id)
             client.stalled_since = None
         else:
             self.counts["stalls"] += 1
-            self._engine.stall(action.request_id)
             if client.stalled_since is None:
                 client.stalled_since = self._step
 
     def _restart(self) -> None:
         self.counts["restarts"] += 1
-        self._leave()
-        self.world.runner.restart()
-        self._engine = self._start(tuple(self._engine.tenants))
+        self._machine.leave()
+        for world in self.worlds:
+            world.runner.restart()
+        self._machine = self._start(tuple(self._machine.tenants))
         for client in self.clients.live:
             self._resubmit(client)
 
@@ -347,12 +331,12 @@ class Simulation:
         client.stalled_since = None
         client.faults = 0
         rest = client.rest
-        sink = self._sink(client.request) if client.logits else None
+        sink = self._sink(client.request, client.model) if client.logits else None
         try:
             constraint = client.constraint and client.constraint.after(client.tokens)
-            self._engine.submit(rest, sink, allowed=self._masks(constraint))
+            self._machine.submit(client.model, rest, sink, self._masks(constraint))
         except (QueueFull, RequestError):
             client.ended = FinishReason.CANCELLED
-            self._watch.accounts.add(rest.tenant, "requests_rejected")
+            self._account(client.model, rest.tenant, "requests_rejected")
         else:
-            self._watch.accounts.add(rest.tenant, "tokens_prompted", len(rest.prompt))
+            self._account(client.model, rest.tenant, "tokens_prompted", len(rest.prompt))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from contract.types import QosClass, Request, SamplingParams, Tenant
+from harness.simulation.clock import VirtualClock
 from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.schedule import Shape
@@ -83,7 +84,7 @@ def _compete(
     shape: Shape, tenants: Sequence[Tenant], backlogs: Sequence[int], random: Random
 ) -> list[tuple[float, int]]:
     """Keep each tenant's backlog full until the end: when whose tokens came."""
-    world: World = SimulatedWorld(shape)
+    world: World = SimulatedWorld(shape, VirtualClock())
     world.runner.slot_scopes = [0] * shape.limits.slots
     engine = Engine(
         world.runner,

@@ -7,7 +7,7 @@ cluster at page boundaries, steps may take so long that requests age.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 from contract.arithmetic import PAGE_TOKENS
@@ -29,6 +29,8 @@ from harness.simulation.schedule import (
 from reference.limits import Limits, pages_for
 
 UNKNOWN_TENANT = 999
+MOST_BIASES = 3
+MOST_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Features:
     tight_quotas: bool
     lowered_classes: bool
     constraints: bool
+    biases: bool
+    log_probabilities: bool
+    many_models: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
     recurrent = random.random() < profile.recurrent
     order = list(range(pages))
     random.shuffle(order)
+    models = random.choice([1, 1, 2, 3, 3]) if features.many_models and not profile.model else 1
     return Shape(
         limits=Limits(
             slots,
@@ -105,6 +111,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
             step_rows=slots + random.choice([0, 1, 8]),
             saved_states=random.choice([1, 2, 6]) if recurrent else 0,
             masks=slots if features.constraints else 0,
+            biases=MOST_BIASES if features.biases else 0,
+            top_log_probabilities=MOST_LISTED if features.log_probabilities else 0,
         ),
         page_order=tuple(order),
         chunk_tokens=random.randint(1, chunk),
@@ -117,6 +125,9 @@ def _shape(random: Random, features: Features, profile: Profile) -> Shape:
         guesses=random.random() < 0.25,
         recurrent=recurrent,
         prefix_cache=random.random() < 0.85,
+        cached_pages=random.choice([None, None, 0, 3]),
+        models=models,
+        room=min(models, random.choice([1, 2, 2, 3])),
     )
 
 
@@ -178,12 +189,14 @@ class _Actions:
         step = 0
         for id in range(random.randint(1, self._profile.requests)):
             step += random.choice([0, 0, 0, 0, 1, 2, 5, 12])
-            request = self._request(id)
+            model = random.randrange(self._shape.models)
+            request = self._request(id, model)
             logits = self._features.logits and random.random() < 0.3
-            actions.append(Arrive(step, request, logits, self._constraint()))
+            actions.append(Arrive(step, request, logits, self._constraint(), model))
             actions += self._with_request(step, id)
             if self._features.bad_requests and random.random() < 0.2:
-                actions.append(Arrive(step, self._bad(1000 + id, request)))
+                model = random.randrange(self._shape.models)
+                actions.append(Arrive(step, self._bad(1000 + id, request), model=model))
         actions += self._at_large(step + 20)
         actions.sort(key=lambda action: action.step)
         return actions
@@ -200,8 +213,10 @@ class _Actions:
         vocab = self._profile.vocab
         return tuple(int(self._random.random() * vocab) for _ in range(count))
 
-    def _request(self, id: int) -> Request:
+    def _request(self, id: int, model: int) -> Request:
         random, context = self._random, self._shape.limits.context
+        # Pages run out while answers grow.
+        longest = [context] * (3 if self._features.scarce_pages else 1)
         prompt = self._prompt(context)
         sampling = SamplingParams(seed=random.getrandbits(64))
         if self._features.penalties and random.random() < 0.4:
@@ -214,17 +229,31 @@ class _Actions:
         request = Request(
             id,
             prompt,
-            random.choice([0, 1, 2, 5, 14, 17, 33, context]),
+            random.choice([0, 1, 2, 5, 14, 17, 33, *longest]),
             sampling,
             tenant=random.choice(self._tenants).id,
             ignore_end=random.random() < 0.7,
             qos=random.choice([None, *QosClass]) if self._features.lowered_classes else None,
+            logit_bias=self._biases(),
+            log_probabilities=self._listed(),
         )
         if self._features.shared_prefixes:
-            tokens = solo_run(request, context).tokens
+            tokens = solo_run(request, context, model=model).tokens
             self._earlier.append(tuple(token % self._profile.vocab for token in tokens))
             self._prompts.append(prompt)
         return request
+
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        random = self._random
+        if not self._features.biases or random.random() < 0.5:
+            return ()
+        tokens = random.sample(range(self._profile.vocab), random.randint(1, MOST_BIASES))
+        return tuple((token, random.choice([-100.0, -0.5, 1.5, 100.0])) for token in tokens)
+
+    def _listed(self) -> int | None:
+        if not self._features.log_probabilities:
+            return None
+        return self._random.choice([None, None, 0, 1, MOST_LISTED])
 
     def _prompt(self, context: int) -> tuple[int, ...]:
         random = self._random
@@ -257,8 +286,8 @@ class _Actions:
 
     def _bad(self, id: int, good: Request) -> Request:
         """A request that no engine may accept."""
-        kind = self._random.randrange(5)
-        tokens, tenant = good.prompt, good.tenant
+        kind = self._random.randrange(8)
+        tokens, tenant, bias, listed = good.prompt, good.tenant, good.logit_bias, None
         if kind == 0:
             tokens = ()
         elif kind == 1:
@@ -267,9 +296,18 @@ class _Actions:
             tenant = UNKNOWN_TENANT
         elif kind == 3:
             tokens = self._tokens(self._shape.limits.context + 1)
-        else:
+        elif kind == 4:
             tokens = (-1,)
-        return Request(id, tokens, good.max_tokens, good.sampling, tenant=tenant)
+        elif kind == 5:
+            bias = tuple((token, 1.0) for token in range(MOST_BIASES + 1))
+        elif kind == 6:
+            listed = MOST_LISTED + 1
+        else:
+            # Refused while that one lives, whichever model either is for.
+            id = good.id
+        return replace(
+            good, id=id, prompt=tokens, tenant=tenant, logit_bias=bias, log_probabilities=listed
+        )
 
     def _at_large(self, steps: int) -> list[Action]:
         """What happens to everybody."""
@@ -278,7 +316,8 @@ class _Actions:
         if features.faults:
             for _ in range(random.randint(1, 3)):
                 where = random.choice(["submit", "collect"])
-                actions.append(Fault(random.randrange(steps), where))
+                model = random.randrange(self._shape.models)
+                actions.append(Fault(random.randrange(steps), where, model))
         if features.restarts:
             actions.append(Restart(random.randrange(steps)))
         if features.pauses:

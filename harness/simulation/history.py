@@ -10,7 +10,7 @@ All of it is plain integers: for the few tokens of a simulated step numpy takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,23 +27,47 @@ NON_FINITE_ONE_IN = 512
 
 WORD = (1 << 64) - 1
 _SEED_FACTOR = 0x9E3779B97F4A7C15
-_RECENT_FACTOR = 0xD1B54A32D192ED03
+_BESIDE_FACTOR = 0xD1B54A32D192ED03
 _MIX_FACTOR = 0xBF58476D1CE4E5B9
+_MODEL_FACTOR = 0x94D049BB133111EB
 _RANDOM = np.random.PCG64(20)
 OF_TOKEN: list[int] = _RANDOM.random_raw(VOCAB).tolist()
 OF_POSITION: list[int] = (_RANDOM.random_raw(MOST_POSITIONS) | np.uint64(1)).tolist()
 """What a token at a position adds to a history: the product of both, modulo 2^64."""
 
 
-def sample(history: int, seed: int, recent: int) -> int:
+def sample(history: int, seed: int, beside: int) -> int:
     """The token that follows, -1 where the logits are not finite.
 
-    ``recent`` is the history of the tokens the penalties look at alone, 0 for none.
+    ``beside`` sums up what else it depends on: the history of the tokens that penalties look at,
+    ``bias_number`` and ``model_number``.
     """
-    mixed = (history + seed * _SEED_FACTOR + recent * _RECENT_FACTOR) & WORD
+    mixed = (history + seed * _SEED_FACTOR + beside * _BESIDE_FACTOR) & WORD
     mixed = ((mixed ^ (mixed >> 32)) * _MIX_FACTOR) & WORD
     mixed ^= mixed >> 29
     return -1 if (mixed >> 40) % NON_FINITE_ONE_IN == 0 else mixed % VOCAB
+
+
+def model_number(model: int) -> int:
+    """What tells the model of this number from others, whose weights are others; 0 for model 0."""
+    return model * _MODEL_FACTOR
+
+
+def bias_number(pairs: Iterable[tuple[int, float]]) -> int:
+    """What tells logit biases, multiples of 1/2, from others; 0 for none."""
+    return sum(
+        OF_TOKEN[token] * OF_POSITION[place] * int(2 * bias)
+        for place, (token, bias) in enumerate(pairs)
+    )
+
+
+def listed(history: int, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The log-probability of ``token`` after ``history``, and of ``count`` tokens in its place:
+    numbers that binary32 holds."""
+    mixed = ((history + 1) * _MIX_FACTOR) & WORD
+    chosen = -((mixed + OF_TOKEN[token]) >> 32 & 0xFFFF) / 1024
+    top = ((mixed >> 10 * place) % VOCAB for place in range(1, count + 1))
+    return chosen, tuple((id, -(id + mixed % 1024) / 512) for id in top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +92,9 @@ def histories_of(tokens: Sequence[int]) -> list[int]:
     return histories
 
 
-def solo_run(request: Request, context: int, constraint: Constraint | None = None) -> Solo:
+def solo_run(
+    request: Request, context: int, constraint: Constraint | None = None, model: int = 0
+) -> Solo:
     """What ``request`` produces within ``context`` positions."""
     tokens = list(request.prompt)
     histories = histories_of(tokens)
@@ -78,10 +104,11 @@ def solo_run(request: Request, context: int, constraint: Constraint | None = Non
         events.append(TokenEvent(request.id, -1, len(tokens), FinishReason.LENGTH))
     sampling = request.sampling
     window = sampling.repeat_last_n if sampling.penalizes else 0
+    always = model_number(model) + bias_number(request.logit_bias)
     while not events or events[-1].finish_reason is None:
         position, history = len(tokens), histories[-1]
         recent = (history - histories[max(0, position - window)]) & WORD
-        token = sample(history, sampling.seed, recent)
+        token = sample(history, sampling.seed, recent + always)
         if constraint is not None:
             generated = tokens[len(request.prompt) :]
             token = nearest(token, constraint.allowed(generated, VOCAB))
@@ -92,8 +119,18 @@ def solo_run(request: Request, context: int, constraint: Constraint | None = Non
             reason = FinishReason.STOP
         elif position >= last:
             reason = FinishReason.LENGTH
-        events.append(TokenEvent(request.id, token, position, reason))
+        logs = _logs_of(request, history, token)
+        events.append(TokenEvent(request.id, token, position, reason, *logs))
         if reason is None:
             histories.append((history + OF_TOKEN[token] * OF_POSITION[position]) & WORD)
             tokens.append(token)
     return Solo(tuple(events), tuple(tokens), tuple(histories))
+
+
+def _logs_of(
+    request: Request, history: int, token: int
+) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    """What an event of ``token`` has of log-probabilities."""
+    if request.log_probabilities is None or token < 0:
+        return None, ()
+    return listed(history, token, request.log_probabilities)

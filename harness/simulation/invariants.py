@@ -24,6 +24,8 @@ class Invariant(Enum):
     SAME_SEED_SAME_LOG = "the same seed gives the same log of events"
     HISTORY = "every position read holds exactly the tokens of its sequence"
     LIVENESS = "after the last disturbance every admitted request ends within a computed bound"
+    MODEL_TURNS = "models get the device in proportion to the weights of those who use them"
+    MODEL_ROOM = "the idle model unused for longest makes room, and none in use ever does"
     ONLY_DOCUMENTED_ERRORS = "an engine refuses what it cannot serve, and raises nothing else"
     FAIRNESS = "tenants alike that always have work get equal shares of any five seconds"
 

@@ -82,8 +82,8 @@ class ModelWorld:
 
     end_of_generation = END_OF_GENERATION
 
-    def __init__(self, shape: Shape) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, shape: Shape, clock: VirtualClock) -> None:
+        self.clock = clock
         self._stack = ExitStack()
         model = _model("qwen35" if shape.recurrent else "qwen3")
         tier = self._stack.enter_context(CpuTier(1))
@@ -96,6 +96,8 @@ class ModelWorld:
             step_tokens=context + 1,
             step_rows=context,
             masks=min(1, shape.limits.masks),
+            biases=shape.limits.biases,
+            top_log_probabilities=shape.limits.top_log_probabilities,
         )
         self._alone = self._stack.enter_context(ModelRunner(model, tier, alone))
         self._solos: dict[Request, tuple[TokenEvent, ...]] = {}
@@ -126,6 +128,9 @@ class ModelWorld:
         """All bits of them."""
         expected = self._logits[request.id][start : start + len(logits)]
         return logits.tobytes() == expected.tobytes()
+
+    def unload(self) -> None:
+        """There is one model, and nothing is loaded in its place."""
 
     def close(self) -> None:
         """Free the runners."""

@@ -6,19 +6,20 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
 from harness.progress import NullProgress, Progress
-from harness.simulation.drive import Outcome, play
+from harness.simulation.clock import VirtualClock
+from harness.simulation.drive import Outcome, play, simulated_worlds
 from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.model import ModelWorld
 from harness.simulation.schedule import Kept, Schedule, format_kept
 from harness.simulation.shrink import shrink
-from harness.simulation.world import SimulatedWorld, World
+from harness.simulation.world import World
 
 BATCH = 50
 """Seeds a process is given at once, the first of which is played twice."""
@@ -52,15 +53,24 @@ class Report:
         self.failure = self.failure or other.failure
 
 
-def world_of(profile: Profile, schedule: Schedule) -> World:
+@contextmanager
+def worlds_of(profile: Profile, schedule: Schedule) -> Iterator[list[World]]:
     """What schedules of the profile are played on."""
-    return ModelWorld(schedule.shape) if profile.model else SimulatedWorld(schedule.shape)
+    if profile.model:
+        worlds: list[World] = [ModelWorld(schedule.shape, VirtualClock())]
+    else:
+        worlds = simulated_worlds(schedule)
+    try:
+        yield worlds
+    finally:
+        for world in worlds:
+            world.close()
 
 
 def play_on(profile: Profile, schedule: Schedule) -> Outcome:
-    """Play a schedule on the world of its profile."""
-    with closing(world_of(profile, schedule)) as world:
-        return play(schedule, world)
+    """Play a schedule on the worlds of its profile."""
+    with worlds_of(profile, schedule) as worlds:
+        return play(schedule, worlds)
 
 
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, Page, StepCopy
-from harness.simulation.history import MOST_POSITIONS, VOCAB
+from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation, require
 from reference.limits import RING_STEPS, Limits
-from reference.runner import LOGITS, StepInput, StepOutput
+from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class StepSeconds:
 
     def of(self, step: StepInput) -> float:
         """Seconds the device takes for ``step``."""
-        attended = int(step.query["position"].sum()) + len(step.query)
-        return self.fixed + self.token * len(step.query) + self.attended * attended
+        tokens = len(step.query)
+        attended: int = sum(step.query["position"].tolist()) + tokens
+        return self.fixed + self.token * tokens + self.attended * attended
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +127,8 @@ class SimulatedCopies:
 
 
 class SimulatedRunner:
-    """Executes steps on a ``DeviceMemory``; all time is that of ``clock``.
+    """Executes steps of the model of this number on a ``DeviceMemory``; all time is that of
+    ``clock``.
 
     ``slot_scopes`` is whoever watches the engine's to keep: the isolation scope each
     slot computes for. ``watch`` is called with every step before it is queued.
@@ -139,6 +141,7 @@ class SimulatedRunner:
         *,
         recurrent: bool = False,
         asynchronous: bool = True,
+        model: int = 0,
         seconds: StepSeconds | None = None,
     ) -> None:
         if limits.context > MOST_POSITIONS:
@@ -146,7 +149,7 @@ class SimulatedRunner:
         self.limits = limits
         self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
         self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=asynchronous))
-        self.memory = DeviceMemory(limits, recurrent=recurrent)
+        self.memory = DeviceMemory(limits, recurrent=recurrent, model=model)
         self.recurrent = SimulatedStates(self)
         self._copies = SimulatedCopies(self)
         self.slot_scopes = [NO_SCOPE] * limits.slots
@@ -172,6 +175,11 @@ class SimulatedRunner:
         self._queue.clear()
         self._fault = None
 
+    def unload(self) -> None:
+        """The model is in memory no more: what was queued and what its pages held is gone."""
+        self.restart()
+        self.memory.lose()
+
     def submit(self, inputs: StepInput) -> Late:
         """Queue a step with a snapshot of its inputs."""
         limits = self.limits
@@ -189,12 +197,11 @@ class SimulatedRunner:
         except Violation as violation:
             self.violation = self.violation or violation
             raise
-        copy = StepCopy.of(inputs, self.slot_scopes)
-        logits = LOGITS in inputs.wanted
+        copy, wanted = StepCopy.of(inputs, self.slot_scopes), inputs.wanted
         begins = max(self._clock(), self._device_free)
         self._device_free = begins + self._seconds.of(inputs)
         self.steps += 1
-        late = self.enqueue(lambda: self._execute(copy, logits))
+        late = self.enqueue(lambda: self._execute(copy, wanted))
         late.fails, self._fault = self._fault == "collect", None
         return late
 
@@ -230,9 +237,13 @@ class SimulatedRunner:
         self._queue.append(late)
         return late
 
-    def _execute(self, step: StepCopy, logits: bool) -> StepOutput:
+    def _execute(self, step: StepCopy, wanted: Sequence[str]) -> StepOutput:
         token, histories = self.memory.execute(step)
-        outputs = {LOGITS: simulated_logits(histories).view(np.uint8)} if logits else {}
+        outputs = {}
+        if LOGITS in wanted:
+            outputs[LOGITS] = simulated_logits(histories).view(np.uint8)
+        if CHOSEN in wanted:
+            outputs |= simulated_logs(histories, token, self.limits.top_log_probabilities)
         return StepOutput(np.array(token, np.int32), outputs)
 
     def _lose(self) -> None:
@@ -255,6 +266,19 @@ def simulated_logits(histories: Sequence[int]) -> NDArray[np.float32]:
     logits = np.zeros((len(histories), VOCAB), np.float32)
     logits.view(np.uint64)[:, 0] = histories
     return logits
+
+
+def simulated_logs(
+    histories: Sequence[int], tokens: Sequence[int], top: int
+) -> dict[str, NDArray[np.uint8]]:
+    """The outputs of rule R10, a row for each history."""
+    rows = [listed(history, token, top) for history, token in zip(histories, tokens, strict=True)]
+    values = (
+        (CHOSEN, [chosen for chosen, _ in rows], np.float32),
+        (TOP_IDS, [[id for id, _ in likeliest] for _, likeliest in rows], np.int32),
+        (TOP_LOGS, [[log for _, log in likeliest] for _, likeliest in rows], np.float32),
+    )
+    return {name: np.array(value, dtype).view(np.uint8) for name, value, dtype in values}
 
 
 def history_of_logits(logits: NDArray[np.float32]) -> list[int]:

@@ -15,7 +15,7 @@ from reference.limits import Limits
 class Shape:
     """The engine a schedule is for. ``page_order`` is the order pages are handed out in;
     ``step_seconds`` is what a step takes at least. With ``guesses`` the engine decodes
-    speculatively."""
+    speculatively. There are ``models`` of this shape, and memory for ``room`` of them at once."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -29,17 +29,21 @@ class Shape:
     guesses: bool = False
     recurrent: bool = False
     prefix_cache: bool = True
+    cached_pages: int | None = None
+    models: int = 1
+    room: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """A client submits ``request``; with ``logits`` it wants those of every position, with a
-    ``constraint`` only certain tokens."""
+    """A client submits ``request`` to ``model``; with ``logits`` it wants those of every position,
+    with a ``constraint`` only certain tokens."""
 
     step: int
     request: Request
     logits: bool = False
     constraint: Constraint | None = None
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The device is lost with the next step, when it is submitted or when it is collected."""
+    """The device is lost with the next step of a model, when it is submitted or when it is
+    collected."""
 
     step: int
     where: str
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)

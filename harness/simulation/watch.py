@@ -41,6 +41,7 @@ DEEP_CHECK_STEPS = 16
 
 class Watch(NullObserver):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
+    ``states`` gives those of all engines that share its tenants, its own among them.
 
     ``running`` are the ids of the requests that have a slot, ``accounts`` what was seen of the
     engine so far.
@@ -48,17 +49,20 @@ class Watch(NullObserver):
     for a fault of its own.
     """
 
-    def __init__(self, clock: Callable[[], float], log: list[tuple[Any, ...]]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        log: list[tuple[Any, ...]],
+        states: Callable[[], list[State]],
+    ) -> None:
         self.violation: Violation | None = None
-        self.admissions = 0
-        self.preemptions = 0
         self.running: set[int] = set()
         self.accounts = Accounts()
         self._clock = clock
         self._log = log
+        self._states = states
         self._decisions = 0
         self._engine: Any = None
-        self._state: State | None = None
         self._delivered: deque[tuple[float, int]] = deque()
         self._next: Callable[[Callable[[Waiting], bool]], Waiting | None]
         self._preempt: Callable[[Placement], None]
@@ -66,9 +70,6 @@ class Watch(NullObserver):
     def attach(self, engine: Engine) -> None:
         """Look at ``engine`` from now on."""
         self._engine = engine
-        self.accounts = Accounts()
-        self.running.clear()
-        self._delivered.clear()
         placing = self._engine._placing
         self._next, self._preempt = placing._queue.next, placing.preempt
         placing._queue.next, placing.preempt = self._watched_next, self._watched_preempt
@@ -117,6 +118,10 @@ class Watch(NullObserver):
         live = self._engine._live.items()
         return next((id for id, sequence in live if sequence.order == order), None)
 
+    def live(self) -> list[int]:
+        """Ids of the requests that wait or run."""
+        return list(self._engine._live)
+
     def deeply(self) -> None:
         """Check everything the memory keeps. Raises Violation."""
         try:
@@ -130,7 +135,6 @@ class Watch(NullObserver):
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         """See ``Observer``."""
-        self.admissions += 1
         self.running.add(request_id)
         self._log.append(("admitted", at, request_id, slot, known, reused))
         request = self._engine._live[request_id].request
@@ -140,7 +144,6 @@ class Watch(NullObserver):
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """See ``Observer``."""
-        self.preemptions += 1
         self.running.discard(request_id)
         self._log.append(("preempted", at, request_id, slot, known))
 
@@ -175,19 +178,19 @@ class Watch(NullObserver):
             raise
 
     def _check_step(self, step: StepInput) -> None:
-        slots = step.query["slot"]
-        counts = Counter(slots.tolist())
+        tokens = step.query.tolist()
+        counts = Counter(slot for _, slot, _, _ in tokens)
         check_decodes(self._places(), counts.keys())
         most = self._engine.chunk_tokens
-        drafted = self._engine._residents.table.draft.tolist()
+        drafted = self._engine._residents.table.draft
         prefill = sum(n for slot, n in counts.items() if n > 1 and not drafted[slot])
         require(
             prefill <= most, Invariant.STEP_CAP, lambda: f"{prefill} prefill tokens, {most} allowed"
         )
-        written = step.page_table[slots, step.query["position"] // PAGE_TOKENS]
-        meta = self._engine.memory.meta
+        meta, table = self._engine.memory.meta, step.page_table
         references, whole = meta["ref_count"], meta["token_count"]
-        for page in set(written.tolist()):
+        for slot, number in {(slot, position // PAGE_TOKENS) for _, slot, position, _ in tokens}:
+            page = table[slot, number]
             if references[page] != 1 or whole[page]:
                 raise Violation(
                     Invariant.PAGE_REFERENCES,
@@ -198,8 +201,7 @@ class Watch(NullObserver):
         """What may be computed for whoever has a slot."""
         residents = self._engine._residents
         table = residents.table
-        computed, known, end = table.computed.tolist(), table.known.tolist(), table.end.tolist()
-        lockstep = table.lockstep.tolist()
+        computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
         for slot, placement in residents.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
             sequence = placement.sequence
@@ -213,7 +215,7 @@ class Watch(NullObserver):
         delivered = sum(id == tenant.id for _, id in self._delivered) / WINDOW_SECONDS
         usage = self._engine.tenants.usage(tenant.id)
         decode_rate = max(delivered, usage.decode_tokens_per_s)
-        check_quota(self.state(), tenant, decode_rate, usage.prefill_tokens_per_s)
+        check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
     def _watched_next(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
         """The queue's choice, compared with what the candidates were."""
@@ -233,12 +235,12 @@ class Watch(NullObserver):
 
     def _watched_preempt(self, placement: Placement) -> None:
         """The loss of a place, while the state before it can still be seen."""
-        state = self.state()
-        leaver = next(r for r in state.residents if r.slot == placement.slot)
+        states = self._states()
+        leaver = next(r for r in self.state().residents if r.slot == placement.slot)
         self.accounts.add(leaver.tenant, "slots_preempted")
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
-        self._guarded(lambda: check_preemption(leaver, state, tenants, growth))
+        self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
         self._preempt(placement)
 
     def _candidates(self) -> Iterable[Candidate]:
@@ -250,21 +252,21 @@ class Watch(NullObserver):
             head = heads.get((waiting.tenant, waiting.qos))
             if head is None or waiting.order < head.order:
                 heads[waiting.tenant, waiting.qos] = waiting
+        states = self._states() if heads else []
         for (id, asked), head in heads.items():
             if tenants.within_quota(id, head.pages):
-                share, rate = self._shares(id)
+                share, rate = self._shares(id, states)
                 aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
                 yield Candidate(head.order, id, aged, qos, share, rate)
 
-    def _shares(self, id: int) -> tuple[float, float]:
+    def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        state = self.state()
-        slots = sum(resident.tenant == id for resident in state.residents)
+        slots = sum(resident.tenant == id for state in states for resident in state.residents)
         rate = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
             slots / tenant.max_slots,
-            state.charged(id) / tenant.max_kv_pages,
+            sum(state.charged(id) for state in states) / tenant.max_kv_pages,
             rate / tenant.decode_tokens_per_s,
         )
         return part / tenant.weight, rate / tenant.weight

@@ -16,10 +16,10 @@ from harness.simulation.schedule import Shape
 
 
 class World(Protocol):
-    """A runner, its clock, and the solo run of any request.
+    """A model's runner, the clock, which is everybody's, and the solo run of any request.
 
     ``runner`` has what ``SimulatedRunner`` has beyond ``ModelRunner``: ``slot_scopes``, ``watch``,
-    ``violation``, ``steps``, ``fail_next`` and ``restart``.
+    ``violation``, ``steps``, ``fail_next``, ``restart`` and ``unload``.
     """
 
     clock: VirtualClock
@@ -31,6 +31,9 @@ class World(Protocol):
     ) -> tuple[TokenEvent, ...]:
         """All events of ``request`` when it is alone."""
 
+    def unload(self) -> None:
+        """Let go of what the model kept in memory."""
+
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
         """Whether these are the logits of its solo run from position ``start`` on."""
 
@@ -39,16 +42,18 @@ class World(Protocol):
 
 
 class SimulatedWorld:
-    """No model: tokens are hashes of what came before them."""
+    """No model: tokens are hashes of what came before them, and of the number of the model."""
 
     end_of_generation = END_OF_GENERATION
 
-    def __init__(self, shape: Shape) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, shape: Shape, clock: VirtualClock, model: int = 0) -> None:
+        self.clock = clock
+        self.model = model
         self.runner = SimulatedRunner(
             shape.limits,
             self.clock,
             recurrent=shape.recurrent,
+            model=model,
             seconds=StepSeconds(fixed=shape.step_seconds),
         )
         self._context = shape.limits.context
@@ -58,8 +63,12 @@ class SimulatedWorld:
         self, request: Request, constraint: Constraint | None = None
     ) -> tuple[TokenEvent, ...]:
         """In closed form."""
-        self._solos[request.id] = solo_run(request, self._context, constraint)
+        self._solos[request.id] = solo_run(request, self._context, constraint, self.model)
         return self._solos[request.id].events
+
+    def unload(self) -> None:
+        """Whatever was computed is gone."""
+        self.runner.unload()
 
     def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
         """The logits of a position name the history up to it."""

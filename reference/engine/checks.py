@@ -9,6 +9,14 @@ from reference.runner import ModelRunner
 from reference.sched.constraints import check_constraints
 
 
+def check_sizes(limits: Limits) -> None:
+    """Raise ValueError where a step could not hold what may have to be in it."""
+    if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
+        raise ValueError("a step must hold a decode token of every slot and one of prefill")
+    if 0 < limits.masks < limits.slots:
+        raise ValueError("a step must hold a mask for every slot, or none")
+
+
 def check_request(
     request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
 ) -> None:

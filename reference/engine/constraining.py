@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.types import Request
 from reference.engine.sequence import Placement
 from reference.engine.sequence import Sequence as Running
 from reference.runner import StepInput, StepOutput
 from reference.sched.constraints import Mask
+from reference.sched.planner import Chunk
 
 LOG = logging.getLogger(__name__)
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
@@ -28,25 +28,23 @@ NOT_LISTED: Listed = (None, ())
 def with_masks(
     inputs: StepInput,
     placements: Sequence[Placement],
-    chunks: NDArray[np.void],
-    rows: NDArray[np.int32],
+    chunks: Sequence[Chunk],
+    rows: Sequence[int],
     words: int,
 ) -> StepInput:
     """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
     token in this step; ``rows`` are the rows of each chunk."""
-    masked = [index for index, placement in enumerate(placements) if placement.masked]
-    if not masked:
-        return inputs
     masks: list[Mask] = []
-    stops, ends = chunks["start"] + chunks["count"], np.cumsum(rows)
-    for index in masked:
-        sequence = placements[index].sequence
-        if not rows[index] or stops[index] < sequence.known:
+    end = 0
+    for placement, (_, start, count), wanted in zip(placements, chunks, rows, strict=True):
+        end += wanted
+        sequence = placement.sequence
+        if not placement.masked or not wanted or start + count < sequence.known:
             continue
         mask = _mask_of(sequence, words)
         if mask is not None:
             masks.append(mask)
-            inputs.sampling["mask"][ends[index] - 1] = len(masks)
+            inputs.sampling["mask"][end - 1] = len(masks)
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 

@@ -9,13 +9,12 @@ late, and what was computed for it beyond is nobody's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.checks import check_request, reach_of
+from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.delivery import Delivery
 from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
@@ -23,10 +22,10 @@ from reference.engine.residents import Residents
 from reference.engine.sequence import LogitsSink, MaskProvider, Sequence
 from reference.engine.speculating import Speculating
 from reference.engine.speculation import Drafter, SpeculationStatistics
+from reference.engine.statistics import EngineStatistics
 from reference.ledger import Ledger
-from reference.limits import Limits
 from reference.memory.kv import KvMemory
-from reference.memory.prefix import PrefixStatistics, scope_of
+from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import HIDDEN, LOGITS, ModelRunner
 from reference.sched.admission import WaitQueue
@@ -44,23 +43,6 @@ def no_clock() -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Where an engine stands: requests and pages now, steps and preemptions since it began."""
-
-    slots: int
-    running: int
-    waiting: int
-    pages: int
-    free_pages: int
-    cached_pages: int
-    steps: int
-    admitted: int
-    preempted: int
-    prefix: PrefixStatistics
-    speculation: SpeculationStatistics
-
-
 class Engine:
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
@@ -69,7 +51,9 @@ class Engine:
     ``steps_ahead``: steps submitted before the oldest one is read, at most RING_STEPS - 1; None is
     one where the tier works while the host plans, else none. ``queue_depth`` requests may wait,
     of one tenant among several half as many.
-    With ``copy_pages`` a prefix that ends within a cached page is not computed again, and
+    With ``prefix_cache`` what was computed is found by those that begin alike, and of the pages
+    that nobody holds any more ``cached_pages`` are kept for them, None for all. With
+    ``copy_pages`` a prefix that ends within a cached page is not computed again, and
     ``host_pages`` evicted pages are kept in host memory.
     A request whose consumer stalls for ``stall_steps`` steps ends. Where ``drafter`` is right about
     at most ``draft_tokens`` tokens, a step yields several. Times are those of ``clock``.
@@ -88,6 +72,7 @@ class Engine:
         clock: Clock = no_clock,
         queue_depth: int = 1024,
         prefix_cache: bool = True,
+        cached_pages: int | None = None,
         copy_pages: bool = False,
         host_pages: int = 0,
         stall_steps: int = 64,
@@ -95,25 +80,17 @@ class Engine:
         draft_tokens: int = 11,
         observer: Observer = NOBODY,
     ) -> None:
-        limits = runner.limits
-        _check_sizes(limits)
+        check_sizes(runner.limits)
         self.runner = runner
         self.end_of_generation = end_of_generation
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
-        self.memory = KvMemory(
-            limits.pages,
-            order=page_order,
-            states=limits.saved_states if runner.recurrent.slot_bytes else None,
-            cache=prefix_cache,
-            copies=runner.page_copies() if host_pages or copy_pages else None,
-            host_pages=host_pages,
+        self.memory = _memory_of(
+            runner, self.tenants, page_order, prefix_cache, cached_pages, copy_pages, host_pages
         )
-        for tenant in self.tenants:
-            self.memory.reserve(tenant.id, tenant.reserved_pages)
         self._clock, self._observer = clock, observer
         self._queue_depth, self._stall_steps = queue_depth, stall_steps
-        self._arrivals = 0
+        self._arrivals, self._blocked = 0, False
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
@@ -124,9 +101,11 @@ class Engine:
             self._residents, self.tenants, self._queue, clock, observer, self.ledger
         )
         cost = StepCost()
-        self._speculating = None
-        if drafter is not None:
-            self._speculating = Speculating(runner, self._residents, drafter, draft_tokens, cost)
+        self._speculating = (
+            None
+            if drafter is None
+            else Speculating(runner, self._residents, drafter, draft_tokens, cost)
+        )
         self._pipeline = Pipeline(
             runner,
             self._placing,
@@ -162,6 +141,12 @@ class Engine:
     def idle(self) -> bool:
         """True when nothing is waiting or running."""
         return not self._live
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the latest ``step`` found nothing to compute or to read: everybody here waits for
+        a quota or a consumer."""
+        return self._blocked
 
     @property
     def active_weight(self) -> float:
@@ -266,8 +251,7 @@ class Engine:
         self._observer.submitted(self._clock(), request)
 
     def _may_wait(self, tenant: Tenant) -> bool:
-        usage = self.tenants.usage(tenant.id)
-        own, waiting = usage.live - usage.slots, len(self._placing.waiting)
+        own, waiting = self._queue.of_tenant(tenant.id), len(self._placing.waiting)
         return may_wait(own, waiting, self._queue_depth, len(self.tenants))
 
     def cancel(self, request_id: int) -> None:
@@ -279,10 +263,13 @@ class Engine:
             self._end(sequence, FinishReason.CANCELLED)
             self._forget_leaving()
 
-    def stall(self, request_id: int) -> None:
+    def stall(self, request_id: int, *, patient: bool = False) -> None:
         """The consumer takes no more tokens for now: nothing is computed for the request, beyond
-        the steps under way, until ``unstall``. After ``stall_steps`` steps it ends."""
+        the steps under way, until ``unstall``. After ``stall_steps`` steps it ends, unless whoever
+        stalls it is ``patient``, each time: it waits for no client then."""
         sequence = self._live.get(request_id)
+        if sequence is not None:
+            sequence.patient = patient and (sequence.patient or not sequence.stalled)
         if sequence is not None and not sequence.stalled:
             self._set_stalled(sequence, True)
             self._stalled[request_id] = sequence
@@ -298,7 +285,7 @@ class Engine:
         sequence = self._live.get(request_id)
         if sequence is None or sequence.placement is None:
             return 0
-        return int(self._residents.table.computed[sequence.placement.slot])
+        return self._residents.table.computed[sequence.placement.slot]
 
     def run(self) -> Iterator[TokenEvent]:
         """Step until idle."""
@@ -318,6 +305,7 @@ class Engine:
                 return ended
             self._pipeline.fill()
             read = self._pipeline.read()
+            self._blocked = read is None
             if read is not None:
                 self._delivery.take(*read, self._clock())
         except BaseException as error:
@@ -355,7 +343,7 @@ class Engine:
         """End the requests whose consumers stalled too long, or that steps failed under."""
         ending = [(sequence, FinishReason.ERROR) for sequence in self._failed]
         for sequence in self._stalled.values():
-            sequence.stalled_steps += 1
+            sequence.stalled_steps += not sequence.patient
             if sequence.stalled_steps > self._stall_steps:
                 ending.append((sequence, FinishReason.CLIENT_TOO_SLOW))
         self._failed = []
@@ -386,9 +374,26 @@ class Engine:
         return sum(other.reserved_pages for other in self.tenants if other.id not in gone)
 
 
-def _check_sizes(limits: Limits) -> None:
-    """Raise ValueError where a step could not hold what may have to be in it."""
-    if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
-        raise ValueError("a step must hold a decode token of every slot and one of prefill")
-    if 0 < limits.masks < limits.slots:
-        raise ValueError("a step must hold a mask for every slot, or none")
+def _memory_of(
+    runner: ModelRunner,
+    tenants: Tenants,
+    page_order: Iterable[int] | None,
+    cache: bool,
+    cached_pages: int | None,
+    copy_pages: bool,
+    host_pages: int,
+) -> KvMemory:
+    """The pages and saved states of a runner, with what the tenants have reserved of them."""
+    limits = runner.limits
+    memory = KvMemory(
+        limits.pages,
+        order=page_order,
+        states=limits.saved_states if runner.recurrent.slot_bytes else None,
+        cache=cache,
+        cached_pages=cached_pages,
+        copies=runner.page_copies() if host_pages or copy_pages else None,
+        host_pages=host_pages,
+    )
+    for tenant in tenants:
+        memory.reserve(tenant.id, tenant.reserved_pages)
+    return memory

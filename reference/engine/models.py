@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from contract.errors import DoesNotFit, OutOfMemory
-from contract.types import Clock, Request, TokenEvent
+from contract.errors import DoesNotFit, OutOfMemory, RequestError
+from contract.types import Clock, Request, Tenant, TokenEvent
 from reference.engine.engine import Engine
 from reference.engine.sequence import LogitsSink, MaskProvider
 
@@ -43,7 +43,8 @@ class _Place:
 class Models:
     """Engines by model name, loaded on demand. Request ids are one space for all of them.
 
-    ``clock`` measures what a step takes; where it stands still every step counts the same.
+    ``clock`` measures what a step takes. Engines may share their tenants: quotas of slots, pages
+    and rates are then those of all models together.
     """
 
     def __init__(self, load: Loader, clock: Clock) -> None:
@@ -78,19 +79,37 @@ class Models:
         allowed: MaskProvider | None = None,
     ) -> None:
         """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
+        if request.id in self._model_of:
+            raise RequestError("id", f"is {request.id}, that of a request still under way")
         engine = self.engine(name)
-        was_idle, earliest = engine.idle, self._earliest_turn()
+        if engine.idle:
+            self._join(self._places[name])
         engine.submit(request, on_logits, allowed=allowed)
         self._model_of[request.id] = name
-        if was_idle:
-            place = self._places[name]
-            place.turn = max(place.turn, earliest)
 
     def cancel(self, request_id: int) -> None:
         """See ``Engine.cancel``."""
-        place = self._places.get(self._model_of.pop(request_id, ""))
-        if place is not None:
-            place.loaded.engine.cancel(request_id)
+        engine = self._engine_of(request_id)
+        if engine is not None:
+            del self._model_of[request_id]
+            engine.cancel(request_id)
+
+    def stall(self, request_id: int) -> None:
+        """See ``Engine.stall``."""
+        engine = self._engine_of(request_id)
+        if engine is not None:
+            engine.stall(request_id)
+
+    def unstall(self, request_id: int) -> None:
+        """See ``Engine.unstall``."""
+        engine = self._engine_of(request_id)
+        if engine is not None:
+            engine.unstall(request_id)
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """See ``Engine.put_tenant``: in all that are loaded."""
+        for place in self._places.values():
+            place.loaded.engine.put_tenant(tenant)
 
     @property
     def idle(self) -> bool:
@@ -98,19 +117,19 @@ class Models:
         return all(place.loaded.engine.idle for place in self._places.values())
 
     def step(self) -> list[TokenEvent]:
-        """One step of the model whose turn it is."""
+        """One step of the model whose turn it is; of the next one where all its requests wait for
+        a quota or a consumer."""
         busy = [place for place in self._places.values() if not place.loaded.engine.idle]
-        if not busy:
-            return []
-        place = min(busy, key=lambda place: place.turn)
-        engine = place.loaded.engine
-        began = self._clock()
-        weight = engine.active_weight
-        try:
-            events = engine.step()
-        finally:
-            place.turn += ((self._clock() - began) or 1.0) / weight
-            self._touch(place)
+        events: list[TokenEvent] = []
+        passed: list[_Place] = []
+        for place in sorted(busy, key=lambda place: (place.turn, place.used)):
+            events = self._step(place)
+            if events or not place.loaded.engine.blocked:
+                # Who could not use its turn has it no more: nobody waits for it to catch up.
+                for other in passed:
+                    other.turn = max(other.turn, place.turn)
+                break
+            passed.append(place)
         for event in events:
             if event.finish_reason is not None:
                 self._model_of.pop(event.request_id, None)
@@ -132,8 +151,23 @@ class Models:
 
     def close(self) -> None:
         """Let go of all models, in use or not."""
+        self._model_of.clear()
         while self._places:
             self._places.popitem()[1].loaded.close()
+
+    def _step(self, place: _Place) -> list[TokenEvent]:
+        engine = place.loaded.engine
+        began, weight = self._clock(), engine.active_weight
+        try:
+            return engine.step()
+        finally:
+            place.turn += (self._clock() - began) / weight
+            self._touch(place)
+
+    def _engine_of(self, request_id: int) -> Engine | None:
+        """Who has a request that has not ended."""
+        place = self._places.get(self._model_of.get(request_id, ""))
+        return None if place is None else place.loaded.engine
 
     def _load_beside(self, name: str) -> Loaded:
         """Load a model, unloading idle ones from the one unused for longest until it fits."""
@@ -144,11 +178,15 @@ class Models:
                 if not any(self.unload(other) for other in self.loaded):
                     raise
 
-    def _earliest_turn(self) -> float:
-        """Where one that had nothing to do begins: no earlier than those at work, so that nobody
-        waits for it to catch up."""
-        busy = (place for place in self._places.values() if not place.loaded.engine.idle)
-        return min((place.turn for place in busy), default=0.0)
+    def _join(self, place: _Place) -> None:
+        """Let one that had nothing to do begin no earlier than those at work, so that nobody waits
+        for it to catch up. What was done while no other wanted the device counts for nothing."""
+        turns = [other.turn for other in self._places.values() if not other.loaded.engine.idle]
+        if turns:
+            place.turn = max(place.turn, min(turns))
+        else:
+            for other in self._places.values():
+                other.turn = 0.0
 
     def _touch(self, place: _Place) -> None:
         self._turns += 1

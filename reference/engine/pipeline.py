@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from contract.types import Clock, QosClass
 from reference.engine.constraining import with_masks
@@ -19,7 +15,7 @@ from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
 from reference.sched.cost import StepCost
-from reference.sched.planner import plan_step
+from reference.sched.planner import Chunk, Pending, plan_step
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
@@ -28,8 +24,7 @@ INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
 class decodes. Batch work sets no bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step under way: what of which placement it computes, and the rows of each.
 
     ``attended`` positions in all, ``began`` by the clock; ``waiting``, ``free_pages`` and
@@ -40,8 +35,8 @@ class Step:
     submission: Submission
     placements: list[Placement]
     requests: list[int]
-    chunks: NDArray[np.void]
-    rows: NDArray[np.int32]
+    chunks: list[Chunk]
+    rows: list[int]
     attended: int
     began: float
     waiting: int
@@ -161,47 +156,45 @@ class Pipeline:
         if self._speculating is not None:
             self._speculating.draft()
         chunks = self._plan()
-        while len(chunks) and not self._placing.grow(chunks):
+        while chunks and not self._placing.grow(chunks):
             chunks = self._plan()
-        if not len(chunks):
+        if not chunks:
             return False
         residents = self._residents
         table = residents.table
         rows = table.rows_of(chunks)
-        placements = [residents.running[slot] for slot in chunks["slot"].tolist()]
+        placements = [residents.running[slot] for slot, _, _ in chunks]
         tokens = [placement.sequence.tokens for placement in placements]
         inputs = table.step_input(chunks, rows, tokens)
         inputs = with_masks(inputs, placements, chunks, rows, self._mask_words)
         if self._speculating is not None:
             self._speculating.before_step(placements)
         submission = self._runner.submit(inputs)
-        count = chunks["count"]
-        table.computed[chunks["slot"]] += count
-        attended = int((count * (2 * chunks["start"] + count + 1)).sum()) // 2
+        for slot, start, count in chunks:
+            table.computed[slot] = start + count
+        attended = sum(count * (2 * start + count + 1) for _, start, count in chunks) // 2
         requests = [placement.sequence.request.id for placement in placements]
         self._follow(submission, placements, requests, chunks, rows, attended)
         self._publish(chunks, placements)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
 
-    def _plan(self) -> NDArray[np.void]:
+    def _plan(self) -> list[Chunk]:
         residents = self._residents
-        pending = residents.table.pending(residents.slots)
+        pending = residents.table.pending(residents.running)
         chunks = plan_step(pending, self._prefill_tokens(pending))
         return residents.table.within_rows(chunks, self._runner.limits.step_rows)
 
-    def _prefill_tokens(self, pending: NDArray[np.void]) -> int:
+    def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
-        left = pending["length"] - pending["computed"]
-        decodes = left == pending["draft"] + 1
-        prefills = (~decodes & (left > 0)).nonzero()[0]
-        if not len(prefills) or not decodes.any():
+        decoding = [one for one in pending if one.decodes]
+        prefill = next((one for one in pending if one.left > 0 and not one.decodes), None)
+        if prefill is None or not decoding:
             return self.chunk_tokens
-        decoding = pending[decodes]
-        most = self._runner.limits.step_tokens - int(left[decodes].sum())
+        most = self._runner.limits.step_tokens - sum(one.left for one in decoding)
         most = min(self.chunk_tokens, most)
         running = self._residents.running
-        requests = [running[slot].sequence.request for slot in decoding["slot"].tolist()]
+        requests = [running[one.slot].sequence.request for one in decoding]
         asked = {(request.tenant, request.qos) for request in requests}
         ratios = (
             INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
@@ -209,8 +202,8 @@ class Pipeline:
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
         if ratio is None:
             return most
-        attended = int(decoding["length"].sum())
-        start = int(pending["computed"][prefills[0]])
+        attended = sum(one.length for one in decoding)
+        start = prefill.computed
         return self._cost.prefill_budget(len(decoding), attended, ratio, most, start=start)
 
     def _follow(
@@ -218,8 +211,8 @@ class Pipeline:
         submission: Submission,
         placements: list[Placement],
         requests: list[int],
-        chunks: NDArray[np.void],
-        rows: NDArray[np.int32],
+        chunks: list[Chunk],
+        rows: list[int],
         attended: int,
     ) -> None:
         memory = self._residents.memory
@@ -239,21 +232,21 @@ class Pipeline:
         self.steps += 1
         self._under_way.append(self._latest)
 
-    def _publish(self, chunks: NDArray[np.void], placements: list[Placement]) -> None:
+    def _publish(self, chunks: list[Chunk], placements: list[Placement]) -> None:
         """Make whole pages of prompts findable, and keep recurrent states where it is time to."""
         table = self._residents.table
-        slots = chunks["slot"]
-        computed = table.computed[slots]
-        for index in (chunks["start"] < table.known[slots]).nonzero()[0].tolist():
-            self._residents.publish(placements[index])
-        for index in (computed == table.cut[slots]).nonzero()[0].tolist():
-            self._residents.keep_state(placements[index])
+        for (slot, start, count), placement in zip(chunks, placements, strict=True):
+            if start < table.known[slot]:
+                self._residents.publish(placement)
+            if start + count == table.cut[slot]:
+                self._residents.keep_state(placement)
 
     def _observe(self, step: Step) -> None:
         now = self._clock()
         seconds = now - max(step.began, self._read_at)
         self._read_at = now
-        self._cost.observe(int(step.chunks["count"].sum()), step.attended, seconds)
+        tokens = sum(count for _, _, count in step.chunks)
+        self._cost.observe(tokens, step.attended, seconds)
         self._observer.step(
             StepObservation(
                 number=step.number,
@@ -268,14 +261,11 @@ class Pipeline:
         )
 
     def _computed(self, step: Step) -> Iterator[Computed]:
-        starts = step.chunks["start"].tolist()
-        stops = (step.chunks["start"] + step.chunks["count"]).tolist()
-        running = self._residents.running
-        ends = step.rows.cumsum()
-        firsts = (ends - step.rows).tolist()
-        for placement, start, stop, first, end in zip(
-            step.placements, starts, stops, firsts, ends.tolist(), strict=True
+        running, end = self._residents.running, 0
+        for placement, (slot, start, count), rows in zip(
+            step.placements, step.chunks, step.rows, strict=True
         ):
+            first, end = end, end + rows
             # A sequence that ended, was cancelled or preempted may be in steps under way.
-            if running.get(placement.slot) is placement:
-                yield Computed(placement, start, stop, first, end)
+            if running.get(slot) is placement:
+                yield Computed(placement, start, start + count, first, end)

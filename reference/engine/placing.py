@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from contract.types import Clock, FinishReason
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence
 from reference.ledger import Ledger
-from reference.limits import pages_for
 from reference.observer import Observer
 from reference.sched.admission import Running, Waiting, WaitQueue, victim
+from reference.sched.planner import Chunk
 from reference.sched.tenants import Tenants
 
 QUANTUM = 64
@@ -63,8 +61,7 @@ class Placing:
         """Let a sequence wait; one that was here before keeps its turn."""
         sequence.since = self._clock()
         self.waiting[sequence.order] = sequence
-        pages = pages_for(sequence.known)
-        request = sequence.request
+        request, pages = sequence.request, sequence.pages_to_begin
         waiting = Waiting(sequence.order, request.tenant, sequence.since, pages, request.qos)
         self._queue.push(waiting)
         self._changed = True
@@ -86,14 +83,14 @@ class Placing:
             del self.waiting[chosen.order]
         self._retry_at = self._clock() + RETRY_SECONDS
 
-    def grow(self, chunks: NDArray[np.void]) -> bool:
+    def grow(self, chunks: Items[Chunk]) -> bool:
         """Give every chunk's sequence the pages it needs; False where somebody had to leave for
         them, and the step is to be planned anew."""
         residents = self.residents
-        missing = residents.table.missing_pages(chunks)
-        for index in missing.nonzero()[0].tolist():
-            placement = residents.running[int(chunks["slot"][index])]
-            count = int(missing[index])
+        for chunk, count in zip(chunks, residents.table.missing_pages(chunks), strict=True):
+            if not count:
+                continue
+            placement = residents.running[chunk.slot]
             if self._beyond_quota(placement, count) or not residents.grow(placement, count):
                 self._make_room(placement, count)
                 return False
@@ -133,7 +130,7 @@ class Placing:
                 self.preempt(running)
             placement = self.residents.place(sequence)
             assert placement is not None, "there is no room where room was made"
-        computed = int(self.residents.table.computed[placement.slot])
+        computed = self.residents.table.computed[placement.slot]
         if aged:
             placement.quantum = computed + QUANTUM
         self.counts.admitted += 1
@@ -188,7 +185,7 @@ class Placing:
                 qos=self._tenants.class_of(placement.sequence.request),
                 slot=slot,
                 pages=len(placement.pages),
-                protected=bool(computed[slot] < placement.quantum),
+                protected=computed[slot] < placement.quantum,
             )
             for slot, placement in self.residents.running.items()
         ]

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import QosClass, Request
 from reference.engine.sequence import Placement, Sequence
@@ -38,11 +35,6 @@ class Residents:
         self._slots: dict[tuple[int, QosClass | None], int] = {}
         self._pages: dict[int, int] = {}
 
-    @property
-    def slots(self) -> NDArray[np.int32]:
-        """The occupied slots in order of admission."""
-        return np.fromiter(self.running, np.int32, len(self.running))
-
     def runs(self, placement: Placement) -> bool:
         """Whether it still has its slot."""
         return self.running.get(placement.slot) is placement
@@ -61,7 +53,7 @@ class Residents:
             return False
         # Of pages they share with it, the tenant pays for those nobody else holds then.
         inherited = self.memory.held(tenant, left) - self.memory.held(tenant)
-        return self._tenants.within_quota(tenant, pages_for(sequence.known) + max(0, inherited))
+        return self._tenants.within_quota(tenant, sequence.pages_to_begin + max(0, inherited))
 
     def place(self, sequence: Sequence) -> Placement | None:
         """Give a sequence a slot, what is cached of it, and pages for what is known of it.
@@ -104,7 +96,7 @@ class Residents:
     def publish(self, placement: Placement) -> None:
         """Let others find the pages that are full of tokens the host knows."""
         sequence = placement.sequence
-        known = min(int(self.table.computed[placement.slot]), sequence.known)
+        known = min(self.table.computed[placement.slot], sequence.known)
         placement.published = self.memory.publish(
             sequence.scope, sequence.tokens[:known], placement.pages, placement.published
         )
@@ -113,7 +105,7 @@ class Residents:
         """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
         if not self.keeps_states:
             return
-        tokens = int(self.table.computed[placement.slot])
+        tokens = self.table.computed[placement.slot]
         if placement.place is None:
             placement.place = self.memory.save_place()
         if placement.place is not None:
@@ -194,7 +186,7 @@ class Residents:
     def _next_cut(self, placement: Placement) -> None:
         """While the prompt is read a state is kept once, at its last full page; then at every."""
         slot = placement.slot
-        computed, known = int(self.table.computed[slot]), int(self.table.known[slot])
+        computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = (known - 1) // PAGE_TOKENS * PAGE_TOKENS
         following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
         self.table.cut[slot] = end_of_prompt if computed < end_of_prompt else following

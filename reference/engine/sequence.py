@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.types import Request
+from reference.limits import RING_STEPS, pages_for
 from reference.memory.prefix import PathEnd
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
@@ -30,8 +31,8 @@ class Sequence:
     room for all it may ever have; the first ``known`` of them the host knows: the prompt and what
     was sampled and read. ``last`` is the position its last token may have, ``allowed`` says which
     tokens may come next. Logits of the first ``scored`` positions, or rows of another ``output``,
-    were handed over. ``faults`` counts the steps that failed under it,
-    ``stalled_steps`` those since its consumer stopped taking tokens. It was submitted at
+    were handed over. ``faults`` counts the steps that failed under it, ``stalled_steps`` those
+    since its consumer stopped taking tokens, none while that is ``patient``. It was submitted at
     ``arrived``, and its last tokens were handed over at ``given``.
     """
 
@@ -49,6 +50,7 @@ class Sequence:
     faults: int = 0
     stalled: bool = False
     stalled_steps: int = 0
+    patient: bool = False
     arrived: float = 0.0
     given: float | None = None
     placement: Placement | None = None
@@ -62,6 +64,14 @@ class Sequence:
         recent = sampling.repeat_last_n if sampling.penalizes else 0
         most = self.known - max(1, recent)
         return max(0, min(most, self.scored) if self.on_logits is not None else most)
+
+    @property
+    def pages_to_begin(self) -> int:
+        """Pages its quota must have room for: with those of the tokens that steps under way would
+        sample. These are lost with a place, so one that had to leave for the page behind all it
+        knows would have gained nothing, and two of a tenant's on two models could do that for
+        ever."""
+        return pages_for(min(self.known + RING_STEPS - 1, self.last) + 1)
 
     @property
     def samples(self) -> bool:

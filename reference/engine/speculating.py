@@ -63,17 +63,17 @@ class Speculating:
     def draft(self) -> None:
         """Guess for every sequence in lockstep whose tokens are all known."""
         table, running = self._residents.table, self._residents.running
-        slots = self._residents.slots
-        ready = slots[
-            table.lockstep[slots]
-            & ~table.stalled[slots]
-            & (table.draft[slots] == 0)
-            & (table.computed[slots] == table.known[slots] - 1)
+        ready = [
+            (slot, placement)
+            for slot, placement in running.items()
+            if table.lockstep[slot]
+            and not table.stalled[slot]
+            and not table.draft[slot]
+            and table.computed[slot] == table.known[slot] - 1
         ]
-        room = self._room(len(slots))
+        room = self._room(len(running))
         opened: list[Open] = []
-        for slot in ready.tolist():
-            placement = running[slot]
+        for slot, placement in ready:
             sequence = placement.sequence
             most = min(self._bound(placement), room)
             if self._may(placement) and most > 0:
@@ -81,8 +81,8 @@ class Speculating:
                 opened.append(Open(sequence.order, slot, tokens, most))
                 room -= most
         guesses = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
-        for slot in ready.tolist():
-            self._write(running[slot], guesses.get(slot))
+        for slot, placement in ready:
+            self._write(placement, guesses.get(slot))
 
     def before_step(self, placements: list[Placement]) -> None:
         """Keep the recurrent states that wrong guesses would spoil; just before the submission."""
@@ -151,7 +151,7 @@ class Speculating:
             if placement.undo is None:
                 return 0
             table = self._residents.table
-            most = min(most, int(table.cut[slot]) - int(table.computed[slot]) - 2)
+            most = min(most, table.cut[slot] - table.computed[slot] - 2)
         return most
 
     def _room(self, running: int) -> int:

@@ -52,9 +52,8 @@ def fold_axis(segment_values: Float32) -> Float32:
 
 def sum_axis(products: Float32) -> Float32:
     """R3 over R4: the sum of f32[..., K] over its last axis, f32[...]."""
-    length = products.shape[-1]
+    *others, length = products.shape
     n_segments = -(-length // SEGMENT)
-    segments = np.empty((*products.shape[:-1], n_segments), np.float32)
-    for index in range(n_segments):
-        segments[..., index] = fold_segment(products[..., index * SEGMENT : (index + 1) * SEGMENT])
-    return fold_axis(segments)
+    padded = np.zeros((*others, n_segments * SEGMENT), np.float32)
+    padded[..., :length] = products
+    return fold_axis(fold_segment(padded.reshape(*others, n_segments, SEGMENT)))

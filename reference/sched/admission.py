@@ -86,6 +86,10 @@ class WaitQueue:
             counts[self._class_of(key)] += line.live
         return counts
 
+    def of_tenant(self, tenant: int) -> int:
+        """How many requests of a tenant wait."""
+        return sum(line.live for (id, _), line in self._lines.items() if id == tenant)
+
     def push(self, waiting: Waiting) -> None:
         """Let a request wait. RequestError when its tenant is not known."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"

@@ -7,33 +7,55 @@ sequence, so this is policy only.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-PENDING = np.dtype([("slot", "<i4"), ("computed", "<i4"), ("length", "<i4"), ("draft", "<i4")])
-"""A sequence holding a slot: ``length`` tokens can be computed, the first ``computed`` are. Where
-the last ``draft`` of them are guesses and all but one before them are computed, it decodes."""
-
-CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("count", "<i4")])
-"""Compute positions ``start .. start + count - 1`` of a slot in this step."""
+from collections.abc import Iterable
+from typing import NamedTuple
 
 
-def plan_step(pending: NDArray[np.void], chunk_tokens: int) -> NDArray[np.void]:
-    """The CHUNK[n] of one step. ``chunk_tokens`` caps the prefill tokens of a step.
+class Pending(NamedTuple):
+    """A sequence holding a slot: ``length`` tokens can be computed, the first ``computed`` are.
+    Where the last ``draft`` of them are guesses and all but one before them are computed, it
+    decodes."""
 
-    ``pending`` is PENDING[n] in order of age. Every sequence that decodes, with one token left and
-    its guesses, is in the step; no step is empty while work is pending.
+    slot: int
+    computed: int
+    length: int
+    draft: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that can be computed now."""
+        return self.length - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether what is left is one token and its guesses."""
+        return self.length - self.computed == self.draft + 1
+
+
+class Chunk(NamedTuple):
+    """Compute positions ``start .. start + tokens - 1`` of a slot in this step."""
+
+    slot: int
+    start: int
+    tokens: int
+
+
+def plan_step(pending: Iterable[Pending], chunk_tokens: int) -> list[Chunk]:
+    """The chunks of one step. ``chunk_tokens`` caps the prefill tokens of a step.
+
+    ``pending`` is in order of age. Every sequence that decodes, with one token left and its
+    guesses, is in the step; no step is empty while work is pending.
     """
     if chunk_tokens < 1:
         raise ValueError("a step computes at least one token")
-    remaining = pending["length"] - pending["computed"]
-    decodes = remaining == pending["draft"] + 1
-    decode, prefill = decodes.nonzero()[0], (~decodes & (remaining > 0)).nonzero()[0]
-    wanted = remaining[prefill]
-    given = np.minimum(wanted, chunk_tokens - (wanted.cumsum() - wanted))
-    prefill, given = prefill[given > 0], given[given > 0]
-    order = np.concatenate([decode, prefill])
-    chunks = np.empty(len(order), CHUNK)
-    chunks["slot"], chunks["start"] = pending["slot"][order], pending["computed"][order]
-    chunks["count"] = np.concatenate([remaining[decode], given])
-    return chunks
+    decodes: list[Chunk] = []
+    prefills: list[Chunk] = []
+    for slot, computed, length, draft in pending:
+        left = length - computed
+        if left == draft + 1:
+            decodes.append(Chunk(slot, computed, left))
+        elif left > 0 and chunk_tokens:
+            count = min(left, chunk_tokens)
+            chunk_tokens -= count
+            prefills.append(Chunk(slot, computed, count))
+    return decodes + prefills

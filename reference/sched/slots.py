@@ -1,12 +1,14 @@
-"""What the host knows of every slot, as arrays, and the inputs of a step made of it.
+"""What the host knows of every slot, and the inputs of a step made of it.
 
-Nothing here takes time per slot in Python: a step of 64 sequences costs what one does.
+Of a step few numbers change, so a slot's are plain integers in lists; only what a device reads is
+in arrays, filled for all slots at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
 from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, StepInput
-from reference.sched.planner import PENDING
+from reference.sched.planner import Chunk, Pending
 
 Int32 = NDArray[np.int32]
 
@@ -31,7 +33,8 @@ class SlotTable:
     go on, ``lockstep`` those whose next step needs the token of the one before on the host. A
     ``stalled`` sequence computes nothing. No chunk reaches across ``cut``, a position where
     something is to be kept. ``draft`` tokens behind the known ones are guesses, computed in one
-    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted.
+    step with the last known one. Of the ``listed`` ones the log-probabilities are wanted, the
+    ``biased`` ones have logit biases.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -39,13 +42,19 @@ class SlotTable:
         self.page_table = np.zeros((slots, limits.slot_pages), np.int32)
         self.page_versions = np.zeros(slots, np.int64)
         self._page_changes = 0
-        # Together, so that those of some slots are picked at once.
-        self._numbers = np.zeros((6, slots), np.int32)
-        self.page_count, self.computed, self.known, self.end, self.cut, self.draft = self._numbers
-        self._flags = np.zeros((6, slots), bool)
-        self.every_row, self.hidden, self.samples, self.lockstep, self.stalled, self.listed = (
-            self._flags
-        )
+        self.page_count = [0] * slots
+        self.computed = [0] * slots
+        self.known = [0] * slots
+        self.end = [0] * slots
+        self.cut = [0] * slots
+        self.draft = [0] * slots
+        self.every_row = [False] * slots
+        self.hidden = [False] * slots
+        self.samples = [False] * slots
+        self.lockstep = [False] * slots
+        self.stalled = [False] * slots
+        self.listed = [False] * slots
+        self.biased = [False] * slots
         self._sampling = np.zeros(slots, SAMPLING)
         self._bias = np.zeros((slots, limits.biases), LOGIT_BIAS)
 
@@ -72,8 +81,8 @@ class SlotTable:
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.every_row[slot], self.samples[slot] = every_row, samples
         self.lockstep[slot], self.stalled[slot] = lockstep, False
-        self.listed[slot] = listed
-        self.hidden[slot] = hidden
+        self.listed[slot], self.hidden[slot] = listed, hidden
+        self.biased[slot] = len(bias) > 0
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = slot * self._bias.shape[1]
@@ -81,89 +90,109 @@ class SlotTable:
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
         """The next pages of the slot's sequence."""
-        count = int(self.page_count[slot])
+        count = self.page_count[slot]
         self.page_table[slot, count : count + len(pages)] = pages
         self.page_count[slot] = count + len(pages)
         self._page_changes += 1
         self.page_versions[slot] = self._page_changes
 
-    def pending(self, slots: Int32) -> NDArray[np.void]:
-        """PENDING of ``slots``: the rest of what is known, or the one token that comes next."""
-        _, computed, known, end, cut, draft = self._numbers.take(slots, 1)
-        _, _, _, lockstep, stalled, _ = self._flags.take(slots, 1)
-        following = np.minimum(computed + ~lockstep, end)
-        length = np.where(computed < known, known + draft, following)
-        length = np.where(computed < cut, np.minimum(length, cut), length)
-        pending = np.empty(len(slots), PENDING)
-        pending["slot"], pending["computed"] = slots, computed
-        pending["length"] = np.where(stalled, computed, length)
-        pending["draft"] = draft
-        return pending
+    def pending(self, slots: Iterable[int]) -> list[Pending]:
+        """What can be computed of ``slots``: the rest of what is known, or the one token that
+        comes next."""
+        return [
+            Pending(slot, self.computed[slot], self._length(slot), self.draft[slot])
+            for slot in slots
+        ]
 
-    def missing_pages(self, chunks: NDArray[np.void]) -> Int32:
+    def _length(self, slot: int) -> int:
+        """How many tokens of a slot's sequence can be computed by now."""
+        computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
+        if self.stalled[slot]:
+            return computed
+        if computed < known:
+            length = known + self.draft[slot]
+        else:
+            length = min(computed + (not self.lockstep[slot]), self.end[slot])
+        return min(length, cut) if computed < cut else length
+
+    def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
         """How many more pages each chunk's sequence needs before the chunk can be computed."""
-        stop = chunks["start"] + chunks["count"]
-        missing = -(-stop // PAGE_TOKENS) - self.page_count[chunks["slot"]]
-        wanted: Int32 = np.maximum(missing, 0).astype(np.int32)
-        return wanted
+        return [
+            max(0, -(-(start + count) // PAGE_TOKENS) - self.page_count[slot])
+            for slot, start, count in chunks
+        ]
 
-    def rows_of(self, chunks: NDArray[np.void]) -> Int32:
+    def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
         """Rows of logits each chunk needs."""
-        count = chunks["count"]
-        _, _, known, _, _, draft = self._numbers.take(chunks["slot"], 1)
-        every, _, samples, *_ = self._flags.take(chunks["slot"], 1)
-        last = (chunks["start"] + count >= known) & samples
-        return np.where(every | (draft > 0), count, last).astype(np.int32)
+        return [
+            count
+            if self.every_row[slot] or self.draft[slot]
+            else int(self.samples[slot] and start + count >= self.known[slot])
+            for slot, start, count in chunks
+        ]
 
-    def within_rows(self, chunks: NDArray[np.void], most: int) -> NDArray[np.void]:
+    def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
         """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
-        if not self.every_row[chunks["slot"]].any():
+        if not any(self.every_row[slot] for slot, _, _ in chunks):
             return chunks
-        kept = np.zeros(len(chunks), bool)
-        for index in range(len(chunks)):
-            if self.every_row[chunks["slot"][index]]:
-                chunks["count"][index] = min(chunks["count"][index], most)
-            rows = int(self.rows_of(chunks[index : index + 1])[0])
-            kept[index] = chunks["count"][index] > 0 and rows <= most
-            most -= rows if kept[index] else 0
-        return chunks[kept]
+        kept = []
+        for chunk in chunks:
+            if self.every_row[chunk.slot]:
+                chunk = chunk._replace(tokens=min(chunk.tokens, most))
+            (rows,) = self.rows_of((chunk,))
+            if chunk.tokens and rows <= most:
+                kept.append(chunk)
+                most -= rows
+        return kept
 
     def step_input(
-        self, chunks: NDArray[np.void], rows: Int32, tokens: Sequence[Int32]
+        self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
         """The inputs of a step over ``chunks``, ``rows`` rows of each.
 
         ``tokens`` gives what the host knows of each chunk's sequence.
         """
-        slot, first, count = chunks["slot"], chunks["start"], chunks["count"]
-        ends = count.cumsum()
-        query = np.empty(int(ends[-1]), QUERY_TOKEN)
+        total = sum(count for _, _, count in chunks)
+        query = np.empty(total, QUERY_TOKEN)
         query["token"], query["flags"] = LAST_TOKEN, 0
-        query["slot"] = slot.repeat(count)
-        query["position"] = np.arange(len(query)) + (first - ends + count).repeat(count)
-        for index in (first < self.known[slot]).nonzero()[0].tolist():
-            start, stop = int(first[index]), int(ends[index])
-            length = int(count[index])
-            query["token"][stop - length : stop] = tokens[index][start : start + length]
-        row_ends = rows.cumsum()
-        output_rows = np.arange(int(row_ends[-1])) + (ends - row_ends).repeat(rows)
-        sampling = self._sampling[query["slot"][output_rows]]
-        sampling["position"] = query["position"][output_rows] + 1
+        query["slot"] = _all(repeat(slot, count) for slot, _, count in chunks)
+        query["position"] = _all(range(start, start + count) for _, start, count in chunks)
+        end = 0
+        output_rows: list[int] = []
+        row_slots: list[int] = []
+        positions: list[int] = []
+        for (slot, start, count), wanted, known in zip(chunks, rows, tokens, strict=True):
+            end += count
+            stop = start + count
+            if start < self.known[slot]:
+                query["token"][end - count : end] = known[start:stop]
+            output_rows += range(end - wanted, end)
+            row_slots += repeat(slot, wanted)
+            positions += range(stop - wanted + 1, stop + 1)
+        sampling = self._sampling.take(row_slots)
+        sampling["position"] = positions
         return StepInput(
             query=query,
-            output_rows=output_rows.astype(np.int32),
+            output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
-            wanted=self._wanted(chunks["slot"]),
-            bias=self._bias.reshape(-1) if sampling["bias_count"].any() else None,
+            wanted=self._wanted(chunks),
+            bias=self._bias.reshape(-1) if any(self.biased[slot] for slot in row_slots) else None,
             page_versions=self.page_versions,
         )
 
-    def _wanted(self, slots: Int32) -> tuple[str, ...]:
-        every, hidden = self.every_row[slots], self.hidden[slots]
-        logits = (LOGITS,) if (every & ~hidden).any() else ()
-        states = (HIDDEN,) if (every & hidden).any() else ()
-        return (*logits, *states, *(LOG_PROBABILITIES if self.listed[slots].any() else ()))
+    def _wanted(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
+        """The outputs that somebody asked for."""
+        slots = [slot for slot, _, _ in chunks]
+        hidden = {self.hidden[slot] for slot in slots if self.every_row[slot]}
+        logits = (LOGITS,) if False in hidden else ()
+        states = (HIDDEN,) if True in hidden else ()
+        listed = LOG_PROBABILITIES if any(self.listed[slot] for slot in slots) else ()
+        return (*logits, *states, *listed)
+
+
+def _all(parts: Iterable[Iterable[int]]) -> list[int]:
+    return list(chain.from_iterable(parts))
 
 
 @dataclass(slots=True)
@@ -175,35 +204,33 @@ class SteadyDecode:
     """
 
     table: SlotTable
-    chunks: NDArray[np.void]
+    chunks: list[Chunk]
     inputs: StepInput
     left: int
 
     @classmethod
     def after(
-        cls, table: SlotTable, chunks: NDArray[np.void], rows: Int32, inputs: StepInput
+        cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
         """What follows a step, None where that is more than one token for each of its sequences."""
-        slots = chunks["slot"]
-        if table.every_row[slots].any() or (rows != 1).any() or (chunks["count"] != 1).any():
-            return None
-        if table.lockstep[slots].any():
-            return None
-        ends = np.minimum(table.end[slots], table.page_count[slots] * PAGE_TOKENS)
-        cut = table.cut[slots]
-        ends = np.where(cut > table.computed[slots], np.minimum(ends, cut), ends)
-        left = int((ends - table.computed[slots]).min())
-        return cls(table, chunks, inputs, left) if left > 0 else None
+        left = []
+        for (slot, _, count), wanted in zip(chunks, rows, strict=True):
+            if wanted != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
+                return None
+            computed, cut = table.computed[slot], table.cut[slot]
+            end = min(table.end[slot], table.page_count[slot] * PAGE_TOKENS)
+            left.append((min(end, cut) if cut > computed else end) - computed)
+        return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
-    def next(self) -> tuple[NDArray[np.void], StepInput]:
+    def next(self) -> tuple[list[Chunk], StepInput]:
         """The chunks and the inputs of the next step."""
         self.left -= 1
-        self.chunks = self.chunks.copy()
-        self.chunks["start"] += 1
+        self.chunks = [Chunk(slot, start + 1, 1) for slot, start, _ in self.chunks]
         self.inputs.query["token"] = LAST_TOKEN
         self.inputs.query["position"] += 1
         self.inputs.sampling["position"] += 1
-        self.table.computed[self.chunks["slot"]] += 1
+        for slot, start, _ in self.chunks:
+            self.table.computed[slot] = start + 1
         return self.chunks, self.inputs
 
 

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from contract.errors import ConfigError, RequestError
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
@@ -60,8 +61,7 @@ class RateWindow:
         self._latest = bucket
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a tenant uses: ``slots`` and ``pages`` held now, ``live`` requests waiting or running,
     and tokens a second over the window."""
 

@@ -2,82 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contract.errors import RequestError
-from contract.tier import Tier
-from contract.types import FinishReason, Request, SamplingParams, Tenant, TokenEvent
-from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
+from contract.types import FinishReason, QosClass, Request, SamplingParams, Tenant
 from reference.engine import Engine
-from reference.limits import Limits
-from reference.model.open import open_model
-from reference.runner import ModelRunner, StepInput, Submission
-from tests.late_tier import LateTier
-from tests.needs import need_device
-
-SLOTS = 3
-PAGES = 12
-CONTEXT = 96
-
-
-LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
-
-
-@pytest.fixture
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
-        yield runner
-
-
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "late": LateTier,
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "cuda": lambda: need_device(partial(open_tier, "cuda")),
-}
-
-
-@pytest.fixture(scope="module", params=TIERS)
-def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
-    """One runner for many engines: what an engine leaves behind must not matter."""
-    model = open_model(tiny_model_path)
-    with (
-        model.file,
-        TIERS[request.param]() as tier,
-        ModelRunner(model, tier, LIMITS) as runner,
-    ):
-        yield runner
-
-
-def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object) -> Request:
-    prompt = tuple((number * 31 + i * 7) % 256 for i in range(length))
-    return Request(number, prompt, max_tokens, **fields)  # type: ignore[arg-type]
-
-
-def assert_nothing_is_held(engine: Engine) -> None:
-    """Every page is free or only the prefix cache's."""
-    engine.memory.check([])
-    assert engine.memory.free + engine.memory.cached == PAGES
-    assert (engine.memory.meta["ref_count"] == 0).all()
-
-
-def events_of(engine: Engine) -> dict[int, list[TokenEvent]]:
-    events: dict[int, list[TokenEvent]] = {}
-    for event in engine.run():
-        events.setdefault(event.request_id, []).append(event)
-    return events
+from reference.observer import NullObserver
+from reference.runner import ModelRunner
+from tests.engine.small_engine import (
+    CONTEXT,
+    PAGES,
+    SLOTS,
+    assert_nothing_is_held,
+    events_of,
+    request,
+)
 
 
 def test_tokens_come_once_in_order_and_end_with_a_reason(runner: ModelRunner) -> None:
@@ -132,6 +74,67 @@ def test_who_runs_out_of_pages_is_preempted_and_resumes(
         assert [event.token for event in produced] == alone[number]
         assert [event.position for event in produced] == list(range(20, 90))
     assert_nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("most", [None, 0, 2])
+def test_so_many_pages_are_kept_for_those_that_begin_alike(
+    runner: ModelRunner, most: int | None
+) -> None:
+    """Of the three whole pages of a request that is gone; who runs can be shared with always."""
+    engine = Engine(runner, cached_pages=most)
+    for number in (1, 2):
+        engine.submit(replace(request(7, length=50, max_tokens=1), id=number))
+        list(engine.run())
+    kept = 3 if most is None else most
+    assert engine.memory.cached == kept
+    assert engine.statistics.prefix.tokens_hit == 16 * kept
+    for number in (3, 4):
+        engine.submit(replace(request(8, length=50, max_tokens=30), id=number))
+        engine.step()
+        engine.step()
+    assert engine.statistics.prefix.tokens_hit == 16 * (kept + 3)
+
+
+class Admissions(NullObserver):
+    """Who was admitted, and how much of it the prefix cache had."""
+
+    def __init__(self) -> None:
+        self.reused: dict[int, list[int]] = {}
+
+    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
+        """See ``Observer``."""
+        self.reused.setdefault(request_id, []).append(reused)
+
+
+def test_who_was_preempted_goes_on_from_the_pages_it_filled(runner: ModelRunner) -> None:
+    """Those of generated tokens, too: of a prompt of 20 tokens only one page is whole."""
+    admissions = Admissions()
+    engine = Engine(runner, observer=admissions)
+    engine.put_tenant(Tenant(1, "batch", qos=QosClass.BATCH))
+    engine.put_tenant(Tenant(2, "interactive", qos=QosClass.INTERACTIVE))
+    for number in range(SLOTS):
+        engine.submit(request(number, length=20, max_tokens=30, tenant=1))
+    for _ in range(20):
+        engine.step()
+    engine.submit(request(9, max_tokens=2, tenant=2))
+    list(engine.run())
+    again = [reused for first, *later in admissions.reused.values() for reused in later]
+    assert again == [32]
+
+
+def test_what_penalties_look_at_is_computed_not_found(runner: ModelRunner) -> None:
+    """The last 16 tokens of a prompt that is cached: they have to pass through the slot."""
+    sampling = SamplingParams(repeat_penalty=1.5, repeat_last_n=16)
+    penalized = request(1, length=40, max_tokens=8, sampling=sampling)
+    alone = Engine(runner, prefix_cache=False)
+    alone.submit(penalized)
+    expected = [event.token for event in alone.run()]
+    engine = Engine(runner)
+    engine.submit(replace(penalized, sampling=SamplingParams(), id=2))
+    list(engine.run())
+    engine.submit(penalized)
+    assert [event.token for event in engine.run()] == expected
+    assert engine.statistics.prefix.tokens_hit == 16
 
 
 def test_cancel_frees_slot_and_pages_at_once(runner: ModelRunner) -> None:
@@ -281,185 +284,3 @@ def test_an_id_is_taken_while_its_request_lives(runner: ModelRunner) -> None:
     engine.cancel(1)
     engine.submit(request(1, max_tokens=3))
     assert [event.request_id for event in engine.run()] == [1, 1, 1]
-
-
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_steps_under_way_change_no_token(kept_runner: ModelRunner, data: st.DataObject) -> None:
-    """Any requests joining, leaving and stopping at any time: the tokens are those of single
-    steps, however many are under way."""
-    requests = [
-        request(
-            number,
-            length=data.draw(st.integers(1, 40)),
-            max_tokens=data.draw(st.integers(0, 12)),
-            sampling=SamplingParams(
-                temperature=data.draw(st.sampled_from((0.0, 1.5))),
-                repeat_penalty=data.draw(st.sampled_from((1.0, 1.4))),
-                frequency_penalty=data.draw(st.sampled_from((0.0, 0.6))),
-                repeat_last_n=data.draw(st.integers(0, 64)),
-                seed=number,
-            ),
-        )
-        for number in range(data.draw(st.integers(1, 5)))
-    ]
-    joins = {r.id: data.draw(st.integers(0, 6)) for r in requests}
-    cancels = {r.id: data.draw(st.integers(1, 40)) for r in requests}
-    end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=30)))
-    expected = _tokens(kept_runner, requests, joins, cancels={}, end=end, steps_ahead=0)
-    ahead = data.draw(st.integers(1, 3))
-    assert _tokens(kept_runner, requests, joins, {}, end, ahead) == expected
-    for number, tokens in _tokens(kept_runner, requests, joins, cancels, end, ahead).items():
-        assert tokens == expected[number][: len(tokens)]
-
-
-@pytest.mark.parametrize("steps_ahead", [1, 3])
-def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead: int) -> None:
-    """Six requests on three slots, waiting, prefilling and decoding: the queue is always full."""
-    model = open_model(tiny_model_path)
-    with model.file, LateTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
-        engine = Engine(runner, steps_ahead=steps_ahead)
-        for number in range(6):
-            engine.submit(request(number, length=20 + number, max_tokens=9))
-        engine.step()
-        while not engine.idle:
-            assert len(tier.queue) == steps_ahead
-            engine.step()
-            if engine.statistics.running < SLOTS:
-                break
-        assert tier.longest == steps_ahead + 1
-
-
-@pytest.mark.parametrize(("length", "max_tokens"), [(CONTEXT - 6, 50), (9, 7)])
-def test_nothing_is_computed_beyond_the_last_token(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, length: int, max_tokens: int
-) -> None:
-    """A position without a page would be written wherever the page table happens to point."""
-    positions: list[int] = []
-    submit = runner.submit
-
-    def observed(inputs: StepInput) -> Submission:
-        positions.extend(inputs.query["position"].tolist())
-        return submit(inputs)
-
-    monkeypatch.setattr(runner, "submit", observed)
-    engine = Engine(runner, steps_ahead=3)
-    engine.submit(request(1, length=length, max_tokens=max_tokens))
-    last = list(engine.run())[-1].position
-    assert positions == list(range(last))
-
-
-def test_an_interrupted_step_spoils_nothing(
-    kept_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C at any point of a step: what ran goes on in the next, every bit as before, and no
-    slot or page is lost."""
-    quiet = Engine(kept_runner, steps_ahead=2)
-    quiet.submit(request(9, length=30, max_tokens=6))
-    expected = [event.token for event in quiet.run()]
-    for owner, name in (
-        (kept_runner.tier, "submit"),
-        (kept_runner.tier, "wait"),
-        (kept_runner, "submit"),
-        (kept_runner, "collect"),
-    ):
-        for after in (False, True):
-            for at in (1, 3, 5):
-                engine = Engine(kept_runner, steps_ahead=2)
-                engine.submit(request(9, length=30, max_tokens=6))
-                tokens: list[int] = []
-                with monkeypatch.context() as patch:
-                    patch.setattr(owner, name, _interrupted(getattr(owner, name), at, after))
-                    with pytest.raises(KeyboardInterrupt):
-                        tokens.extend(event.token for event in engine.run())
-                assert engine.statistics.running == 0
-                tokens += [event.token for event in engine.run()]
-                assert tokens == expected, (name, after, at)
-                assert_nothing_is_held(engine)
-
-
-def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> None:
-    """A Ctrl-C is raised in whatever Python function runs next; code in C that calls one may drop
-    what it raises, as numpy does while it makes a dtype."""
-    model = open_model(tiny_model_path)
-    with model.file, CpuTier(threads=1) as tier, ModelRunner(model, tier, LIMITS) as runner:
-        engine = Engine(runner)
-
-        def decoding() -> Callable[[], object]:
-            engine.submit(request(1, max_tokens=60))
-            for _ in range(3):
-                engine.step()
-            return engine.step
-
-        calls = _calls_of(decoding())
-        engine.cancel(1)
-        assert calls > 100
-        for number in range(1, calls - 2, max(1, calls // 100)):
-            with pytest.raises(KeyboardInterrupt):
-                _calls_of(decoding(), interrupted_at=number)
-            assert engine.statistics.running == 0
-            engine.cancel(1)
-            assert engine.idle
-            assert_nothing_is_held(engine)
-
-
-def _calls_of(function: Callable[[], object], interrupted_at: int = -1) -> int:
-    """How many Python functions run; the one of that number raises KeyboardInterrupt."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        if event == "call":
-            count += 1
-            if count == interrupted_at + 1:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def _interrupted(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
-    """``call``, with a KeyboardInterrupt before or after it is done for the ``at``-th time."""
-    count = 0
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        result = call(*arguments, **options) if after or count != at else None
-        if count == at:
-            raise KeyboardInterrupt
-        return result
-
-    return interrupted
-
-
-def _tokens(
-    runner: ModelRunner,
-    requests: list[Request],
-    joins: dict[int, int],
-    cancels: dict[int, int],
-    end: frozenset[int],
-    steps_ahead: int,
-) -> dict[int, list[int]]:
-    """Tokens of each request; joins and cancels happen before the step of that number."""
-    engine = Engine(runner, end_of_generation=end, steps_ahead=steps_ahead)
-    tokens: dict[int, list[int]] = {r.id: [] for r in requests}
-    step = 0
-    while step <= max(joins.values()) or not engine.idle:
-        for r in requests:
-            if joins[r.id] == step:
-                engine.submit(r)
-            if cancels.get(r.id) == step:
-                engine.cancel(r.id)
-        if not engine.idle:
-            for event in engine.step():
-                tokens[event.request_id].append(event.token)
-        step += 1
-    assert_nothing_is_held(engine)
-    return tokens

@@ -63,7 +63,8 @@ class Machine:
             model.file.close()
             self.inside.remove(name)
 
-        return Loaded(Engine(runner, tenants=self.tenants), 1, close)
+        engine = Engine(runner, tenants=self.tenants, queue_depth=6)
+        return Loaded(engine, 1, close)
 
 
 @pytest.fixture
@@ -140,6 +141,66 @@ def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Mac
     for _ in range(12):
         here.models.step()
     assert here.steps["llama"] - before >= 5
+
+
+def test_what_was_done_alone_is_not_held_against_anybody(
+    machine: Callable[[int], Machine],
+) -> None:
+    here = machine(2)
+    here.models.submit("llama", request(1, 40))
+    tokens_of(here.models)
+    here.models.submit("qwen2", request(2, 50))
+    here.models.submit("llama", request(3, 50))
+    here.steps.clear()
+    for _ in range(12):
+        here.models.step()
+    assert 5 <= here.steps["llama"] <= 7
+
+
+def test_who_cannot_go_on_passes_its_turn(machine: Callable[[int], Machine]) -> None:
+    """A model whose consumers take nothing holds up no other, and has no turns to catch up on."""
+    here = machine(2)
+    here.models.submit("qwen2", request(2, 50))
+    here.models.submit("llama", request(1, 50))
+    here.models.stall(2)
+    for _ in range(20):
+        here.models.step()
+    assert here.steps["qwen2"] <= 2
+    assert here.steps["llama"] >= 18
+    here.models.unstall(2)
+    before = here.steps["llama"]
+    for _ in range(12):
+        here.models.step()
+    assert here.steps["llama"] - before >= 5
+
+
+def test_one_id_is_one_request_whatever_its_model(machine: Callable[[int], Machine]) -> None:
+    here = machine(2)
+    here.models.submit("qwen2", request(1))
+    with pytest.raises(RequestError, match="still under way") as raised:
+        here.models.submit("llama", request(1))
+    assert raised.value.field == "id"
+    assert here.loads == ["qwen2"]
+    assert len(tokens_of(here.models)[1]) == 6
+    here.models.submit("llama", request(1))
+    here.models.cancel(1)
+    here.models.submit("qwen2", request(1))
+    assert len(tokens_of(here.models)[1]) == 6
+
+
+def test_a_tenant_waits_for_each_model_by_itself(machine: Callable[[int], Machine]) -> None:
+    """A long line for one model takes no places of another's queue; quotas are those of all."""
+    here = machine(2)
+    here.tenants.put(replace(TENANTS[1], max_slots=2))
+    for number in range(6):
+        here.models.submit("llama" if number < 3 else "qwen2", request(number, tenant=1))
+    here.models.step()
+    assert here.tenants.usage(1).slots == 2
+    assert here.models.engine("qwen2").statistics.waiting == 3
+    changed = replace(TENANTS[1], max_slots=3, reserved_pages=1)
+    here.models.put_tenant(changed)
+    assert here.tenants[1] == changed
+    assert len(tokens_of(here.models)) == 6
 
 
 def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machine]) -> None:

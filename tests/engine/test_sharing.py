@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from contract.errors import QueueFull, RequestError
-from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request, SamplingParams
+from contract.types import (
+    LOCAL_TENANT,
+    FinishReason,
+    QosClass,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -164,6 +171,30 @@ def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> No
     engine.memory.check([])
 
 
+@pytest.mark.parametrize("clients", [0, 1, 2])
+def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int) -> None:
+    """Who waits for something else goes on when it is there, and has the same tokens; unless a
+    client took none either, before or after."""
+    engine = Engine(runner, stall_steps=5)
+    patient, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
+    engine.submit(patient)
+    engine.submit(other)
+    events: list[TokenEvent] = []
+    for step in range(200):
+        if step == 4:
+            for number in range(2):
+                engine.stall(1, patient=not clients or number != clients - 1)
+        if step == 20:
+            engine.unstall(1)
+        events += engine.step()
+    given = [event.token for event in events if event.request_id == 1]
+    if clients:
+        assert given.pop() == -1
+        assert len(given) < 12
+    assert given == alone(runner, patient)[: len(given)]
+    assert clients or len(given) == 40
+
+
 def test_a_full_queue_is_said(runner: ModelRunner) -> None:
     engine = Engine(runner, queue_depth=2)
     for number in range(2):
@@ -172,6 +203,22 @@ def test_a_full_queue_is_said(runner: ModelRunner) -> None:
         engine.submit(Request(7, prompt(1, 5), 3))
     assert engine.ledger.of(0).requests_rejected == 1
     assert len(list(engine.run())) == 6
+
+
+def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> None:
+    """As many of a tenant may wait as if none of its ran: with another tenant, half of the line."""
+    both = [LOCAL_TENANT, replace(LOCAL_TENANT, id=1, name="other")]
+    tenants = Tenants(both, clock=ManualClock())
+    engine = Engine(runner, queue_depth=4, tenants=tenants)
+    for number in range(LIMITS.slots):
+        engine.submit(Request(number, prompt(1, 5), 40, ignore_end=True))
+        while engine.statistics.running <= number:
+            engine.step()
+    for number in range(10, 12):
+        engine.submit(Request(number, prompt(1, 5), 3))
+    with pytest.raises(QueueFull):
+        engine.submit(Request(12, prompt(1, 5), 3))
+    engine.submit(Request(13, prompt(1, 5), 3, tenant=1))
 
 
 def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -150,7 +150,7 @@ class FirstCome(Tenants):
         return 0.0
 
     def usage(self, id: int) -> Usage:
-        return replace(super().usage(id), decode_tokens_per_s=0.0)
+        return super().usage(id)._replace(decode_tokens_per_s=0.0)
 
 
 def test_first_come_first_served_is_not_fair() -> None:

@@ -6,12 +6,16 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from contract.records import LOGIT_BIAS
 from contract.types import QosClass, TokenEvent
 from harness.simulation.invariants import Invariant
 from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
+from reference.engine.constraining import listed_of
+from reference.engine.models import Models
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
 from reference.ledger import Ledger
@@ -23,6 +27,7 @@ from reference.sched.tenants import Tenants
 
 Patch = pytest.MonkeyPatch
 Break = Callable[[Patch], None]
+NO_BIASES = np.zeros(0, LOGIT_BIAS)
 
 
 def a_slot_given_twice(patch: Patch) -> None:
@@ -129,6 +134,39 @@ def masks_are_forgotten(patch: Patch) -> None:
     patch.setattr("reference.engine.pipeline.with_masks", lambda inputs, *rest: inputs)
 
 
+def biases_are_forgotten(patch: Patch) -> None:
+    patch.setattr("reference.engine.residents.bias_records", lambda request: NO_BIASES)
+
+
+def logs_of_another_row(patch: Patch) -> None:
+    patch.setattr(
+        "reference.engine.delivery.listed_of",
+        lambda request, output, row: listed_of(request, output, 0),
+    )
+
+
+def the_first_model_goes_first(patch: Patch) -> None:
+    def broken(self: Models) -> list[TokenEvent]:
+        for place in list(self._places.values()):
+            if not place.loaded.engine.idle:
+                events = self._step(place)
+                if events or not place.loaded.engine.blocked:
+                    return events
+        return []
+
+    patch.setattr(Models, "step", broken)
+
+
+def the_model_used_last_makes_room(patch: Patch) -> None:
+    loaded = Models.loaded
+    assert loaded.fget is not None
+    patch.setattr(Models, "loaded", property(lambda self: loaded.fget(self)[::-1]))
+
+
+def no_model_makes_room(patch: Patch) -> None:
+    patch.setattr(Models, "unload", lambda self, name: False)
+
+
 def copies_do_nothing(patch: Patch) -> None:
     patch.setattr(SimulatedCopies, "copy", lambda self, source, target: None)
 
@@ -184,6 +222,12 @@ def nothing_is_refused(patch: Patch) -> None:
     patch.setattr("reference.engine.engine.check_request", lambda *arguments: None)
 
 
+def one_tenant_may_take_all_places(patch: Patch) -> None:
+    patch.setattr(
+        "reference.engine.engine.may_wait", lambda own, waiting, depth, tenants: waiting < depth
+    )
+
+
 CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.SLOT_OWNER: (a_slot_given_twice,),
     Invariant.PAGE_REFERENCES: (a_reference_is_kept, published_too_early),
@@ -195,7 +239,13 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.ADMISSION_ORDER: (first_come_first_served,),
     Invariant.INTERACTIVE_STAYS: (classes_reversed,),
     Invariant.BACKPRESSURE: (stalled_ones_go_on,),
-    Invariant.TOKENS: (a_token_twice, cancel_is_forgotten, masks_are_forgotten),
+    Invariant.TOKENS: (
+        a_token_twice,
+        cancel_is_forgotten,
+        masks_are_forgotten,
+        biases_are_forgotten,
+        logs_of_another_row,
+    ),
     Invariant.HISTORY: (
         copies_do_nothing,
         saved_pages_do_not_come_back,
@@ -204,6 +254,8 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     ),
     Invariant.LEDGER: (the_ledger_counts_twice,),
     Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
-    Invariant.LIVENESS: (a_waiting_request_is_lost,),
+    Invariant.LIVENESS: (a_waiting_request_is_lost, one_tenant_may_take_all_places),
+    Invariant.MODEL_TURNS: (the_first_model_goes_first,),
+    Invariant.MODEL_ROOM: (the_model_used_last_makes_room, no_model_makes_room),
     Invariant.ONLY_DOCUMENTED_ERRORS: (nothing_is_refused,),
 }

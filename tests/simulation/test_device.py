@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from contract.errors import DeviceLost
-from contract.records import LAST_TOKEN, QUERY_TOKEN
+from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN
 from contract.types import FinishReason, Request, SamplingParams
 from harness.simulation.clock import VirtualClock
 from harness.simulation.history import MOST_POSITIONS, solo_run
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.runner import SimulatedRunner, StepSeconds
+from reference.engine.constraining import listed_of
 from reference.limits import Limits
-from reference.runner import StepInput
+from reference.runner import LOG_PROBABILITIES, StepInput
 from reference.sched.slots import sampling_record
 
 PROMPT = tuple(range(100, 120))
@@ -24,9 +26,18 @@ SAMPLING = SamplingParams(repeat_penalty=1.5, repeat_last_n=5, seed=77)
 SOLO = solo_run(Request(0, PROMPT, 8, SAMPLING, ignore_end=True), 64)
 
 
-def runner_of(*, recurrent: bool = False) -> SimulatedRunner:
-    limits = Limits(2, 64, 6, step_tokens=40, recent_tokens=8, saved_states=1)
-    runner = SimulatedRunner(limits, VirtualClock(), recurrent=recurrent)
+def runner_of(*, recurrent: bool = False, model: int = 0) -> SimulatedRunner:
+    limits = Limits(
+        2,
+        64,
+        6,
+        step_tokens=40,
+        recent_tokens=8,
+        saved_states=1,
+        biases=2,
+        top_log_probabilities=2,
+    )
+    runner = SimulatedRunner(limits, VirtualClock(), recurrent=recurrent, model=model)
     runner.slot_scopes = [0, 0]
     return runner
 
@@ -65,6 +76,37 @@ def test_tokens_are_those_of_the_closed_form(cut: int) -> None:
     ahead = [runner.submit(step_of([LAST_TOKEN], 20 + number)) for number in range(3)]
     tokens += [token for step in ahead for token in runner.collect(step).token.tolist()]
     assert tokens == [event.token for event in SOLO.events[:4]]
+
+
+def test_biases_and_the_model_have_a_part_in_every_token() -> None:
+    """Those of the row's own records, found where the record of the row says."""
+    biases = np.array([(7, 1.5), (9, -0.5), (7, 1.5), (9, 0.5)], LOGIT_BIAS)
+    found = set()
+    for model in (0, 1):
+        for first, count in ((0, 0), (0, 2), (2, 2), (2, 1)):
+            step = step_of(PROMPT, 0)
+            step.sampling["bias_first"], step.sampling["bias_count"] = first, count
+            (token,) = run(runner_of(model=model), replace(step, bias=biases))
+            pairs = tuple(biases[first : first + count].tolist())
+            request = Request(0, PROMPT, 8, SAMPLING, ignore_end=True, logit_bias=pairs)
+            assert token == solo_run(request, 64, model=model).events[0].token
+            found.add(token)
+    assert len(found) == 8
+    step = step_of(PROMPT, 0)
+    step.sampling["bias_count"] = 1
+    with pytest.raises(Violation, match="biases that a step lacks"):
+        run(runner_of(), step)
+
+
+def test_log_probabilities_are_those_of_the_closed_form() -> None:
+    request = Request(0, PROMPT, 8, SAMPLING, ignore_end=True, log_probabilities=2)
+    runner = runner_of()
+    step = replace(step_of(PROMPT, 0), wanted=LOG_PROBABILITIES)
+    output = runner.collect(runner.submit(step))
+    listed = listed_of(request, output, 0)
+    (event, *_) = solo_run(request, 64).events
+    assert listed == (event.log_probability, event.top)
+    assert len(set(event.top)) == 2
 
 
 def test_a_solo_run_ends_as_a_request_does() -> None:

@@ -1,0 +1,186 @@
+"""The models of a schedule in memory that has room for some of them, and the turns they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from contract.errors import DoesNotFit
+from contract.types import Request, Tenant, TokenEvent
+from harness.simulation.checks import State
+from harness.simulation.clients import Clients
+from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.schedule import Schedule
+from harness.simulation.served import Served
+from harness.simulation.watch import Watch
+from harness.simulation.world import World
+from reference.engine import LogitsSink, MaskProvider
+from reference.engine.models import Loaded, Models
+from reference.sched.tenants import Tenants
+
+TURNS_SPREAD = 2.0
+"""How many of the largest weighted steps the shares of models at work may lie apart: as many as two
+of them may have been ahead when they began to be compared."""
+
+
+class Machine:
+    """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
+
+    ``served`` are those in memory, ``latest`` the one whose step was the last.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        worlds: list[World],
+        tenants: Iterable[Tenant],
+        clients: Clients,
+        log: list[tuple[Any, ...]],
+        counts: Counter[str],
+    ) -> None:
+        self.tenants = Tenants(tenants, clock=worlds[0].clock)
+        self.served: dict[int, Served] = {}
+        self.latest: Served | None = None
+        self._schedule = schedule
+        self._worlds = worlds
+        self._clients = clients
+        self._log = log
+        self._counts = counts
+        self._clock = worlds[0].clock
+        self._models = Models(self._load, self._clock)
+        self._uses = 0
+        self._used: dict[int, int] = {}
+        self._given: dict[int, float] = {}
+        self._largest = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps of all models so far."""
+        return sum(world.runner.steps for world in self._worlds)
+
+    @property
+    def violation(self) -> Violation | None:
+        """What was found broken while an engine was working."""
+        found = (served.violation for served in self.served.values())
+        return next((violation for violation in found if violation is not None), None)
+
+    def waiting(self, model: int) -> list[int]:
+        """Ids of the requests that wait for a model."""
+        served = self.served.get(model)
+        return [] if served is None else list(served.watch.state().waiting)
+
+    def submit(
+        self,
+        model: int,
+        request: Request,
+        sink: LogitsSink | None,
+        allowed: MaskProvider | None,
+    ) -> None:
+        """See ``Models``. Raises Violation where a model finds no room though one is idle."""
+        idle = [number for number, served in self.served.items() if served.engine.idle]
+        try:
+            self._models.submit(str(model), request, sink, allowed)
+        except DoesNotFit as error:
+            if idle:
+                raise Violation(Invariant.MODEL_ROOM, f"{idle} are idle: {error}") from error
+            raise
+        finally:
+            if model in self.served:
+                self._use(model)
+
+    def cancel(self, request_id: int) -> None:
+        """See ``Models``."""
+        self._models.cancel(request_id)
+
+    def stall(self, request_id: int, *, over: bool) -> None:
+        """The client takes no tokens, or takes them again."""
+        (self._models.unstall if over else self._models.stall)(request_id)
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """Change what a tenant may have."""
+        self.tenants.put(tenant)
+        self._models.put_tenant(tenant)
+
+    def step(self) -> list[TokenEvent]:
+        """One step of the model whose turn it is. Raises Violation when it was another's."""
+        busy = {number for number, served in self.served.items() if not served.engine.idle}
+        if busy != self._given.keys():
+            self._given = dict.fromkeys(busy, 0.0)
+        try:
+            return self._models.step()
+        finally:
+            if len(self._given) > 1:
+                self._check_turns()
+
+    def leave(self) -> None:
+        """Check what engines must have right when they are left."""
+        for served in self.served.values():
+            served.leave(self._counts)
+
+    def empty(self) -> None:
+        """Check that nothing is left of anybody."""
+        for served in self.served.values():
+            served.empty()
+
+    def _load(self, name: str) -> Loaded:
+        number, room = int(name), self._schedule.shape.room
+        if len(self.served) == room:
+            raise DoesNotFit(f"model {name}", room + 1, room, "unload one")
+        world = self._worlds[number]
+        watch = Watch(self._clock, self._log, self._states)
+        served = Served(number, self._schedule, world, self.tenants, self._clients, watch)
+        self.served[number] = served
+        self._counts["models loaded"] += 1
+        step = served.engine.step
+        served.engine.step = partial(self._watched_step, served, step)  # type: ignore[method-assign]
+        return Loaded(served.engine, 1, partial(self._unload, served))
+
+    def _unload(self, served: Served) -> None:
+        """A model makes room for another: one that is idle, the one unused for longest."""
+        idle = {number for number, other in self.served.items() if other.engine.idle}
+        oldest = min(idle, key=lambda number: self._used[number], default=None)
+        require(
+            served.number == oldest,
+            Invariant.MODEL_ROOM,
+            lambda: f"model {served.number} made room; idle for longest is {oldest}",
+        )
+        served.leave(self._counts)
+        served.world.unload()
+        del self.served[served.number], self._used[served.number]
+        self._counts["models unloaded"] += 1
+
+    def _watched_step(self, served: Served, step: Any) -> list[TokenEvent]:
+        self.latest = served
+        self._use(served.number)
+        began = self._clock()
+        clients = (self._clients.by_id[id] for id in served.watch.live())
+        weight = sum(self.tenants[id].weight for id in {one.request.tenant for one in clients})
+        try:
+            events: list[TokenEvent] = step()
+            return events
+        finally:
+            share = (self._clock() - began) / weight
+            self._largest = max(self._largest, share)
+            if served.engine.blocked:
+                # It took part in no competition, and has no claim from it.
+                self._given = {}
+            elif served.number in self._given:
+                self._given[served.number] += share
+
+    def _check_turns(self) -> None:
+        shares = self._given.values()
+        require(
+            max(shares) - min(shares) <= TURNS_SPREAD * self._largest + 1e-9,
+            Invariant.MODEL_TURNS,
+            lambda: f"weighted seconds of the models at work: {self._given}",
+        )
+
+    def _use(self, number: int) -> None:
+        self._uses += 1
+        self._used[number] = self._uses
+
+    def _states(self) -> list[State]:
+        """All engines as they are now."""
+        return [served.watch.state() for served in self.served.values()]

@@ -1,0 +1,94 @@
+"""One model as a simulation serves it: a watched engine on a world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from harness.simulation.clients import Clients
+from harness.simulation.guesses import Guesses
+from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.schedule import Schedule
+from harness.simulation.watch import Watch
+from harness.simulation.world import World
+from reference.engine import Engine
+from reference.sched.tenants import Tenants
+
+
+class Served:
+    """The engine of the model of this ``number``, its watch, and the world both are on."""
+
+    def __init__(
+        self,
+        number: int,
+        schedule: Schedule,
+        world: World,
+        tenants: Tenants,
+        clients: Clients,
+        watch: Watch,
+    ) -> None:
+        shape = schedule.shape
+        self.number = number
+        self.world = world
+        self.watch = watch
+        self._clients = clients
+        world.runner.watch = watch.submitted_step
+        self.engine = Engine(
+            world.runner,
+            end_of_generation=world.end_of_generation,
+            chunk_tokens=shape.chunk_tokens,
+            page_order=shape.page_order,
+            steps_ahead=shape.steps_ahead,
+            tenants=tenants,
+            clock=world.clock,
+            queue_depth=shape.queue_depth,
+            prefix_cache=shape.prefix_cache,
+            cached_pages=shape.cached_pages,
+            copy_pages=shape.copy_pages,
+            host_pages=shape.host_pages,
+            stall_steps=shape.stall_steps,
+            drafter=self._drafter(schedule.seed) if shape.guesses else None,
+            observer=watch,
+        )
+        watch.attach(self.engine)
+
+    @property
+    def violation(self) -> Violation | None:
+        """What was found broken while the engine was working."""
+        return self.watch.violation or self.world.runner.violation
+
+    def leave(self, counts: Counter[str]) -> None:
+        """Check what an engine must have right at its end, and add what it did to ``counts``.
+        Raises Violation."""
+        self.watch.at_end()
+        statistics = self.engine.statistics
+        for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
+            counts[f"prefix {what}"] += getattr(statistics.prefix, what)
+        counts["guesses right"] += statistics.speculation.accepted
+        counts["guesses wrong"] += statistics.speculation.drafted - statistics.speculation.accepted
+        counts["admissions"] += statistics.admitted
+        counts["preemptions"] += statistics.preempted
+
+    def empty(self) -> None:
+        """Nobody is left, and neither is anything they had. Raises Violation."""
+        require(
+            self.engine.idle, Invariant.LIVENESS, lambda: "the engine has requests without clients"
+        )
+        self.watch.between_steps(0)
+        require(
+            not self.watch.state().residents,
+            Invariant.SLOT_OWNER,
+            lambda: "a slot is taken without requests",
+        )
+
+    def _drafter(self, seed: int) -> Guesses:
+        vocab = self.world.runner.model.config.vocab
+        return Guesses(self._answer, vocab, Random(seed + self.number))
+
+    def _answer(self, order: int) -> tuple[int, ...] | None:
+        """All tokens of the request that was the ``order``-th to arrive."""
+        request_id = self.watch.request_in_order(order)
+        client = None if request_id is None else self._clients.by_id.get(request_id)
+        if client is None:
+            return None
+        return client.request.prompt + tuple(max(0, event.token) for event in client.expected)

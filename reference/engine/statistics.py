@@ -1,0 +1,25 @@
+"""Where an engine stands, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference.engine.speculation import SpeculationStatistics
+from reference.memory.prefix import PrefixStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Where an engine stands: requests and pages now, steps and preemptions since it began."""
+
+    slots: int
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+    cached_pages: int
+    steps: int
+    admitted: int
+    preempted: int
+    prefix: PrefixStatistics
+    speculation: SpeculationStatistics

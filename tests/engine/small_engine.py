@@ -1,0 +1,46 @@
+"""A tiny model with few slots and pages, and what tests of its engine ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from contract.tier import Tier
+from contract.types import Request, TokenEvent
+from harness.tiers import open_tier
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from tests.late_tier import LateTier
+from tests.needs import need_device
+
+SLOTS = 3
+PAGES = 12
+CONTEXT = 96
+LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
+
+TIERS: dict[str, Callable[[], Tier]] = {
+    "cpu": CpuTier,
+    "late": LateTier,
+    "opencl": lambda: need_device(partial(open_tier, "opencl")),
+    "cuda": lambda: need_device(partial(open_tier, "cuda")),
+}
+
+
+def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object) -> Request:
+    prompt = tuple((number * 31 + i * 7) % 256 for i in range(length))
+    return Request(number, prompt, max_tokens, **fields)  # type: ignore[arg-type]
+
+
+def assert_nothing_is_held(engine: Engine) -> None:
+    """Every page is free or only the prefix cache's."""
+    engine.memory.check([])
+    assert engine.memory.free + engine.memory.cached == PAGES
+    assert (engine.memory.meta["ref_count"] == 0).all()
+
+
+def events_of(engine: Engine) -> dict[int, list[TokenEvent]]:
+    events: dict[int, list[TokenEvent]] = {}
+    for event in engine.run():
+        events.setdefault(event.request_id, []).append(event)
+    return events
