@@ -58,10 +58,10 @@ install_lavapipe() {
     apt_install libvulkan1 mesa-vulkan-drivers
 }
 
-# What compiles the kernels of other devices: for Vulkan, and Metal's text as C++.
+# What compiles Metal's text as C++, and kernels for Vulkan where pip has no compiler for them.
 install_compilers() {
-    command -v glslangValidator >/dev/null && command -v spirv-val >/dev/null &&
-        command -v g++ >/dev/null && return 0
+    vulkan='from accel.vulkan.compiler import PACKAGES, installed; [installed(p) for p in PACKAGES]'
+    "$python" -c "$vulkan" 2>/dev/null && command -v g++ >/dev/null && return 0
     apt_install glslang-tools spirv-tools g++
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from contract.errors import NonFiniteLogits
 from contract.types import FinishReason, TokenEvent
@@ -14,11 +14,18 @@ class AnswerText:
     """The answer to one request as its events come. ``tokens`` are those of the text: one that
     ended the generation is not among them. ``finish_reason`` is None until there is one."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """Raises RequestError for stop strings that are not served."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        shown: Collection[int] = frozenset(),
+    ) -> None:
+        """``shown`` are control tokens whose text is part of the answer's. Raises RequestError for
+        stop strings that are not served."""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
+        self._shown = shown
         self._stream = TextStream(stop)
         self._text: list[str] = []
 
@@ -46,7 +53,8 @@ class AnswerText:
         if event.finish_reason is FinishReason.STOP or event.token < 0:
             return ""
         self.tokens.append(event.token)
-        text = self._stream.feed(self._tokenizer.token_bytes(event.token))
+        special = event.token in self._shown
+        text = self._stream.feed(self._tokenizer.token_bytes(event.token, special=special))
         if self._stream.stopped:
             self.finish_reason = FinishReason.STOP
         self._text.append(text)

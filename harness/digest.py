@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,15 @@ class RunningDigest:
         for row in rows:
             self._hash.update(np.ascontiguousarray(row + np.float32(0.0), "<f4").data)
             self._after.append(self._hash.hexdigest())
+
+    def note(self, rows: int, digests: Sequence[str]) -> None:
+        """The digests after each row from row ``rows`` on, as another one found them."""
+        self._after[rows:] = digests
+
+    @property
+    def digests(self) -> Sequence[str]:
+        """The digest after each row so far."""
+        return self._after
 
     def after(self, rows: int) -> str | None:
         """The digest of the first ``rows`` rows, hex; None before there are any."""

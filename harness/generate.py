@@ -22,7 +22,7 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, Generation
-from harness.memory import budget_of, host_pages, longest_context, plan_context
+from harness.memory import budget_of, longest_context, pages_in, plan_context
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
@@ -44,16 +44,22 @@ class Recording:
     timeline: Path | None = None
 
 
+READ_ROWS = 16
+"""Rows of a step where every position of a text is read, for its vector or its log-probabilities:
+with fewer such a text takes many steps, more make a step of others late."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """How a session is built.
 
     ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
     for what is available. ``chunk`` is the most prompt tokens of a step; ``repeat_last_n`` is the
-    longest reach a request's penalties may have. Of the prefix cache ``host_cache`` bytes may lie
-    in memory of the host beside the budget. Logits of every position, as ``Session.logits``
-    gives them, need ``all_logits``. With ``prefix_cache`` what was computed for a prompt is used
-    again for one that begins alike. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
+    longest reach a request's penalties may have. What was computed for a prompt is used again for
+    one that begins alike: of the pages that no sequence holds, at most ``prefix_cache`` bytes are
+    kept for that, None for all, 0 for none at all, and ``host_cache`` bytes more in memory of the
+    host beside the budget. Logits of every position, as ``Session.logits`` gives them, need
+    ``all_logits``. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
     of the whole context run at once, each with up to ``biases`` logit biases and
     ``top_log_probabilities`` tokens listed with theirs; with ``masks`` each may have one. With
     ``hidden_states`` the engine can hand over what logits are computed from.
@@ -69,7 +75,7 @@ class SessionOptions:
     memory_budget: int | None = None
     host_cache: int = 0
     chat: bool = False
-    prefix_cache: bool = True
+    prefix_cache: int | None = None
     draft: int = 0
     slots: int = 1
     masks: bool = False
@@ -81,13 +87,15 @@ class SessionOptions:
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
         chunk = min(self.chunk, context)
-        guessed = 1 + min(self.draft, chunk - 1)
+        rows = self.slots * (1 + min(self.draft, chunk - 1))
+        if self.hidden_states:
+            rows = max(rows, min(READ_ROWS, chunk))
         limits = whole_contexts(
             slots=self.slots,
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + self.slots,
-            step_rows=max(self.slots, chunk) if self.all_logits else self.slots * guessed,
+            step_rows=max(self.slots, chunk) if self.all_logits else rows,
             recent_tokens=max(1, min(self.repeat_last_n, context)) + self.draft,
         )
         return replace(
@@ -292,12 +300,14 @@ def load_runner(
 
 def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **more: Any) -> Engine:
     """The engine of a loaded model; ``more`` goes to ``Engine``."""
+    kept = options.prefix_cache
     return Engine(
         runner,
         end_of_generation=model.tokenizer.eog_ids,
         chunk_tokens=min(options.chunk, runner.limits.context),
-        prefix_cache=options.prefix_cache,
-        host_pages=host_pages(runner, options.host_cache),
+        prefix_cache=kept != 0,
+        cached_pages=None if kept is None else pages_in(runner, kept),
+        host_pages=pages_in(runner, options.host_cache),
         drafter=PromptLookup() if options.draft else None,
         draft_tokens=options.draft,
         **more,

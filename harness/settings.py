@@ -198,6 +198,14 @@ SETTINGS: Mapping[str, Setting] = {
             "what is available, less a margin",
         ),
         Setting(
+            "prefix_cache",
+            size(0),
+            None,
+            "most of that memory that may keep what was computed for prompts which are gone, for "
+            "those that begin alike; 0 keeps and shares nothing",
+            "all that no sequence needs",
+        ),
+        Setting(
             "host_cache",
             size(0),
             0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import platformdirs
@@ -14,8 +15,8 @@ from contract.tier import TIER_NAMES, Tier
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
 SIMULATED = "simulated"
-"""The device of T1 that needs no GPU: kernels, packets and system calls are the real ones, and what
-they are given to is this process."""
+"""The device of T1 and T2 that needs no GPU: kernels, packets and system calls are the real ones,
+and what they are given to is this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,13 @@ def _open_vulkan(options: TierOptions) -> Tier:
     return VulkanTier(options.device, Choices(cache=cache))
 
 
-def _open_t1(options: TierOptions) -> Tier:
+def _open_amd(options: TierOptions, tier: str) -> Tier:
     from accel.amd.fake_kernel import FakeKernel
     from accel.amd.tier import AmdTier
 
     if options.device == SIMULATED:
-        return AmdTier(kernel=FakeKernel())
-    return AmdTier(options.device)
+        return AmdTier(kernel=FakeKernel(), tier=tier)
+    return AmdTier(options.device, tier=tier)
 
 
 def _vulkan_details() -> tuple[str, ...]:
@@ -120,7 +121,8 @@ TIERS: Mapping[str, TierFactory] = MappingProxyType(
         "opencl": _open_opencl,
         "cpu": _open_cpu,
         "vulkan": _open_vulkan,
-        "t1": _open_t1,
+        "t1": partial(_open_amd, tier="t1"),
+        "t2": partial(_open_amd, tier="t2"),
     }
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A

@@ -15,7 +15,9 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
+from accel.amd.device import NO_GPU
 from accel.amd.kfd import NO_AMDKFD
+from accel.amd.userq import NO_RENDER_NODE
 from accel.cuda.driver import NO_CUDA_DEVICE, NO_DRIVER
 from contract.errors import TierUnavailable
 
@@ -52,7 +54,7 @@ def need_device(open_it: Callable[[], T]) -> T:
     except TierUnavailable as error:
         if error.reason in (NO_DRIVER, NO_CUDA_DEVICE):
             machine_lacks("CUDA device")
-        if error.reason == NO_AMDKFD:
+        if error.reason in (NO_AMDKFD, NO_RENDER_NODE, NO_GPU):
             machine_lacks("AMD GPU")
         missing(error.reason, error.remedy)
 

@@ -12,12 +12,14 @@ from typing import Any
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
 from harness.cli import (
+    asm_command,
     check_command,
     devices_command,
     graph_command,
     inspect_command,
     logits_command,
     model_command,
+    pm4_test_command,
     run_command,
     serve_command,
     servers_command,
@@ -40,6 +42,8 @@ COMMANDS = (
     logits_command,
     check_command,
     devices_command,
+    asm_command,
+    pm4_test_command,
     tools_command,
 )
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"

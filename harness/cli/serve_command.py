@@ -104,6 +104,9 @@ def serve(args: argparse.Namespace) -> int:
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
+        began_with, _ = server.serving.began_with
+        if model.name != began_with:
+            note(f"it was activated in place of {began_with}, which is back once activated itself")
         with announced(server, settings["drain_seconds"]):
             note(f"listening on {server.url}")
             if not args.quiet:

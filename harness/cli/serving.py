@@ -22,6 +22,7 @@ ENGINE_SETTINGS = (
     "chunk",
     "draft",
     "memory_budget",
+    "prefix_cache",
     "host_cache",
 )
 SAMPLING_SETTINGS = (
@@ -95,6 +96,7 @@ def session_options(
         repeat_last_n=settings.get("repeat_last_n", 1),
         all_logits=all_logits,
         memory_budget=settings["memory_budget"],
+        prefix_cache=settings["prefix_cache"],
         host_cache=settings["host_cache"],
         chat=chat,
     )

@@ -20,7 +20,7 @@ fi
 # A copy, so that nothing is written beside sources that may be read-only.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-for part in pyproject.toml README.md LICENSE NOTICE contract reference accel harness; do
+for part in pyproject.toml README.md LICENSE contract reference accel harness; do
     cp -R "$sources/$part" "$copy/"
 done
 "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir \

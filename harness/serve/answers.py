@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from contract.types import Tenant, TokenEvent
+from contract.types import FinishReason, Tenant, TokenEvent
 from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from reference.model.tokenizer import Tokenizer
@@ -94,14 +94,15 @@ class ChatShape:
     _opened: set[int] = field(default_factory=set)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
-        if not piece.parts and piece.finish is None and not (self.listed and piece.events):
+        events = _said(piece.events)
+        if not piece.parts and piece.finish is None and not (self.listed and events):
             return
         deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
         if piece.choice not in self._opened:
             self._opened.add(piece.choice)
             empty = None if "tool_calls" in deltas[0] else ""
             deltas[0] = {"role": "assistant", "content": empty, **deltas[0]}
-        logprobs = self._logprobs(piece.events) if piece.events else None
+        logprobs = self._logprobs(events) if events else None
         for number, delta in enumerate(deltas, 1):
             finish = piece.finish if number == len(deltas) else None
             yield self._chunk(piece.choice, delta, logprobs, finish)
@@ -113,11 +114,11 @@ class ChatShape:
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = []
         for index, parts in enumerate(pieces):
-            events = [event for part in parts for event in part.events]
+            events = _said([event for part in parts for event in part.events])
             choices.append(
                 {
                     "index": index,
-                    "message": _message_of([part for piece in parts for part in piece.parts]),
+                    "message": message_of([part for piece in parts for part in piece.parts]),
                     "logprobs": self._logprobs(events),
                     "finish_reason": parts[-1].finish,
                 }
@@ -147,7 +148,9 @@ class ChatShape:
 
 @dataclass(frozen=True)
 class CompletionShape:
-    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice."""
+    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
+    tokens where those are listed. Listed is every token that counts, also one that only ends the
+    text."""
 
     answer: Answer
     listed: bool
@@ -155,12 +158,13 @@ class CompletionShape:
     _opened: set[int] = field(default_factory=set)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
+        pieces = [piece]
         if self.echoed and piece.choice not in self._opened:
-            piece = replace(piece, text=self.echoed[piece.choice] + piece.text)
-        if _silent(piece, self.listed):
+            pieces = [self._prompt(piece.choice), piece]
+        if all(_silent(one, self.listed) for one in pieces):
             return
         self._opened.add(piece.choice)
-        chunk = self.answer.head("text_completion", [self._choice(piece.choice, [piece])])
+        chunk = self.answer.head("text_completion", [self._choice(piece.choice, pieces)])
         if self.answer.usage_in_chunks:
             chunk["usage"] = None
         yield chunk
@@ -169,10 +173,16 @@ class CompletionShape:
         return self.answer.with_usage(self.answer.head("text_completion", []))
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
-        choices = [self._choice(index, parts) for index, parts in enumerate(pieces)]
-        for choice, text in zip(choices, self.echoed, strict=False):
-            choice["text"] = text + choice["text"]
+        choices = [
+            self._choice(index, [self._prompt(index), *parts] if self.echoed else parts)
+            for index, parts in enumerate(pieces)
+        ]
         return self.answer.with_usage(self.answer.head("text_completion", choices))
+
+    def _prompt(self, choice: int) -> Piece:
+        """What comes before an answer."""
+        events = tuple(self.answer.generation.prompt_events(choice))
+        return Piece(choice, self.echoed[choice], events=events)
 
     def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
         events = [event for part in parts for event in part.events]
@@ -187,12 +197,10 @@ class CompletionShape:
         if not self.listed:
             return None
         tokenizer = self.answer.generation.model.tokenizer
-        texts = [_text(tokenizer, event.token) for event in events]
-        tops = [{_text(tokenizer, token): value for token, value in e.top} for e in events]
         return {
-            "tokens": texts,
+            "tokens": [_text(tokenizer, event.token) for event in events],
             "token_logprobs": [event.log_probability for event in events],
-            "top_logprobs": tops,
+            "top_logprobs": [_listed(tokenizer, event) for event in events],
             "text_offset": None,
         }
 
@@ -211,7 +219,7 @@ def _delta_of(part: Part) -> Json:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _message_of(parts: Sequence[Part]) -> Json:
+def message_of(parts: Sequence[Part]) -> Json:
     """The message that the parts of an answer make."""
     content = "".join(part.text for part in parts if isinstance(part, Content))
     thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
@@ -231,6 +239,11 @@ def _message_of(parts: Sequence[Part]) -> Json:
     return message
 
 
+def _said(events: Sequence[TokenEvent]) -> list[TokenEvent]:
+    """The tokens of a message: without one that only ends it."""
+    return [event for event in events if event.finish_reason is not FinishReason.STOP]
+
+
 def _silent(piece: Piece, listed: bool) -> bool:
     """Whether there is nothing to say yet: a token whose text is not certain."""
     return not piece.text and piece.finish is None and not (listed and piece.events)
@@ -243,6 +256,17 @@ def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> J
         "logprob": log_probability,
         "bytes": list(raw),
     }
+
+
+def _listed(tokenizer: Tokenizer, event: TokenEvent) -> dict[str, float] | None:
+    """The likeliest by their text: of several with the same one, as parts of characters have, the
+    likeliest. None for the first token of a prompt, before which there is nothing."""
+    if event.log_probability is None:
+        return None
+    listed: dict[str, float] = {}
+    for token, value in event.top:
+        listed.setdefault(_text(tokenizer, token), value)
+    return listed
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

@@ -16,6 +16,7 @@ from harness.serve.dialect.calls import ANY_OBJECT, Function, json_rule
 from harness.serve.errors import ApiError
 from harness.serve.reply import ReplyForm, ReplyParser
 from harness.serve.strict_json import BadJson, loads
+from harness.serve.structured.grammars import GrammarRefused, Grammars, GrammarsBusy, TokenMasks
 from harness.serve.structured.json_schema import SchemaRefused
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage
 from harness.serve.wire_tools import (
@@ -65,6 +66,29 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         )
     form = ReplyForm(dialect, functions, many, enforced=enforced, thinking=thinking)
     return ChatPlan(rendered, grammar, form)
+
+
+def masks_of(
+    plan: ChatPlan, grammars: Grammars, requests: Sequence[Request]
+) -> dict[int, TokenMasks]:
+    """Masks for each request of a plan, the first one computed; none without a grammar. Raises
+    ApiError."""
+    if plan.grammar is None:
+        return {}
+    param = "tools" if plan.form.functions else "response_format"
+    if any(request.ignore_end for request in requests):
+        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
+    try:
+        masks = grammars.masks(plan.grammar, len(requests))
+        for one in masks:
+            one([])
+    except GrammarRefused as refused:
+        raise ApiError(400, f"{param} {refused}", param=param, code="unsupported_schema") from None
+    except GrammarsBusy:
+        raise ApiError(
+            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
+        ) from None
+    return dict(zip((request.id for request in requests), masks, strict=True))
 
 
 def render_chat(

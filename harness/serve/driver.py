@@ -14,14 +14,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, ZincError
 from contract.types import Request, Tenant, TokenEvent
+from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
 from harness.serve.faults import log_fault
-from harness.serve.structured.ahead import IN_TIME_SECONDS, MasksAhead
+from harness.serve.prompt_scores import PromptScores
 from harness.serve.structured.grammars import TokenMasks
 from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
@@ -34,6 +36,7 @@ BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
+NO_SCORES: Mapping[int, PromptScores] = MappingProxyType({})
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
 log = logging.getLogger("zinc_rt.serve")
@@ -58,7 +61,7 @@ class Submission:
     ``logits`` receive, by request id and on the engine's thread, those of every position from
     ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
     ``output``; each before the event with the last such token. ``masks``, by request id, say which
-    token may come next.
+    token may come next, and ``scores`` are given the logits of their prompts to work on.
     """
 
     requests: Sequence[Request]
@@ -66,6 +69,7 @@ class Submission:
     logits_from: int | None = None
     output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
 
 
 class EventStream:
@@ -126,7 +130,7 @@ class EngineDriver:
         self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
     ) -> None:
         self._watch = Watch()
-        self._ahead = MasksAhead(self._mask_arrived)
+        self._beside = WorkBeside(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events
         self._ids = itertools.count(1)
@@ -181,15 +185,15 @@ class EngineDriver:
         requests: Sequence[Request],
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
+        scores: Mapping[int, PromptScores] = NO_SCORES,
     ) -> EventStream:
-        """Queue requests that belong together, on a stream of their own.
+        """Queue requests that belong together, on a stream of their own; see ``Submission``.
 
-        ``logits`` receive, by request id and on the engine's thread, those that tokens are sampled
-        from, and ``masks`` say which token may come next. Raises RequestError, QueueFull and
-        EngineStopped.
+        Raises RequestError, QueueFull and EngineStopped.
         """
         stream = self.open_stream()
-        (error,) = self.submit_to(stream, [Submission(requests, logits, masks=masks)])
+        submission = Submission(requests, logits, masks=masks, scores=scores)
+        (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error
         return stream
@@ -232,8 +236,10 @@ class EngineDriver:
 
         def go_on() -> None:
             stream._stalled = False
-            for request_id in stream._live - self._ahead.late:
+            for request_id in stream._live:
                 self._engine.unstall(request_id)
+                if request_id in self._beside.late:
+                    self._engine.stall(request_id, patient=True)
 
         self._post(go_on)
 
@@ -256,15 +262,12 @@ class EngineDriver:
             for request in submission.requests:
                 self._watch.streams[request.id] = stream
                 stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
-                sink, first = submission.logits.get(request.id), submission.logits_from
-                if first is None:
-                    first = len(request.prompt) - 1
+                sink, first = self._sink_of(submission, request)
                 mask = submission.masks.get(request.id)
-                first = first if sink else 0
                 engine.submit(request, sink, first, mask, output=submission.output)
                 accepted.append(request.id)
                 if mask is not None:
-                    self._ahead.add(request.id, mask)
+                    self._beside.add(request.id, mask)
                 stream._live.add(request.id)
         except BaseException:
             for request in submission.requests:
@@ -273,6 +276,17 @@ class EngineDriver:
             for request_id in accepted:
                 engine.cancel(request_id)
             raise
+
+    def _sink_of(self, submission: Submission, request: Request) -> tuple[LogitsSink | None, int]:
+        """Who receives the logits of a request, and from which position on."""
+        sink, first = submission.logits.get(request.id), submission.logits_from
+        scores = submission.scores.get(request.id)
+        if first is None:
+            first = len(request.prompt) - 1
+        if scores is None:
+            return sink, first if sink else 0
+        begin = partial(self._beside.start, request.id, scores.work)
+        return scores.sink(begin, sink, first), 0
 
     def _post(self, work: Callable[[], None], waiting: Future[Any] | None = None) -> None:
         with self._changed:
@@ -329,25 +343,25 @@ class EngineDriver:
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
                 continue
-            self._ahead.received(event.request_id, event.token)
+            self._beside.received(event.request_id, event.token)
             if not stream._stalled and stream._events.qsize() >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
-        # Without tokens for anybody there is nothing better to do than to wait for a late mask.
-        for request_id in self._ahead.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
-            self._engine.stall(request_id)
+        # Without tokens for anybody there is nothing better to do than to wait for late work.
+        for request_id in self._beside.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
+            self._engine.stall(request_id, patient=True)
 
     def _rests(self, request_id: int, stream: EventStream) -> bool:
         """Whether nothing is computed for a request for now."""
-        return stream._stalled or request_id in self._ahead.late
+        return stream._stalled or request_id in self._beside.late
 
-    def _mask_arrived(self, request_id: int) -> None:
-        """A late mask is there, on a thread of its own: its request goes on."""
+    def _work_done(self, request_id: int) -> None:
+        """Late work is done, on a thread of its own: its request goes on."""
 
         def go_on() -> None:
             stream = self._watch.streams.get(request_id)
-            if self._ahead.settled(request_id) and stream is not None and not stream._stalled:
+            if self._beside.settled(request_id) and stream is not None and not stream._stalled:
                 self._engine.unstall(request_id)
 
         self._post(go_on)
@@ -365,7 +379,7 @@ class EngineDriver:
             listener.generated(tenant, tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
-        self._ahead.forget(request_id)
+        self._beside.forget(request_id)
         stream._live.discard(request_id)
         self._watch.streams.pop(request_id, None)
 
@@ -379,6 +393,6 @@ class EngineDriver:
             self._engine.cancel(request_id)
             stream._put(reason)
         self._watch.streams.clear()
-        self._ahead.close()
+        self._beside.close()
         for command in left:
             command()

@@ -20,12 +20,12 @@ from contract.types import (
     TokenEvent,
 )
 from harness.digest import RunningDigest
-from harness.serve.chat import ChatPlan
-from harness.serve.driver import EventStream
+from harness.serve.chat import ChatPlan, masks_of
+from harness.serve.driver import EngineStopped, EventStream
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
+from harness.serve.prompt_scores import PromptScores
 from harness.serve.reply import Part, ReplyParser, joined
-from harness.serve.structured.grammars import GrammarRefused, GrammarsBusy, TokenMasks
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream
@@ -42,6 +42,8 @@ TIER_OF_CLASS = {
 }
 """What OpenAI's clients call the classes."""
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
+SCORES_SECONDS = 0.5
+"""How often who waits for the scores of a prompt looks whether the engine still works."""
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
@@ -49,7 +51,7 @@ COMPLETION_TOKENS = 16
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What became certain of a choice: text, and the parts of an answer it is made of where that
-    is known, the tokens it came with, how it ended if it did."""
+    is known, the tokens it came with, that which ended it included, and how it ended if it did."""
 
     choice: int
     text: str
@@ -78,9 +80,9 @@ class Choice:
 class Generation:
     """The choices of one HTTP request, under way in the engine from its construction on.
 
-    ``plan`` says what the answers of a chat are made of. Raises RequestError, QueueFull,
-    EngineStopped and ApiError when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever
-    happens.
+    ``plan`` says what the answers of a chat are made of; with ``scores`` the tokens of the prompts
+    are told as those of the answers are. Raises RequestError, QueueFull, EngineStopped and ApiError
+    when it cannot begin. Iterate ``pieces``, and ``cancel`` whatever happens.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Generation:
         requests: Sequence[Request],
         digests: bool = False,
         plan: ChatPlan | None = None,
+        scores: bool = False,
     ) -> None:
         self.began = time.monotonic()
         self.model = model
@@ -104,8 +107,11 @@ class Generation:
         self._shown = frozenset() if plan is None else plan.form.dialect.shown
         self._by_id = {choice.request.id: choice for choice in self.choices}
         self._digests = {request.id: RunningDigest() for request in requests if digests}
-        masks = _masks_of(model, requests, plan)
-        self._events: EventStream = model.driver.submit(requests, self._digests, masks)
+        self._scores = {request.id: PromptScores(request) for request in requests if scores}
+        masks = {} if plan is None else masks_of(plan, model.grammars, requests)
+        self._events: EventStream = model.driver.submit(
+            requests, self._digests, masks, self._scores
+        )
 
     @property
     def done(self) -> bool:
@@ -152,6 +158,19 @@ class Generation:
         """What the driver noted of a choice."""
         return self._events.facts[choice.request.id]
 
+    def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
+        """The tokens of a choice's prompt, none unless they were asked for. They are there soon
+        after its first token. Raises ApiError and EngineStopped when they will not be."""
+        scores = self._scores.get(self.choices[choice].request.id)
+        if scores is None:
+            return ()
+        while not scores.wait(SCORES_SECONDS):
+            if self.model.driver.failure is not None:
+                raise EngineStopped(self.model.driver.failure)
+        if any(event.log_probability is None for event in scores.tokens[1:]):
+            raise FAILURES[FinishReason.ERROR]
+        return scores.tokens
+
     def pieces(self, wait: float) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
         seconds in which nothing did. Raises ApiError when a choice fails."""
@@ -178,25 +197,25 @@ class Generation:
         if reason in FAILURES:
             choice.finish = reason.value
             raise FAILURES[reason]
+        text = ""
         if event.token >= 0:
             _count(choice, at)
-        text = ""
-        events: tuple[TokenEvent, ...] = ()
-        if event.token >= 0 and reason is not FinishReason.STOP:
+        said = event.token >= 0 and reason is not FinishReason.STOP
+        if said:
             special = event.token in self._shown
             text = choice.stream.feed(
                 self.model.tokenizer.token_bytes(event.token, special=special)
             )
-            events = (event,)
         if reason is not None:
             text += choice.stream.finish()
         if choice.stream.stopped:
             choice.finish = FinishReason.STOP.value
         elif reason is not None:
             choice.finish = reason.value
-        parts = _parts_of(choice, text, counted=bool(events))
+        parts = _parts_of(choice, text, counted=said)
         if choice.finish is not None and reason is None:
             self._events.cancel(event.request_id)
+        events = (event,) if event.token >= 0 else ()
         return Piece(choice.index, text, parts, events, choice.finish)
 
 
@@ -208,28 +227,6 @@ FAILURES = {
         408, "the client took no tokens for too long", code="client_too_slow", retry=False
     ),
 }
-
-
-def _masks_of(
-    model: ServedModel, requests: Sequence[Request], plan: ChatPlan | None
-) -> dict[int, TokenMasks]:
-    """Masks for each request of a plan with a grammar, the first one computed."""
-    if plan is None or plan.grammar is None:
-        return {}
-    param = "tools" if plan.form.functions else "response_format"
-    if any(request.ignore_end for request in requests):
-        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
-    try:
-        masks = model.grammars.masks(plan.grammar, len(requests))
-        for one in masks:
-            one([])
-    except GrammarRefused as refused:
-        raise ApiError(400, f"{param} {refused}", param=param, code="unsupported_schema") from None
-    except GrammarsBusy:
-        raise ApiError(
-            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
-        ) from None
-    return dict(zip((request.id for request in requests), masks, strict=True))
 
 
 def _parts_of(choice: Choice, text: str, counted: bool) -> tuple[Part, ...]:
@@ -266,7 +263,7 @@ def requests_of(
         Request(
             id=model.driver.new_id(),
             prompt=tuple(prompt),
-            max_tokens=max_tokens or model.room(len(prompt), tenant),
+            max_tokens=model.room(len(prompt), tenant) if max_tokens is None else max_tokens,
             sampling=sampling_of(body, model, seed + choice),
             stop=stop,
             tenant=tenant.id,

@@ -1,4 +1,4 @@
-"""What every tenant was given, on disk: counters by tenant and day, in SQLite.
+"""What outlives a server, in SQLite: counters of tenants by day, and which model was activated.
 
 A request is counted before its answer ends, in a transaction of its own, so no end that a client
 saw is lost when the process is killed. The journal is a write-ahead log that is not forced to the
@@ -60,6 +60,9 @@ class LedgerStore:
                 "CREATE TABLE IF NOT EXISTS usage"
                 f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID"
             )
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)"
+            )
             self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"{path}: cannot be the ledger: {error}") from None
@@ -95,6 +98,20 @@ class LedgerStore:
         with self._lock:
             rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, most))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
+
+    def activate(self, began_with: Path, name: str | None) -> None:
+        """Note which model answers in place of the one in the file that servers are started with;
+        None when that one does."""
+        row = (str(began_with.resolve()), name)
+        with self._lock:
+            self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
+
+    def activated(self, began_with: Path) -> str | None:
+        """What was noted last."""
+        asked = "SELECT name FROM activated WHERE began_with = ?"
+        with self._lock:
+            row = self._file.execute(asked, (str(began_with.resolve()),)).fetchone()
+            return None if row is None else row[0]
 
     def close(self) -> None:
         """Close the file."""

@@ -153,6 +153,11 @@ class ServedModel:
         return min(MAX_INT32, max(1, reach - prompt))
 
 
+def served_session(session: SessionOptions) -> SessionOptions:
+    """``session`` with all that a server's requests may want of it."""
+    return replace(session, chat=True, masks=True, hidden_states=True)
+
+
 def open_model(
     path: Path,
     options: ModelOptions,
@@ -165,8 +170,7 @@ def open_model(
     Raises what ``harness.generate.Session.open`` raises.
     """
     session = options.session
-    wanted = replace(session, chat=True, masks=True, hidden_states=True)
-    prepared = prepare_session(path, wanted, owned)
+    prepared = prepare_session(path, served_session(session), owned)
     model, limits = prepared.model, prepared.limits
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned)

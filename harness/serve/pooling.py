@@ -1,4 +1,4 @@
-"""From the hidden states of a text to one vector: which of them, and the arithmetic, to the bit.
+"""From the hidden states of a text to one vector: which of them, and the arithmetic (rule R11).
 
 The states are the normed rows of binary32 that logits are computed from, the same bits on every
 tier. Everything from there on is binary64, and every step of it rounds once, as IEEE 754 says:
@@ -65,6 +65,10 @@ class Pool:
                 continue
             wide = row.astype(np.float64)
             self._sum = wide if self._sum is None else self._sum + wide
+
+    def note(self, other: Pool) -> None:
+        """What another one of the same text was given."""
+        self._sum = other._sum
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
         """The normalised vector, float32[dimensions], all of the width for None.

@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-from contract.errors import ConfigError, RequestError
+from contract.errors import CatalogError, ConfigError, RequestError, ZincError
+from harness import catalog
 from harness.generate import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve import supervisor
@@ -122,8 +123,25 @@ def _serving(
         named = replace(options.model, name=name, session=session)
         return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
 
-    opener = _replicas(options) if options.replicas else open_it
-    return Serving(options.path, options.model.name, opener, accounts, ledger)
+    if options.replicas:
+        return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
+    began_with = options.model.name, options.path
+    name = ledger.activated(options.path)
+    if name is not None:
+        try:
+            path = _installed(name, options.cache_dir)
+            return Serving(path, name, open_it, accounts, ledger, began_with)
+        except ZincError as error:
+            log.warning("%s was activated and cannot answer now: %s", name, error)
+    return Serving(options.path, options.model.name, open_it, accounts, ledger)
+
+
+def _installed(name: str, cache_dir: Path) -> Path:
+    """The file of a model that was pulled. Raises CatalogError."""
+    found = catalog.find_pulled(name, cache_dir)
+    if found is None:
+        raise CatalogError("it is not installed any more")
+    return found.path
 
 
 def _replicas(options: ServeOptions) -> Opener:

@@ -69,13 +69,7 @@ class Service:
 
     def complete(self, body: CompletionRequest, tenant: Tenant, gone: Gone) -> Answered:
         """``POST /v1/completions``."""
-        if body.echo and body.logprobs is not None:
-            raise ApiError(
-                400,
-                "echo with logprobs is not served: there are none of a prompt's tokens",
-                param="echo",
-                code="unsupported",
-            )
+        listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, Shape]:
             self.model.check_name(body.model)
@@ -85,13 +79,14 @@ class Service:
                 prompts,
                 self.model,
                 tenant,
-                max_tokens=body.max_tokens or COMPLETION_TOKENS,
+                max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
                 log_probabilities=body.logprobs,
             )
-            generation = Generation(self.model, requests, body.logits_digest)
+            scores = bool(body.echo) and listed
+            generation = Generation(self.model, requests, body.logits_digest, scores=scores)
             answer = Answer.of(generation, tenant, "cmpl-", _wants_usage(body))
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
-            return generation, CompletionShape(answer, body.logprobs is not None, echoed)
+            return generation, CompletionShape(answer, listed, echoed)
 
         return self._answer(body, tenant, begin, gone)
 
@@ -111,7 +106,7 @@ class Service:
             "total": asdict(self.ledger.total(tenant)),
             "days": {day: asdict(counts) for day, counts in days.items()},
             "since_start": running,
-            "now": asdict(now),
+            "now": now._asdict(),
         }
 
     def check_accepting(self) -> None:

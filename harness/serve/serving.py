@@ -56,14 +56,22 @@ class Lease:
 class Serving:
     """Loads the model in ``path``, and others in its place. A context manager.
 
-    Raises what ``open_it`` raises.
+    ``began_with`` are name and file of the model that the server was started with, which may be
+    another one. Raises what ``open_it`` raises.
     """
 
     def __init__(
-        self, path: Path, name: str, open_it: Opener, accounts: Accounts, ledger: LedgerStore
+        self,
+        path: Path,
+        name: str,
+        open_it: Opener,
+        accounts: Accounts,
+        ledger: LedgerStore,
+        began_with: tuple[str, Path] | None = None,
     ) -> None:
-        self.began_with = name, path
+        self.began_with = began_with or (name, path)
         self.accounts = accounts
+        self._ledger = ledger
         self._open = open_it
         self._changed = threading.Condition()
         self._activating = threading.Lock()
@@ -109,7 +117,8 @@ class Serving:
         self.accounts.refresh(lambda change: self.service.model.driver.call(change))
 
     def activate(self, name: str, path: Path) -> Service:
-        """Let the model in ``path`` answer, called ``name``, from now on; gives back when it does.
+        """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
+        gives back when it does.
 
         Raises ApiError when another is being loaded, and when this one cannot be: then nothing has
         changed.
@@ -127,6 +136,8 @@ class Serving:
             before = self._place
             if path.resolve() != before.service.model.model.file.path.resolve():
                 self._replace(before, name, path)
+            began, file = self.began_with
+            self._ledger.activate(file, None if name == began else name)
             return self.service
         finally:
             self._activating.release()

@@ -49,7 +49,7 @@ class Watch(NullObserver):
     def step(self, step: StepObservation) -> None:
         if self.listener is not None:
             seconds = step.ended - max(step.began, self.read_at)
-            self.listener.stepped(seconds, int(step.chunks["count"].sum()))
+            self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
         self.read_at = step.ended
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:

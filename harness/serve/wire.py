@@ -161,9 +161,12 @@ class ChatRequest(Sampled, kw_only=True):
 
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids. With ``echo`` the text of an answer begins with its prompt."""
+    list of lists of ids. With ``echo`` the text of an answer begins with its prompt, and with
+    ``logprobs`` so do its tokens, of which the first has none; 0 ``max_tokens`` are the prompt
+    alone."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
@@ -210,6 +213,11 @@ def _decoded(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, f"the body {error}", code="invalid_json") from None
     if isinstance(value, dict):
         value = _without_unserved(value, kind)
+    return converted(value, kind)
+
+
+def converted(value: Any, kind: type[Body]) -> Body:
+    """``value``, of JSON's types, as ``kind``; ApiError 400 naming the field that is wrong."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -87,7 +87,7 @@ class Timeline:
         began = max(step.began, self._read_at)
         self._read_at = step.ended
         tokens = {"prefill": 0, "decode": 0, "unused": 0}
-        for request, (slot, start, count) in zip(step.requests, step.chunks.tolist(), strict=True):
+        for request, (slot, start, count) in zip(step.requests, step.chunks, strict=True):
             resident = self._residents.get(slot)
             # What a step did for a request that has left since is nobody's.
             if resident is None or resident.request != request or resident.since > step.began:

@@ -35,16 +35,19 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Name to addresses, one list for every time it is asked for; other names as they are."""
+    """Name to addresses, with spaces between those of one answer, one for every time it is asked
+    for; other names as they are."""
     known: dict[str, list[str]] = {}
     real: Callable[..., list[Any]] = socket.getaddrinfo
 
     def resolve(host: str, port: int, *rest: Any, **options: Any) -> list[Any]:
         if host not in known:
             return real(host, port, *rest, **options)
-        address = known[host].pop(0)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return [(family, socket.SOCK_STREAM, 6, "", (address, port))]
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
+        return [
+            (families[":" in address], socket.SOCK_STREAM, 6, "", (address, port))
+            for address in known[host].pop(0).split()
+        ]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return known
@@ -106,7 +109,7 @@ def test_a_name_at_a_private_address_is_refused(names: dict[str, list[str]]) -> 
     """Also the hub's own: it is not chosen by whoever runs this."""
     endpoint = urlsplit("https://huggingface.co")
     for host in ("huggingface.co", "cdn-lfs.hf.co"):
-        for address in ("127.0.0.1", "10.1.2.3", "::ffff:127.0.0.1"):
+        for address in ("127.0.0.1", "10.1.2.3", "::ffff:127.0.0.1", f"{PUBLIC} 127.0.0.1"):
             names[host] = [address]
             with (
                 make_client(lambda: endpoint) as client,

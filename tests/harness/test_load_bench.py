@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +19,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +49,7 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.conftest import SyntheticModel
 from tests.needs import need_installed
+from tests.paths import ROOT
 
 SMALL = LoadPlan(requests=6, clients=3, mix="chat")
 
@@ -208,6 +214,46 @@ def test_a_server_is_started_with_tenants(model_path: Path) -> None:
         assert error_counts(answers) == {}
         keyless = replace(started.target, keys=("wrong",))
         assert len(error_counts(run_load(keyless, plan, load))) == 1
+
+
+KILLED = """
+import os, sys, time
+from harness.bench.load.servers import attended
+with attended("http.server", ["0", "--bind", "127.0.0.1"]) as server:
+    print(server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_server_ends_with_who_started_it() -> None:
+    """Who is killed ends nothing itself."""
+    words = [sys.executable, "-c", KILLED]
+    named = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=named) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        with pytest.raises(psutil.TimeoutExpired):
+            server.wait(0.5)
+        parent.kill()
+        server.wait(30)
+
+
+def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a load: the server is gone, and so is the folder of its keys."""
+    words = [sys.executable, "-m", "harness.bench", "--server", "--model", str(model_path)]
+    words += ["--tenants", "2", "--slots", "2", "--clients", "2", "--repeat", "1"]
+    named = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=named) as bench:
+        assert bench.stderr is not None
+        assert any("load 1 of 1" in line for line in bench.stderr)
+        assert list(tmp_path.glob("*/tenants.toml"))
+        servers = psutil.Process(bench.pid).children(recursive=True)
+        assert servers
+        bench.terminate()
+        assert bench.wait(60) == 128 + signal.SIGTERM
+        gone, alive = psutil.wait_procs(servers, 30)
+        assert (len(gone), alive) == (len(servers), [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_does_not_start(tmp_path: Path) -> None:

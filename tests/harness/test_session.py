@@ -14,6 +14,7 @@ import harness.generate
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
 from harness.generate import Session, SessionOptions
+from harness.memory import pages_in
 from harness.synth import SynthSpec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
@@ -91,8 +92,15 @@ def tier_of(name: str) -> Tier:
     return {"cpu": CpuTier, "late": LateTier}[name]()
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 1, 3])
-@pytest.mark.parametrize("name", [*TIERS, "late"])
+DEPTHS = [
+    (name, depth)
+    for name in (*TIERS, "late")
+    for depth in ((1,) if name == "vulkan" else (0, 1, 3))
+]
+"""Steps ahead; one depth where a processor plays a graphics card, which takes its time."""
+
+
+@pytest.mark.parametrize(("name", "steps_ahead"), DEPTHS)
 def test_a_cancelled_generation_leaves_nothing_behind(
     model_path: Path, name: str, steps_ahead: int
 ) -> None:
@@ -131,6 +139,22 @@ def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) ->
             assert (found.restored > 0) is restored
             assert [piece.token for piece in session.generate(PROMPTS[0], SAMPLED, 9)] == alone
             assert len(tokens) == 4
+
+
+def test_the_prefix_cache_keeps_so_many_bytes(model_path: Path) -> None:
+    """Of a prompt of 30 tokens one page is whole; two prompts have one each."""
+    options = SessionOptions(tier="cpu", context=64, chunk=16)
+    with Session.open(model_path, options) as session:
+        copies = session.runner.page_copies()
+        assert copies is not None
+        assert pages_in(session.runner, copies.page_bytes) == 1
+        assert pages_in(session.runner, copies.page_bytes - 1) == 0
+        nbytes = copies.page_bytes
+    for kept, pages in ((None, 2), (nbytes, 1), (nbytes - 1, 0), (0, 0)):
+        with Session.open(model_path, replace(options, prefix_cache=kept)) as session:
+            for start in (0, 100):
+                list(session.generate(tuple(range(start, start + 30)), GREEDY, 1))
+            assert session.engine.memory.cached == pages
 
 
 def test_a_new_generation_cancels_the_one_before(model_path: Path) -> None:

@@ -37,6 +37,20 @@ def merge(left, right):
 """
 THINKING = "<think>Let me see: two and two.</think>\n\nThe answer is **4**."
 CONTEXT = 4096
+FACTS = {
+    "tier": "cpu",
+    "device": "test",
+    "context": CONTEXT,
+    "fingerprint": "f0",
+    "slots": 8,
+    "thinking": True,
+}
+MODELS: dict[str, Any] = {
+    "data": [
+        {"id": "tiny", "x_zinc": FACTS},
+        {"id": "other", "x_zinc": FACTS | {"tier": "opencl", "context": 512, "thinking": False}},
+    ]
+}
 
 
 @dataclass
@@ -60,6 +74,8 @@ class Fake:
     """The models it has and could fetch; None where the server does not say."""
     progress: list[dict[str, Any]] = field(default_factory=list)
     """What a pull tells; an error ends it."""
+    fetched: threading.Event = field(default_factory=threading.Event)
+    """Until it is set, a pull stays at what it told last before its end."""
     metrics: list[str] = field(default_factory=list)
     """Answers of ``/metrics``, the last one for ever."""
 
@@ -82,54 +98,45 @@ def fake_app(double: Double) -> Flask:
     app = Flask("fake", static_folder=None)
     add_page(app, read_page())
 
-    def refused(status: int, message: str, **headers: str) -> Response:
-        response = Response(json.dumps({"error": {"message": message}}), status)
-        response.headers.update(headers)
-        return response
-
     @app.before_request
     def check_key() -> Response | None:
         fake = double.fake
         guarded = request.path.startswith("/v1/") or request.path == "/metrics"
         if guarded and fake.key and request.headers.get("Authorization") != f"Bearer {fake.key}":
-            return refused(401, "this server needs a key")
+            return _refused(401, "this server needs a key")
         return None
+
+    @app.get("/metrics")
+    def metrics() -> str:
+        fake = double.fake
+        return fake.metrics.pop(0) if len(fake.metrics) > 1 else fake.metrics[0]
+
+    @app.post("/v1/chat/completions")
+    def chat() -> Response:
+        fake = double.fake
+        body = request.get_json()
+        fake.asked.append(body)
+        if fake.busy:
+            fake.busy -= 1
+            return _refused(503, "the queue is full", **{"Retry-After": "1"})
+        return Response(_chunks(fake, body), mimetype="text/event-stream")
+
+    _add_models(app, double)
+    return app
+
+
+def _add_models(app: Flask, double: Double) -> None:
+    """The routes about models."""
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        facts = {
-            "tier": "cpu",
-            "device": "test",
-            "context": CONTEXT,
-            "fingerprint": "f0",
-            "slots": 8,
-        }
         managed = double.fake.managed
-        listed = {} if managed is None else {"x_zinc": {"managed": managed}}
-        return listed | {
-            "data": [
-                {"id": "tiny", "x_zinc": facts | {"thinking": True}},
-                {"id": "other", "x_zinc": facts | {"tier": "opencl", "context": 512}},
-            ]
-        }
+        return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed}}
 
     @app.post("/v1/models/pull")
     def pull() -> Response:
-        fake = double.fake
         name = request.get_json()["model"]
-
-        def told() -> Iterator[str]:
-            for state in fake.progress:
-                yield _line(state)
-                time.sleep(fake.delay)
-            if "error" not in fake.progress[-1]:
-                assert fake.managed is not None
-                fake.managed = [
-                    m | {"installed": m["installed"] or m["id"] == name} for m in fake.managed
-                ]
-                yield "data: [DONE]\n\n"
-
-        return Response(told(), mimetype="text/event-stream")
+        return Response(_pulling(double.fake, name), mimetype="text/event-stream")
 
     @app.post("/v1/models/activate")
     def activate() -> dict[str, Any]:
@@ -144,29 +151,29 @@ def fake_app(double: Double) -> Flask:
         fake = double.fake
         assert fake.managed is not None
         if any(model["id"] == name and model["active"] for model in fake.managed):
-            return refused(400, f"{name} answers requests")
+            return _refused(400, f"{name} answers requests")
         fake.managed = [
             model | {"installed": model["installed"] and model["id"] != name}
             for model in fake.managed
         ]
         return Response('{"deleted": true}', mimetype="application/json")
 
-    @app.get("/metrics")
-    def metrics() -> str:
-        fake = double.fake
-        return fake.metrics.pop(0) if len(fake.metrics) > 1 else fake.metrics[0]
 
-    @app.post("/v1/chat/completions")
-    def chat() -> Response:
-        fake = double.fake
-        body = request.get_json()
-        fake.asked.append(body)
-        if fake.busy:
-            fake.busy -= 1
-            return refused(503, "the queue is full", **{"Retry-After": "1"})
-        return Response(_chunks(fake, body), mimetype="text/event-stream")
+def _refused(status: int, message: str, **headers: str) -> Response:
+    response = Response(json.dumps({"error": {"message": message}}), status)
+    response.headers.update(headers)
+    return response
 
-    return app
+
+def _pulling(fake: Fake, name: str) -> Iterator[str]:
+    for number, state in enumerate(fake.progress, 1):
+        if number == len(fake.progress) > 1:
+            fake.fetched.wait(30.0)
+        yield _line(state)
+    if "error" not in fake.progress[-1]:
+        assert fake.managed is not None
+        fake.managed = [m | {"installed": m["installed"] or m["id"] == name} for m in fake.managed]
+        yield "data: [DONE]\n\n"
 
 
 def _chunks(fake: Fake, body: dict[str, Any]) -> Iterator[str]:

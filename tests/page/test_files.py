@@ -12,8 +12,6 @@ from flask.testing import FlaskClient
 
 from harness.serve.page import FOLDER, add_page, read_page
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def client() -> FlaskClient:
@@ -57,7 +55,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_vendored_files_are_listed_in_the_notice() -> None:
     listed = dict(
         reversed(line.split())
-        for line in (ROOT / "NOTICE").read_text().splitlines()
+        for line in (FOLDER / "vendor" / "NOTICE").read_text().splitlines()
         if re.match(r"\s+[0-9a-f]{64}  ", line)
     )
     vendor = FOLDER / "vendor"

@@ -39,12 +39,12 @@ class TestManager:
         )
 
     def test_a_model_is_fetched_with_its_progress_and_used(self, chat: Chat) -> None:
-        chat.fake.delay = 0.3
         chat.press("Models")
         row = chat.page.locator("#managed li").filter(has_text="large")
         row.get_by_role("button", name="Fetch").click()
         expect(row).to_contain_text("downloading, 250 MB of 1.0 GB")
         assert row.get_by_role("progressbar").get_attribute("value") == "0.25"
+        chat.fake.fetched.set()
         row.get_by_role("button", name="Use").click()
         expect(row).to_contain_text("answers")
         chat.page.keyboard.press("Escape")

@@ -11,6 +11,7 @@ import pytest
 
 from contract.types import SamplingParams as EngineSampling
 from harness.generate import Session, SessionOptions
+from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams
 
@@ -102,7 +103,7 @@ def test_stop_strings_and_reasons(llm: LLM) -> None:
 
 def test_log_probabilities_and_logits_are_arrays(llm: LLM, session: Session) -> None:
     """The logits are those of ``zinc-rt logits`` at the same positions, every bit; a token's
-    log-probability is that of the softmax of its row."""
+    log-probability is rule R10's of its row."""
     asked = SamplingParams(max_tokens=5, ignore_end=True, log_probabilities=3, logits=True)
     (output,) = llm.generate("some text", asked)
     found = output.completion
@@ -119,10 +120,11 @@ def test_log_probabilities_and_logits_are_arrays(llm: LLM, session: Session) -> 
     assert found.log_probabilities.shape == (5,)
     assert found.top_tokens.shape == found.top_log_probabilities.shape == (5, 3)
     assert (found.top_tokens[:, 0] == found.tokens).all()
-    rows = found.logits.astype(np.float64)
-    softmax = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    likely = softmax[np.arange(5), list(found.tokens)]
-    assert np.allclose(found.log_probabilities, likely, atol=1e-5)
+    chosen = np.asarray(found.tokens, np.int32)
+    likely, ids, top = log_probabilities(logits=found.logits, token=chosen, top=3)
+    assert (found.log_probabilities == likely).all()
+    assert (found.top_tokens == ids).all()
+    assert (found.top_log_probabilities == top).all()
     plain = llm.generate("some text", SamplingParams(max_tokens=5, ignore_end=True))[0].completion
     assert plain.tokens == found.tokens
     assert plain.logits is plain.log_probabilities is plain.top_tokens is None

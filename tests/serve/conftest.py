@@ -14,6 +14,8 @@ from harness.generate import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.serve.http import Http
+from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
+from tests.serve.speaking_models import HERMES, speaking_model
 
 SLOTS = 4
 CONTEXT = 256
@@ -58,6 +60,14 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
 def server(serve: Serve) -> Iterator[Running]:
     """One server for the tests that leave it as they found it."""
     with serve() as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="session")
+def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a model that speaks as Qwen 3 does."""
+    path = speaking_model(tmp_path_factory.mktemp("hermes"), HERMES)
+    with serve(path=path, context=SPEAKING_CONTEXT) as running_server:
         yield running_server
 
 

@@ -19,6 +19,7 @@ MARKS = {
     "google-gemma-4-31B-it": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
 }
 """Tokens of a family that are written as text, by the name of its template."""
+HERMES = "Qwen-Qwen3-0.6B"
 CONTEXT = 2048
 
 

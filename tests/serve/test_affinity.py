@@ -16,12 +16,13 @@ from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.serve.driver import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Refusal, continued
+from harness.serve.replicas.work import Refusal, Work
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from reference.sched.tenants import Usage
 
 NAMES = ("a", "b", "c")
 PROMPT = tuple(range(5 * PAGE_TOKENS))
@@ -104,7 +105,7 @@ def test_what_is_left_of_a_request_continues_it(
         assert len(whole) == TOKENS
         for cut in range(TOKENS):
             tokens = [token for token, _, _ in whole[:cut]]
-            assert events(continued(request, tokens)) == whole[cut:]
+            assert events(Work(request, tuple(tokens)).left) == whole[cut:]
 
 
 def test_refusals_arrive_as_they_were() -> None:
@@ -121,15 +122,22 @@ class Facts:
     steps: int
     name: str
     finished: dict[str, int]
+    hit_rate: float = 0.5
+    p50_ttft_ms: float | None = None
 
 
 def test_facts_of_many_are_added() -> None:
+    """But for shares and percentiles, which one that did nothing does not have."""
     one = Facts(2, "x", {"stop": 1})
-    two = Facts(3, "y", {"stop": 1, "length": 4})
-    assert summed([one, two]) == Facts(5, "x", {"stop": 2, "length": 4})
+    two = Facts(3, "y", {"stop": 1, "length": 4}, 0.75, 8.0)
+    assert summed([one, two]) == Facts(5, "x", {"stop": 2, "length": 4}, 0.75, 8.0)
+    assert summed([two, one]) == Facts(5, "y", {"stop": 2, "length": 4}, 0.75, 8.0)
+    assert summed([one, one]).p50_ttft_ms is None
+    assert summed([3, None, 4]) == 7
     assert summed([Counter(a=1), Counter(a=2)]) == Counter(a=3)
     assert summed([None, None]) is None
+    assert summed([Usage(1, 2, 3, 0.5, 1.5)] * 2) == Usage(2, 4, 6, 1.0, 3.0)
     assert summed([[(LOCAL_TENANT, one)], [(LOCAL_TENANT, two)]]) == [
-        (LOCAL_TENANT, Facts(5, "x", {"stop": 2, "length": 4}))
+        (LOCAL_TENANT, Facts(5, "x", {"stop": 2, "length": 4}, 0.75, 8.0))
     ]
     assert summed([one]) is one

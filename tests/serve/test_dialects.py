@@ -13,8 +13,13 @@ import pytest
 
 from harness.serve.dialect import Dialect, dialect_of
 from harness.serve.dialect.calls import CallSyntax, Function
-from harness.serve.dialect.gemma_calls import GemmaCalls
-from harness.serve.dialect.json_calls import BareJsonCall, JsonObjectCalls, MistralCalls
+from harness.serve.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.serve.dialect.json_calls import (
+    BareJsonCall,
+    JsonListCalls,
+    JsonObjectCalls,
+    MistralCalls,
+)
 from harness.serve.dialect.xml_calls import XmlCalls
 from harness.serve.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
 from harness.serve.structured.grammars import Grammars
@@ -24,12 +29,14 @@ from reference.model.open import Model, open_model
 from reference.model.tokenizer import load_tokenizer
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES, VOCAB
-from tests.serve.test_structured import walk
+from tests.serve.test_structured import allowed, walk
 
 SYNTAXES: dict[str, CallSyntax] = {
     "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
     "xml": XmlCalls(),
     "gemma": GemmaCalls(),
+    "function gemma": FUNCTION_GEMMA,
+    "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
     "llama": BareJsonCall(),
     "mistral": MistralCalls(),
     "new mistral": MistralCalls(named=True),
@@ -73,7 +80,15 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "required": ["at", "of"],
     },
 }
-MARKS = [b"</parameter>", b'<|"|>', b"<parameter=b>\n", b"</function>", b"</tool_call>", b"<tool"]
+MARKS = [
+    b"</parameter>",
+    b'<|"|>',
+    b"<escape>",
+    b"<parameter=b>\n",
+    b"</function>",
+    b"</tool_call>",
+    b"<tool",
+]
 """What a text may hold that means something else elsewhere."""
 FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}
 
@@ -127,7 +142,7 @@ def test_what_is_enforced_is_read_as_calls_that_obey(
             continue
         ended += 1
         calls = calls_in(form, text.decode(), seed)
-        assert calls, text
+        assert len(calls) == 1 or (calls and wanted == "all"), text
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), PARAMETERS[name])
     assert ended
@@ -183,6 +198,10 @@ def test_a_template_shows_its_dialect(
 
 def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None:
     """Text never stands for them, and their text is shown to the parser."""
+    listed = "{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>"
+    assert type(dialect_of(listed, model.tokenizer).calls) is JsonListCalls
+    bare = "{{ tools }}<start_function_call>call:{{ name }}<end_function_call>"
+    assert dialect_of(bare, model.tokenizer).calls == FUNCTION_GEMMA
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)
@@ -191,3 +210,42 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     marked = Dialect(MistralCalls(begin="<|im_start|>"), None, {"<|im_start|>": control})
     assert marked.shown == {control}
     assert f"body: <[{control}]> calls" in marked.forced_calls([FUNCTIONS["nothing"]], False)
+
+
+def test_all_marks_of_a_call_may_be_control_tokens(model: Model, grammars: Grammars) -> None:
+    """Then they alone open, quote and close, and their texts do not."""
+    begin, end, quote = 280, 281, 282
+    syntax = FUNCTION_GEMMA
+    markers = {syntax.begin: begin, syntax.end: end, syntax.quote: quote}
+    dialect = Dialect(syntax, None, markers)
+    rules = dialect.forced_calls([FUNCTIONS["texts"], FUNCTIONS["choices"]], many=False)
+    text = [begin, b"call:texts{b:", quote, b"<escape>", quote, b"}", end]
+    choice = [begin, b"call:choices{most:null,unit:", quote, b"C", quote, b"}", end]
+    for body in (text, choice):
+        (masks,) = grammars.masks(f"start: body\n{rules}", 1)
+        so_far: list[int] = []
+        for part in body:
+            if isinstance(part, int):
+                assert part in allowed(masks, so_far)
+                so_far.append(part)
+                continue
+            while part:
+                follow = [t for t in allowed(masks, so_far) if t < begin]
+                spelled = {model.tokenizer.token_bytes(token): token for token in follow}
+                word = max(filter(part.startswith, spelled), key=len)
+                so_far.append(spelled[word])
+                part = part.removeprefix(word)
+        assert model.tokenizer.eog_ids.intersection(allowed(masks, so_far))
+    assert allowed(grammars.masks(f"start: body\n{rules}", 1)[0], []) == [begin]
+
+
+def test_references_may_be_described() -> None:
+    described = {"$ref": "#/$defs/unit", "description": "of degrees"}
+    parameters = {**PARAMETERS["choices"], "properties": {"unit": described}, "required": ["unit"]}
+    for syntax in (XmlCalls(), GemmaCalls()):
+        rules = Dialect(syntax).forced_calls([Function("f", parameters)], many=False)
+        assert '"C"' in rules
+        assert '"F"' in rules
+        broken = {**parameters, "properties": {"unit": {**described, "minLength": 3}}}
+        with pytest.raises(SchemaRefused):
+            Dialect(syntax).forced_calls([Function("f", broken)], many=False)

@@ -6,16 +6,23 @@ import base64
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
 import pytest
 from openai import OpenAI
 
-from contract.types import Request
+from contract.errors import QueueFull
+from contract.types import LOCAL_TENANT, Request
+from harness.serve import embeddings
+from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest, new_key
 from harness.serve.pooling import Pool, Pooling
 from harness.serve.run import Running
+from harness.serve.service import Began
+from harness.serve.streams import CLIENT_LEFT
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
@@ -123,6 +130,77 @@ def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: 
     refused = http.post("/v1/embeddings", body)
     assert refused.status in (400, 404)
     assert (refused.error["param"], refused.error["code"]) == (param, code)
+
+
+def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its vectors are there, and nothing of it is left in the engine."""
+    monkeypatch.setattr(embeddings, "PING_SECONDS", 0.0)
+    service = server.service
+    before = service.ledger.total(LOCAL_TENANT.id).abandoned
+    asked = EmbeddingRequest("a text of some length " * 9)
+    with pytest.raises(Began) as ended:
+        embed(service, asked, LOCAL_TENANT, lambda: True)
+    assert ended.value.error is CLIENT_LEFT
+    assert service.ledger.total(LOCAL_TENANT.id).abandoned == before + 1
+    assert service.model.driver.call(lambda engine: engine.idle)
+
+
+def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no refusal any more: something was computed."""
+    compute, waves = embeddings._compute, iter((False, True))
+
+    def failing(*given: Any) -> None:
+        if next(waves):
+            raise QueueFull(1, 1.0)
+        compute(*given)
+
+    monkeypatch.setattr(embeddings, "_compute", failing)
+    before = server.service.ledger.total(LOCAL_TENANT.id).failed
+    with pytest.raises(Began) as ended:
+        embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, lambda: False)
+    assert isinstance(ended.value.error, ApiError)
+    assert ended.value.error.status == 503
+    assert server.service.ledger.total(LOCAL_TENANT.id).failed == before + 1
+
+
+def test_a_model_that_fails_makes_no_vector(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what it had computed when it failed."""
+    pipeline = server.service.model.driver.call(lambda engine: engine._pipeline)
+
+    def broken() -> None:
+        raise RuntimeError("a step failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "read", broken)
+        refused = Http(server.url).post("/v1/embeddings", {"input": "abc"})
+    assert (refused.status, refused.error["code"]) == (500, "model_failed")
+    assert vectors(Http(server.url), "abc")
+
+
+def test_an_end_is_read_where_the_file_says_so(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After texts, not after ids, which are taken as they are."""
+    http, model = Http(server.url), server.service.model
+    ids = model.tokenizer.encode("abc")
+    plain = vectors(http, ids)
+    assert vectors(http, "abc") == plain
+    ended = vectors(http, [*ids, model.tokenizer.eos_id])
+    assert ended != plain
+    file = model.model.file
+    told = {**file.metadata, "tokenizer.ggml.add_eos_token": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "_metadata", told)
+        assert vectors(http, "abc") == ended
+        assert vectors(http, ids) == plain
+
+
+def test_the_last_of_many_is_looked_at_before_the_first_is_read(http: Http) -> None:
+    refused = http.post("/v1/embeddings", {"input": [*["a"] * 5, "b " * 200]})
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert refused.error["message"].startswith("input[5] is")
 
 
 def test_vectors_are_counted(serve: Serve, tmp_path: Path) -> None:

@@ -146,6 +146,45 @@ def test_a_model_that_cannot_be_loaded_changes_nothing(served: Running, http: Ht
     assert http.post("/v1/completions", BODY).status == 200
 
 
+def test_what_was_activated_answers_after_a_restart(
+    serve: Serve, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of servers that are started with the same model and ledger, as long as it can; the model they
+    are started with comes back by being activated."""
+    kept: dict[str, object] = {"cache_dir": tmp_path / "cache", "ledger": tmp_path / "l.sqlite"}
+    with serve(**kept) as server:
+        pull(Http(server.url))
+        activate(Http(server.url), NAME)
+        told = Http(server.url).post("/v1/completions", BODY).json["choices"]
+    with serve(**kept) as server:
+        http = Http(server.url)
+        assert http.get("/ready").json["model"] == NAME
+        assert http.post("/v1/completions", BODY).json["choices"] == told
+        active = {name: facts["active"] for name, facts in managed(http).items()}
+        assert (active[NAME], active["tiny"]) == (True, False)
+        installed = server.serving.paths[0]
+    with serve(cache_dir=tmp_path / "cache", ledger=tmp_path / "another.sqlite") as server:
+        assert server.service.model.name == "tiny"
+    content = installed.read_bytes()
+    for damage, problem in (
+        (lambda: installed.write_bytes(content[:100]), "cannot answer now"),
+        (installed.unlink, "not installed"),
+    ):
+        damage()
+        caplog.clear()
+        with serve(**kept) as server:
+            assert server.service.model.name == "tiny"
+            assert NAME in caplog.text
+            assert problem in caplog.text
+    installed.write_bytes(content)
+    with serve(**kept) as server:
+        assert activate(Http(server.url), "tiny").json["id"] == "tiny"
+    caplog.clear()
+    with serve(**kept) as server:
+        assert server.service.model.name == "tiny"
+    assert "activated" not in caplog.text
+
+
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:

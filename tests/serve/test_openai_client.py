@@ -193,5 +193,3 @@ def test_what_completions_do_not_do_is_refused(client: OpenAI) -> None:
     for field, value in (("suffix", "end"), ("best_of", 2)):
         with pytest.raises(openai.BadRequestError, match=field):
             client.completions.create(model="tiny", prompt="a", **{field: value})
-    with pytest.raises(openai.BadRequestError, match="echo with logprobs"):
-        client.completions.create(model="tiny", prompt="a", echo=True, logprobs=1)

@@ -80,6 +80,23 @@ def test_other_additions_give_other_bits() -> None:
     assert different
 
 
+def test_additions_are_by_position_and_squares_are_summed_exactly() -> None:
+    """Numbers of which another order, or sums that round on the way, would make others."""
+    rows = np.array([[2.0**60, 1], [1, 1], [-(2.0**60), 1]], np.float32)
+    assert pooled(rows, Pooling.MEAN, []).tolist() == [0, 1]
+    tie = [2.0**-28, 2.0**-52, 5 * 2.0**-80, 0]
+    columns = [[1] * 4, *[[2.0**-27] * 4] * 40, tie]
+    rows = np.array(columns, np.float32).T
+    assert pooled(rows, Pooling.MEAN, [])[-1] == 2.0**-30
+    numbers = rows.astype(np.float64).sum(axis=0) / 4
+    rounded = numbers / np.sqrt((numbers * numbers).sum())
+    assert rounded.astype(np.float32)[-1] == 2.0**-30 * (1 + 2.0**-23)
+
+
+def test_only_rows_that_are_wanted_need_be_computed() -> None:
+    assert [Pool(pooling, 7).rows_from for pooling in Pooling] == [0, 0, 6]
+
+
 def test_nothing_and_too_much() -> None:
     assert pooled(np.zeros((3, 4), np.float32), Pooling.MEAN, []).tolist() == [0.0] * 4
     broken = np.ones((2, 3), np.float32)

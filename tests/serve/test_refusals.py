@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from socket import gethostname
 
 import pytest
 from hypothesis import given, settings
@@ -144,7 +145,11 @@ def test_a_body_that_is_not_plain_json(http: Http) -> None:
         assert http.send("POST", CHAT, body, headers).status == 415
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "a@localhost", "::", "[x"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "", "a@localhost", "::", "[x", "evil.localhost",
+     "localhost.evil.example"],
+)  # fmt: skip
 def test_a_foreign_name_is_refused(http: Http, host: str) -> None:
     """DNS rebinding: a page's own name that resolves to this machine."""
     for path in ("/health", "/v1/models"):
@@ -153,7 +158,7 @@ def test_a_foreign_name_is_refused(http: Http, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:1", "127.0.0.1", "LOCALHOST", "[::1]:8080", "10.1.2.3"]
+    "host", ["localhost:1", "127.0.0.1", "LOCALHOST", "[::1]:8080", "10.1.2.3", gethostname()]
 )
 def test_addresses_and_own_names_are_not(http: Http, host: str) -> None:
     assert http.get("/health", Host=host).status == 200

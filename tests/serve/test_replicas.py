@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import COMPLETIONS
@@ -21,13 +22,17 @@ from tests.serve.test_process import process
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 Served = tuple[psutil.Process, Http, list[str]]
+CHAT = "/v1/chat/completions"
 STREAMS = 8
 TOKENS = 220
 
 
 def asked(number: int, stream: bool) -> dict[str, object]:
-    """What client ``number`` asks: sampled, penalized, some with log-probabilities."""
+    """What client ``number`` asks: sampled, penalized, with digests, some with the prompt."""
     return {
+        "echo": number % 4 == 3,
+        "logits_digest": True,
+        "stream_options": {"include_usage": True} if stream else None,
         "prompt": "the quick brown fox"[: 10 + number],
         "max_tokens": TOKENS,
         "temperature": 0.9,
@@ -60,8 +65,16 @@ class Listener:
         """How many have come."""
         return self.heard.count(b'"token_logprobs":[')
 
-    def told(self) -> tuple[str, list[str], list[float]]:
-        """Text, tokens and log-probabilities, when it has ended."""
+    def content(self) -> str:
+        """The content of a message, when it has ended."""
+        self._thread.join()
+        lines = [line for line in self.heard.split(b"\n") if line.startswith(b"data: {")]
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+        assert b"data: [DONE]" in self.heard
+        return "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks)
+
+    def told(self) -> tuple[str, list[str], list[float], list[str]]:
+        """Text, tokens and log-probabilities, and the digest of the logits, when it has ended."""
         self._thread.join()
         lines = [line for line in self.heard.split(b"\n") if line.startswith(b"data: ")]
         assert lines[-1] == b"data: [DONE]", lines[-1]
@@ -72,6 +85,7 @@ class Listener:
             "".join(choice["text"] for choice in choices),
             [token for one in logprobs for token in one["tokens"]],
             [value for one in logprobs for value in one["token_logprobs"]],
+            chunks[-1]["x_zinc"]["logits_sha256"],
         )
 
 
@@ -107,10 +121,10 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
     assert len(replicas(server)) == 2
     alone = []
     for number in range(STREAMS):
-        choice = http.post(COMPLETIONS, asked(number, stream=False)).json["choices"][0]
-        alone.append(
-            (choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"])
-        )
+        whole = http.post(COMPLETIONS, asked(number, stream=False)).json
+        choice, digests = whole["choices"][0], whole["x_zinc"]["logits_sha256"]
+        tokens, values = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+        alone.append((choice["text"], tokens, values, digests))
     with ExitStack() as opened:
         listeners = []
         for number in range(STREAMS):
@@ -134,13 +148,71 @@ def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
     while len(replicas(server)) < 2:
         time.sleep(0.1)
     assert http.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2}).status == 200
-    usage = http.get("/v1/tenants/local/usage").json
+    reply = http.get("/v1/tenants/local/usage")
+    assert reply.status == 200, reply.body
+    usage = reply.json
     assert usage["total"]["completed"] >= 1
     assert http.get("/health").json["active"] == 0
     assert http.post(COMPLETIONS, {"prompt": list(range(300))}).error["param"] == "prompt"
-    digest = {"prompt": "abc", "logits_digest": True}
-    assert http.post(COMPLETIONS, digest).error["param"] == "logits_digest"
     assert b"zinc_rt:num_requests_running" in http.get("/metrics").body
+
+
+FORMAT = {"type": "regex", "regex": "([ab]{2} ){60}"}
+
+
+def chat(seed: int, stream: bool) -> dict[str, object]:
+    """An answer of a form, which takes a while."""
+    return {
+        "messages": [{"role": "user", "content": "go"}],
+        "response_format": FORMAT,
+        "max_tokens": 190,
+        "seed": seed,
+        "stream": stream,
+    }
+
+
+def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> None:
+    """To the byte: formats, prompts' log-probabilities, digests and vectors."""
+    _, http, _ = served
+    alone = Http(server.url)
+    scoring = {"prompt": "how likely is it?", "echo": True, "logprobs": 2, "max_tokens": 0}
+    for path, body in (
+        (COMPLETIONS, {**asked(3, stream=False), "max_tokens": 20}),
+        (COMPLETIONS, scoring),
+        (CHAT, {**chat(1, stream=False), "max_tokens": 20}),
+        ("/v1/embeddings", {"input": ["one", "another text", "three"]}),
+    ):
+        there, here = (one.post(path, body) for one in (http, alone))
+        assert there.status == here.status == 200, there.body
+        for key in ("choices", "data"):
+            assert there.json.get(key) == here.json.get(key), path
+        assert there.json["x_zinc"].get("logits_sha256") == here.json["x_zinc"].get("logits_sha256")
+    bad = {**chat(1, stream=False), "response_format": {"type": "regex", "regex": "("}}
+    assert http.post(CHAT, bad).error == alone.post(CHAT, bad).error
+    long = {"input": ["one", "long " * 300]}
+    assert http.post("/v1/embeddings", long).error["param"] == "input"
+
+
+def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
+    """The masks go on from where the answer has come to."""
+    server, http, _ = served
+    while len(replicas(server)) < 2:
+        time.sleep(0.1)
+    wanted = [
+        http.post(CHAT, chat(seed, stream=False)).json["choices"][0]["message"]["content"]
+        for seed in range(4)
+    ]
+    assert all(re.fullmatch(FORMAT["regex"], text) for text in wanted)
+    with ExitStack() as opened:
+        listeners = []
+        for seed in range(4):
+            connection = opened.enter_context(http.connected(120))
+            connection.sendall(posted(CHAT, chat(seed, stream=True)))
+            listeners.append(Listener(connection))
+        while not all(one.heard.count(b'"content":"') > 3 for one in listeners):
+            time.sleep(0.01)
+        replicas(server)[0].kill()
+        assert [listener.content() for listener in listeners] == wanted
 
 
 def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:

@@ -7,13 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.serve.dialect import REASONING, Dialect, Reasoning
 from harness.serve.dialect.calls import CallSyntax, Function
 from harness.serve.dialect.gemma_calls import GemmaCalls
-from harness.serve.dialect.json_calls import BareJsonCall, JsonObjectCalls, MistralCalls
+from harness.serve.dialect.json_calls import (
+    BareJsonCall,
+    JsonListCalls,
+    JsonObjectCalls,
+    MistralCalls,
+)
 from harness.serve.dialect.xml_calls import XmlCalls
 from harness.serve.reply import (
     BLANKS,
@@ -31,6 +36,7 @@ from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
 
 HERMES = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
+LISTED = JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -63,12 +69,18 @@ NEW_MISTRAL = (
     "{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}{% endfor %}"
     "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
 )
+NEMOTRON = (
+    "{% for m in messages %}{% if m.tool_calls %}<TOOLCALL>["
+    "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools }}"
+)
 WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
     "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
+    "nemotron": (LISTED, lambda: NEMOTRON, "[/INST]", "", 2),
     "new mistral": (MistralCalls(named=True), lambda: NEW_MISTRAL, "[/INST]", "", 2),
 }
 """Syntax, template, what stands before an assistant's turn, what ends it, most calls of a turn."""
@@ -189,11 +201,12 @@ MARKED = st.lists(
                 "[ARGS]",
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
+            *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
         ]
     ),
     max_size=14,
 ).map("".join)
-SYNTAXES = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), MistralCalls(), None]
+SYNTAXES = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED, MistralCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -218,6 +231,8 @@ def test_pieces_never_matter(
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
 @given(text=MARKED)
+@example(text="<TOOLCALL>[]</TOOLCALL>")
+@example(text="[TOOL_CALLS][]")
 def test_no_text_is_lost(syntax: CallSyntax | None, text: str) -> None:
     """What is told without a call is the text itself, but for nothing at all."""
     _, content, calls = read(syntax, [text])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel
 
-from tests.serve.conftest import Serve
-from tests.serve.speaking_models import CONTEXT, MARKS, speaking_model
-from tests.serve.test_tools import WEATHER, check_call
+from harness.serve.run import Running
+from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
 TOOL = {"type": "function", "strict": True, **WEATHER}
 ASKED: dict[str, Any] = {
@@ -26,20 +24,9 @@ ASKED: dict[str, Any] = {
 CALLING = {**ASKED, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 
-class Weather(BaseModel):
-    """What a client wants parsed."""
-
-    city: Literal["Oslo", "Rome"]
-    sunny: bool
-
-
-@pytest.fixture(scope="module")
-def client(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    path = speaking_model(tmp_path_factory.mktemp("speaking"), next(iter(MARKS)))
-    with (
-        serve(path=path, context=CONTEXT) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as openai_client,
-    ):
+@pytest.fixture
+def client(hermes: Running) -> Iterator[OpenAI]:
+    with client_of(hermes) as openai_client:
         yield openai_client
 
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
+from harness.serve.beside import WorkBeside
 from harness.serve.dialect.calls import json_rule
 from harness.serve.driver import EngineDriver, EventStream
-from harness.serve.structured.ahead import MasksAhead
 from harness.serve.structured.grammars import (
     GrammarBroke,
     GrammarLimits,
@@ -287,23 +287,25 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
         arrived.append(request_id)
         told.set()
 
-    ahead = MasksAhead(note)
+    beside = WorkBeside(note)
     late, punctual = grammars.masks('start: "ab"', 2)
-    ahead.add(1, _Late(late, gate))
-    ahead.add(2, punctual)
-    ahead.received(1, ord("a"))
-    ahead.received(2, ord("a"))
-    ahead.received(3, ord("a"))
-    assert ahead.settle(5 if gate.is_set() else 0.5) == [1]
-    assert ahead.settle() == []
-    assert ahead.late == {1}
-    gate.set()
-    assert told.wait(30)
-    assert arrived == [1]
-    assert ahead.settled(1)
-    assert not ahead.settled(1)
-    assert ahead.settle() == []
-    ahead.close()
+    try:
+        beside.add(1, _Late(late, gate))
+        beside.add(2, punctual)
+        for request_id in (1, 2, 3):
+            beside.received(request_id, ord("a"))
+        assert beside.settle(0.5) == [1]
+        assert beside.settle() == []
+        assert beside.late == {1}
+        gate.set()
+        assert told.wait(30)
+        assert arrived == [1]
+        assert beside.settled(1)
+        assert not beside.settled(1)
+        assert beside.settle() == []
+    finally:
+        gate.set()
+        beside.close()
 
 
 def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) -> None:
@@ -360,7 +362,7 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
 
         def make(observer: Observer) -> Engine:
-            return Engine(runner, end_of_generation=ends, observer=observer, stall_steps=10_000)
+            return Engine(runner, end_of_generation=ends, observer=observer, stall_steps=5)
 
         driver = EngineDriver(make)
         driver.start()

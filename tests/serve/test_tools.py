@@ -1,7 +1,4 @@
-"""Tools, formats and thoughts with OpenAI's own client, on models that speak as real families do.
-
-The weights are random: what they write is what a grammar makes them write, or what a bias does.
-"""
+"""Tools and thoughts with OpenAI's own client, on models that speak as real families do."""
 
 from __future__ import annotations
 
@@ -9,50 +6,28 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
-import jsonschema
-import openai
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel
 
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
+from tests.serve.calling import (
+    ASKED,
+    CALLING,
+    ENUM,
+    MESSAGES,
+    TIME,
+    TOOLS,
+    UNTHINKING,
+    check_call,
+    client_of,
+    token_of,
+)
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, MARKS, speaking_model
-
-HERMES, XML, GEMMA = MARKS
-WEATHER = {
-    "name": "get_weather",
-    "description": "The weather of the coming days.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "enum": ["Oslo", "Rome"]},
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        },
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
-TIME = {"name": "get_time", "parameters": {"type": "object", "properties": {}}}
-TIME["parameters"]["additionalProperties"] = False  # type: ignore[index]
-TOOLS = [{"type": "function", "function": one} for one in (WEATHER, TIME)]
-PARAMETERS = {one["name"]: one["parameters"] for one in (WEATHER, TIME)}
-MESSAGES = [{"role": "user", "content": "How warm is it?"}]
-ENUM = {"enum": ["yes", "no"]}
-ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 150}
-CALLING = {**ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-UNTHINKING = {"enable_thinking": False}
-
-
-class Weather(BaseModel):
-    """What a client wants parsed."""
-
-    city: Literal["Oslo", "Rome"]
-    sunny: bool
 
 
 @pytest.fixture(scope="module", params=MARKS)
@@ -61,13 +36,6 @@ def any_server(
 ) -> Iterator[Running]:
     """A server for each family."""
     path = speaking_model(tmp_path_factory.mktemp("speaking"), request.param)
-    with serve(path=path, context=CONTEXT) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    path = speaking_model(tmp_path_factory.mktemp("hermes"), HERMES)
     with serve(path=path, context=CONTEXT) as running:
         yield running
 
@@ -82,19 +50,6 @@ def any_client(any_server: Running) -> Iterator[OpenAI]:
 def client(hermes: Running) -> Iterator[OpenAI]:
     with client_of(hermes) as client:
         yield client
-
-
-def client_of(server: Running, retries: int = 0) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=retries)
-
-
-def check_call(name: str, arguments: str) -> None:
-    jsonschema.validate(json.loads(arguments), PARAMETERS[name])
-
-
-def token_of(server: Running, mark: str) -> str:
-    (token,) = server.service.model.tokenizer.encode(mark, add_bos=False)
-    return str(token)
 
 
 def accumulated(stream: Any) -> tuple[str, str, list[list[str]], str | None]:
@@ -226,184 +181,6 @@ def test_without_a_choice_tools_are_not_even_shown(client: OpenAI) -> None:
     auto = client.chat.completions.create(**asked, tools=TOOLS)
     assert none.choices[0].message == alone.choices[0].message
     assert none.usage.prompt_tokens == alone.usage.prompt_tokens < auto.usage.prompt_tokens
-
-
-def test_the_client_parses_answers_and_arguments(client: OpenAI) -> None:
-    """Its own way from pydantic types to schemas and back."""
-    asked = {**ASKED, "seed": 4, "extra_body": UNTHINKING}
-    answer = client.chat.completions.parse(**asked, response_format=Weather)
-    assert isinstance(answer.choices[0].message.parsed, Weather)
-    tool = openai.pydantic_function_tool(Weather)
-    call = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    made = client.chat.completions.parse(**asked, **call).choices[0].message.tool_calls[0]
-    assert isinstance(made.function.parsed_arguments, Weather)
-    with client.chat.completions.stream(**asked, **call) as stream:
-        pieces = [
-            event.arguments_delta
-            for event in stream
-            if event.type == "tool_calls.function.arguments.delta"
-        ]
-        final = stream.get_final_completion().choices[0].message.tool_calls[0]
-    assert len(pieces) > 5
-    assert "".join(pieces) == final.function.arguments == made.function.arguments
-    assert final.function.parsed_arguments == made.function.parsed_arguments
-
-
-def test_formats(client: OpenAI) -> None:
-    """An object, a schema, a regular expression; each of ``n`` choices on its own."""
-    short = {**ASKED, "extra_body": UNTHINKING}
-    schema = {"type": "object", "properties": {"a": ENUM}, "required": ["a"]}
-    schema["additionalProperties"] = False
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    both = client.chat.completions.create(**short, seed=1, n=2, response_format=wanted)
-    for index, choice in enumerate(both.choices):
-        jsonschema.validate(json.loads(choice.message.content), schema)
-        alone = client.chat.completions.create(**short, seed=1 + index, response_format=wanted)
-        assert alone.choices[0].message == choice.message
-    for seed in range(2):
-        asked = {**short, "response_format": {"type": "json_object"}, "seed": seed}
-        choice = client.chat.completions.create(**asked).choices[0]
-        assert choice.message.content.startswith("{")
-        assert choice.finish_reason == "length" or json.loads(choice.message.content) is not None
-    regex = {"response_format": {"type": "regex", "regex": "a{3,5}/"}}
-    asked = {**ASKED, "seed": 1, "extra_body": {**UNTHINKING, **regex}}
-    text = client.chat.completions.create(**asked).choices[0].message.content
-    assert text in ("aaa/", "aaaa/", "aaaaa/")
-
-
-def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
-    """Nothing is made up to close it: the text is the beginning of the longer answer."""
-    asked = {**ASKED, "seed": 2, "extra_body": UNTHINKING}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abcdef"}}}
-    whole = client.chat.completions.create(**asked, response_format=wanted).choices[0]
-    cut = {**asked, "max_tokens": 4, "response_format": wanted}
-    choice = client.chat.completions.create(**cut).choices[0]
-    assert (whole.finish_reason, choice.finish_reason) == ("stop", "length")
-    assert whole.message.content == '"abcdef"'
-    assert whole.message.content.startswith(choice.message.content)
-    assert len(choice.message.content) < len(whole.message.content)
-    call = {**CALLING, "max_tokens": 48, "seed": 2, "extra_body": UNTHINKING}
-    ended = client.chat.completions.create(**call).choices[0]
-    assert ended.finish_reason == "length"
-    (begun,) = ended.message.tool_calls
-    whole_call = client.chat.completions.create(**{**call, "max_tokens": 150}).choices[0]
-    assert whole_call.finish_reason == "tool_calls"
-    (made,) = whole_call.message.tool_calls
-    assert made.function.name == begun.function.name
-    assert made.function.arguments.startswith(begun.function.arguments)
-    assert made.function.arguments != begun.function.arguments
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code", "says"),
-    [
-        ({"tool_choice": "required"}, "tool_choice", "invalid_value", "needs tools"),
-        ({"tools": [TOOLS[0]] * 2}, "tools", "invalid_value", "twice"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice",
-            "invalid_value",
-            "not among",
-        ),
-        (
-            {
-                "tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
-                "tool_choice": "required",
-            },
-            "tools",
-            "unsupported_schema",
-            "not at its root",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"items": {"uniqueItems": True}}},
-                }
-            },
-            "response_format",
-            "unsupported_schema",
-            "uniqueItems at /items",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "string", "format": "zork"}},
-                }
-            },
-            "response_format",
-            "unsupported_schema",
-            "zork",
-        ),
-        (
-            {"response_format": {"type": "regex", "regex": "("}},
-            "response_format",
-            None,
-            "cannot be",
-        ),
-        ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
-        (
-            {"response_format": {"type": "json_object"}, "ignore_eos": True},
-            "ignore_eos",
-            None,
-            "contradict",
-        ),
-        (
-            {"enable_thinking": True, "reasoning_effort": "none"},
-            "enable_thinking",
-            "invalid_value",
-            "contradict",
-        ),
-        (
-            {"messages": [{"role": "tool", "content": "x"}]},
-            "messages[0].tool_call_id",
-            "invalid_value",
-            "missing",
-        ),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {
-                                "id": "a",
-                                "type": "function",
-                                "function": {"name": "f", "arguments": "{"},
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-            "invalid_value",
-            "is not JSON",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_refused(
-    hermes: Running, fields: dict[str, Any], param: str, code: str | None, says: str
-) -> None:
-    reply = Http(hermes.url).post("/v1/chat/completions", {"messages": MESSAGES, **fields})
-    assert reply.status == 400
-    assert reply.error["param"] == param
-    assert code is None or reply.error["code"] == code
-    assert says in reply.error["message"]
-
-
-def test_a_template_without_tools_and_thoughts_has_none(http: Http) -> None:
-    """Those of the plain model of the other tests."""
-    for fields, param in (
-        ({"tools": TOOLS}, "tools"),
-        ({"enable_thinking": True}, "enable_thinking"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ):
-        reply = http.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
-        assert (reply.status, reply.error["param"]) == (400, param)
-    none = {"messages": MESSAGES, "reasoning_effort": "none", "max_tokens": 1}
-    assert http.post("/v1/chat/completions", none).status == 200
 
 
 def test_calls_in_any_company_have_the_same_bytes(hermes: Running) -> None:

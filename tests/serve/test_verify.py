@@ -60,7 +60,12 @@ def verify(
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
+        ("/v1/completions", {**COMPLETION, "echo": True}),
+    ],
 )
 def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict[str, Any]) -> None:
     """By an engine of other sizes; where the request names no seed, from the one that was drawn."""

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contract.errors import ConfigError
@@ -19,7 +18,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.observer import StepObservation
 from reference.runner import ModelRunner
-from reference.sched.planner import CHUNK
+from reference.sched.planner import Chunk
 from reference.sched.tenants import Tenants
 from tests.late_tier import LateTier
 from tests.sched.manual_clock import ManualClock
@@ -120,7 +119,7 @@ def test_a_request_waits_runs_and_ends(events: Events) -> None:
 def test_what_is_computed_for_nobody_is_said(tmp_path: Path) -> None:
     """A chunk of a request that left, or that came back after the step was submitted."""
     path = tmp_path / "timeline.json"
-    chunks = np.array([(0, 5, 1), (1, 5, 1)], CHUNK)
+    chunks = [Chunk(0, 5, 1), Chunk(1, 5, 1)]
     with Timeline(path) as timeline:
         for number in (1, 2):
             timeline.submitted(0.0, Request(number, (1, 2), 9))

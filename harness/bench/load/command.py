@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from pathlib import Path
+from types import FrameType
 
 from contract.errors import ConfigError
 from harness.bench.engines import PEER
@@ -62,7 +64,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:
-    """Measure and print; 0, or 1 for a missed target with ``--gate``."""
+    """Measure and print; 0, or 1 for a missed target with ``--gate``. SIGTERM ends it as Ctrl-C
+    does: what was started for it is ended, and its folders are gone."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(args, settings)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:
     url = args.server or None
     if args.plot is not None:
         check_plot(args.plot)

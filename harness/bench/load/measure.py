@@ -67,7 +67,7 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
     errors: dict[str, dict[str, int]] = {}
     facts: dict[str, Any] = {}
     if bench.overhead and bench.setup is not None:
-        _measure_overhead(bench.setup, bench.repeat, samples[OURS], say)
+        _measure_overhead(bench.setup, 2 * bench.repeat + 1, samples[OURS], say)
     with ExitStack() as stack:
         targets = _targets(bench, stack, samples, say)
         for name, target in targets.items():
@@ -142,9 +142,10 @@ def _add_ready(found: Samples, started: Started) -> None:
     found.add("ready_processor_seconds", started.processor_seconds)
 
 
-def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say) -> None:
+def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) -> None:
     """The rate and the processor time of the engine with HTTP over those without, in one process
-    and in turn. Neighbours that take processor time away change the rates more than the times."""
+    and in turn, ``pairs`` times: what is looked for is small beside a machine's noise. Neighbours
+    that take processor time away change the rates more than the times."""
     with server_here(setup) as server, Readers(server.url) as readers:
         measures: dict[str, Callable[[int], float]] = {
             "engine": partial(engine_rate, server),
@@ -153,8 +154,8 @@ def _measure_overhead(setup: ServerSetup, repeat: int, found: Samples, say: Say)
         for streams in STREAMS:
             for measure in measures.values():
                 measure(streams)  # what is first is slow
-            for repetition in range(repeat):
-                say(f"with and without HTTP, {streams} streams, {repetition + 1} of {repeat}")
+            for repetition in range(pairs):
+                say(f"with and without HTTP, {streams} streams, {repetition + 1} of {pairs}")
                 rates, times = {}, {}
                 for name in in_turn([*measures], repetition):
                     before, spoken = time.process_time(), http_seconds()

@@ -26,7 +26,7 @@ from reference.engine import Engine
 
 STREAMS = (1, 16)
 HTTP_THREADS = ("http", "waitress")
-TOKENS = 64
+TOKENS = 128
 PROMPT = tuple(range(100, 116))
 SAMPLING = SamplingParams(temperature=0.8)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
         words += ["--threads", str(setup.threads), "--slots", str(setup.slots)]
         words += ["--context", str(setup.context)]
         began = time.perf_counter()
-        with _process([sys.executable, "-m", "harness", "serve", *words], {}) as process:
+        with attended("harness", ["serve", *words]) as process:
             assert process.stderr is not None
             said = []
             for line in process.stderr:
@@ -101,7 +101,7 @@ def peer_server(setup: ServerSetup) -> Iterator[Started]:
     words += ["--verbose", "False"]
     target = Target(f"http://127.0.0.1:{port}", NAME)
     began = time.perf_counter()
-    with _process([sys.executable, "-m", "llama_cpp.server", *words], {}) as process:
+    with attended("llama_cpp.server", words) as process:
         while time.perf_counter() - began < READY_SECONDS:
             if process.poll() is not None:
                 assert process.stderr is not None
@@ -149,14 +149,15 @@ def _tenants_file(keys: Sequence[str]) -> str:
 
 
 @contextmanager
-def _process(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def attended(module: str, words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a module, and ends with the block, or with this process, even when this
+    one is killed."""
     root = str(Path(harness.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    named = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(
-        words,
-        env=named,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "harness.bench.load.attended", module, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -49,7 +49,7 @@ class ServingPlan:
     def limits(self) -> Limits:
         """The sizes of the runner that serves: pages for what is measured, not for every slot's
         whole context."""
-        longest = 4 * self.prompt_tokens + self.decode_tokens
+        longest = 4 * (self.prompt_tokens + self.decode_tokens)
         pages = SLOTS * pages_for(longest) + pages_for(CONTEXT)
         return Limits(
             slots=SLOTS,

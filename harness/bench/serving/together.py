@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from contract.types import LOCAL_TENANT, QosClass, Request
+from contract.errors import ExecutionError
+from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request
 from harness.bench.serving.plan import GREEDY, SLOTS, ServingPlan, Tokens, random_prompts
 from reference.engine import Engine
 from reference.runner import ModelRunner
@@ -17,9 +18,9 @@ INTERACTIVE = replace(LOCAL_TENANT, id=1, name="interactive", qos=QosClass.INTER
 BATCH = replace(LOCAL_TENANT, id=2, name="batch", qos=QosClass.BATCH)
 HURRIED = 0
 """The interactive request's id; batch requests count up from 1."""
-LEARNING_TOKENS = 32
+LEARNING_TOKENS = 64
 """Tokens of the interactive request before its intervals count: the engine learns what steps
-cost."""
+cost, and the first of the batch requests are read."""
 
 
 def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_tokens: int) -> float:
@@ -40,14 +41,21 @@ def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_token
     return tokens / (time.perf_counter() - begun)
 
 
-def interactive_intervals(runner: ModelRunner, plan: ServingPlan, *, batch: bool) -> list[float]:
+def interactive_intervals(
+    runner: ModelRunner,
+    plan: ServingPlan,
+    *,
+    batch: bool,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Seconds between the tokens of an interactive request, four times ``decode_tokens`` of them.
 
-    With ``batch`` all other slots are always taken by a batch tenant, whose prompts are up to four
-    times as long as ``prompt_tokens``: one ends, the next one is read.
+    With ``batch`` all other slots are always taken by a batch tenant, whose prompts and answers are
+    up to four times as long as ``prompt_tokens`` and ``decode_tokens``: one ends, the next one is
+    read.
     """
-    tenants = Tenants((INTERACTIVE, BATCH), clock=time.perf_counter)
-    engine = Engine(runner, prefix_cache=False, clock=time.perf_counter, tenants=tenants)
+    tenants = Tenants((INTERACTIVE, BATCH), clock=clock)
+    engine = Engine(runner, prefix_cache=False, clock=clock, tenants=tenants)
     vocab = runner.model.config.vocab
     (prompt,) = random_prompts(HURRIED, vocab, 1, plan.prompt_tokens)
     wanted = 4 * plan.decode_tokens
@@ -60,7 +68,7 @@ def interactive_intervals(runner: ModelRunner, plan: ServingPlan, *, batch: bool
         number += 1
         length = plan.prompt_tokens * (1 + number % 4)
         (read,) = random_prompts(number, vocab, 1, length)
-        decoded = 1 + plan.decode_tokens * (1 + number % 3) // 3
+        decoded = plan.decode_tokens * (1 + number * 3 % 4)
         engine.submit(Request(number, read, decoded, GREEDY, tenant=BATCH.id, ignore_end=True))
 
     for _ in range(SLOTS - 1 if batch else 0):
@@ -68,10 +76,12 @@ def interactive_intervals(runner: ModelRunner, plan: ServingPlan, *, batch: bool
     times: list[float] = []
     while len(times) < tokens:
         events = engine.step()
-        now = time.perf_counter()
+        now = clock()
         for event in events:
             if event.request_id == HURRIED:
                 times.append(now)
+                if event.finish_reason not in (None, FinishReason.LENGTH):
+                    raise ExecutionError(f"the interactive request ended: {event.finish_reason}")
             elif event.finish_reason is not None:
                 submit_batch()
     counted = times[LEARNING_TOKENS:]

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -25,9 +25,11 @@ from contract.types import MAX_INT32, Request
 from harness.generate import load_runner, make_engine, prepare_session
 from harness.progress import NullProgress, Progress, progress_on
 from harness.serve.driver import EngineDriver, Submission
-from reference.model.chat_template import encode_chat
+from harness.serve.structured.grammars import Grammars
+from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.arguments import opening
 from zinc_rt.batches import WAIT_SECONDS, Job, Refused, run_batch
+from zinc_rt.conversations import Conversations, fields_of
 from zinc_rt.outputs import Output
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending
@@ -77,20 +79,14 @@ class LLM:
         *,
         log_probabilities: int = 20,
         logit_biases: int = 1024,
-        prefix_cache: bool = True,
         progress: bool = True,
         **settings: Any,
     ) -> None:
         path, options = opening(model, settings)
-        options = replace(
-            options,
-            top_log_probabilities=log_probabilities,
-            biases=logit_biases,
-            prefix_cache=prefix_cache,
-        )
+        options = replace(options, top_log_probabilities=log_probabilities, biases=logit_biases)
         self._shows = progress
         with ExitStack() as owned:
-            prepared = prepare_session(path, options, owned)
+            prepared = prepare_session(path, replace(options, masks=True), owned)
             runner = owned.enter_context(
                 load_runner(prepared.model, prepared.tier, prepared.limits, self._progress(True))
             )
@@ -106,6 +102,8 @@ class LLM:
             self._driver = EngineDriver(lambda observer: engine(observer=observer))
             self._driver.start()
             owned.callback(self._driver.close)
+            self._grammars = Grammars(prepared.model.tokenizer, prepared.model.config.vocab)
+            owned.callback(self._grammars.close)
             self._close = weakref.finalize(self, owned.pop_all().close)
             OPEN.add(self)
         self._prepared = prepared
@@ -154,7 +152,7 @@ class LLM:
     ) -> Iterator[Output]:
         """As ``generate``, each output as soon as it is there; ``prompts`` are read as there is
         room for them, so that they may be without end."""
-        return self._run(_listed(prompts), parameters, self._encode)
+        return self._run(_listed(prompts), parameters, self._plain)
 
     def chat(
         self,
@@ -162,10 +160,16 @@ class LLM:
         parameters: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> list[Output]:
         """Answer a conversation, or many of them: lists of ``{"role": ..., "content": ...}``.
 
-        ``thinking`` None leaves it to the model's template.
+        ``thinking`` None leaves it to the model's template. ``tools`` and ``response_format`` are
+        what they are for the server, as are the fields beside them, and need its extra: then
+        messages may have calls and their answers, and a completion has a ``message``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     asked = [{"role": "user", "content": "Hello"}]
@@ -173,8 +177,9 @@ class LLM:
         >>> answer.completion.finish_reason
         'length'
         """
-        encode = partial(self.encode_chat, thinking=thinking)
-        outputs = self._run(_conversations(messages), parameters, encode)
+        fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
+        conversations = _conversations(messages)
+        outputs = self._run(conversations, parameters, partial(self._answer, fields=fields))
         return sorted(outputs, key=lambda output: output.index)
 
     def stream(self, prompt: Prompt, parameters: SamplingParams | None = None) -> Stream:
@@ -186,7 +191,7 @@ class LLM:
         >>> text == stream.output.text
         True
         """
-        return self._stream(lambda: self._encode(prompt), parameters)
+        return self._stream(partial(self._plain, 0, prompt), parameters)
 
     def stream_chat(
         self,
@@ -194,18 +199,22 @@ class LLM:
         parameters: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> Stream:
-        """The answer to a conversation as it comes."""
-        return self._stream(lambda: self.encode_chat(messages, thinking=thinking), parameters)
+        """The answer to a conversation as it comes, calls of tools as the model writes them; its
+        ``output`` has the message that they make."""
+        fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
+        return self._stream(partial(self._answer, 0, messages, fields=fields), parameters)
 
     def encode_chat(
         self, messages: Sequence[Message], *, thinking: bool | None = None
     ) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError and
         TemplateError."""
-        template = self._prepared.template
-        if template is None:
-            raise RequestError("messages", f"{self.model.config.name} has no chat template")
+        template = self._template
         if thinking and not template.has_thinking_toggle:
             raise RequestError("thinking", f"{self.model.config.name} has no switch for it")
         return encode_chat(self.tokenizer, template, messages, enable_thinking=thinking)
@@ -261,23 +270,53 @@ class LLM:
         except TypeError:
             raise RequestError("prompt", "is neither a text nor token ids") from None
 
-    def _pending(self, index: int, tokens: Sequence[int], parameters: SamplingParams) -> Pending:
-        window = self._prepared.limits.recent_tokens
-        requests = parameters.requests(tokens, self._ids, window)
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._prepared.template is None:
+            raise RequestError("messages", f"{self.model.config.name} has no chat template")
+        return self._prepared.template
+
+    @cached_property
+    def _planner(self) -> Conversations:
+        name = self.model.config.name
+        return Conversations(self._template, self.tokenizer, self._grammars, name)
+
+    def _requests(self, tokens: Sequence[int], parameters: SamplingParams) -> list[Request]:
+        return parameters.requests(tokens, self._ids, self._prepared.limits.recent_tokens)
+
+    def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
+        """A text to be continued."""
+        requests = self._requests(self._encode(prompt), parameters)
         return Pending(index, requests, parameters, self.tokenizer)
+
+    def _answer(
+        self,
+        index: int,
+        messages: Sequence[Message],
+        parameters: SamplingParams,
+        fields: Mapping[str, Any],
+    ) -> Pending:
+        """A conversation to be answered."""
+        if fields.keys() <= {"enable_thinking"}:
+            tokens = self.encode_chat(messages, thinking=fields.get("enable_thinking"))
+            return self._plain(index, tokens, parameters)
+        plan = self._planner.plan(messages, fields)
+        requests = self._requests(encode_rendered(self.tokenizer, plan.prompt), parameters)
+        masks = self._planner.masks(plan, requests)
+        return Pending(index, requests, parameters, self.tokenizer, plan, masks)
 
     def _run(
         self,
         prompts: Iterable[Any],
         parameters: SamplingParams | Sequence[SamplingParams] | None,
-        encode: Callable[[Any], Sequence[int]],
+        prepare: Callable[[int, Any, SamplingParams], Pending],
     ) -> Iterator[Output]:
         """The outputs of all prompts as they end, with a bar."""
         each = _parameters_of(parameters, prompts)
 
         def job(index: int, prompt: Any, said: SamplingParams) -> Pending | Refused:
             try:
-                return self._pending(index, encode(prompt), said)
+                return prepare(index, prompt, said)
             except ZincError as error:
                 return Refused(index, error)
 
@@ -296,12 +335,12 @@ class LLM:
             progress.close()
 
     def _stream(
-        self, encode: Callable[[], Sequence[int]], parameters: SamplingParams | None
+        self, prepare: Callable[[SamplingParams], Pending], parameters: SamplingParams | None
     ) -> Stream:
         said = parameters or SamplingParams()
         if said.n != 1:
             raise RequestError("n", "is 1 for a stream; use generate for more")
-        return Stream(self._driver, lambda: self._pending(0, encode(), said))
+        return Stream(self._driver, lambda: prepare(said))
 
     def _progress(self, transient: bool) -> Progress:
         return progress_on(sys.stderr, transient=transient) if self._shows else NullProgress()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,10 @@ class Completion:
     ``log_probabilities`` float32[tokens], natural logarithms, and of the likeliest in each place
     ``top_tokens`` int32[tokens, k] and ``top_log_probabilities`` float32[tokens, k]. With
     ``logits`` there is float32[tokens, vocab].
+
+    ``message`` is what a conversation with tools or a format goes on with: the answer as a message
+    of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` are told apart from ``content``.
+    ``finish_reason`` is then "tool_calls" where tools are called.
     """
 
     text: str
@@ -38,6 +43,7 @@ class Completion:
     top_tokens: NDArray[np.int32] | None = None
     top_log_probabilities: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
+    message: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
-from contract.types import Request, TokenEvent
+from contract.types import FinishReason, Request, TokenEvent
 from harness.answer_text import AnswerText
-from harness.serve.driver import EventStream, Submission
+from harness.serve.driver import NO_MASKS, EventStream, Submission
+from harness.serve.reply import Part, ReplyParser
+from harness.serve.structured.grammars import TokenMasks
 from reference.model.tokenizer import Tokenizer
 from zinc_rt.outputs import Completion, Output, Piece
 from zinc_rt.parameters import SamplingParams
 
+if TYPE_CHECKING:
+    from harness.serve.chat import ChatPlan
+
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation in the making."""
+    """One continuation in the making; ``parser`` takes its text apart."""
 
     answer: AnswerText
+    parser: ReplyParser | None = None
+    parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -29,20 +37,38 @@ class _Choice:
         """Called on the engine's thread, which uses ``rows`` again."""
         self.logits.extend(rows.copy())
 
+    def read(self, text: str) -> None:
+        """Take more text apart, which may end the answer: with the one call that it may make."""
+        if self.parser is not None:
+            self.parts += self.parser.feed(text)
+            if self.parser.complete:
+                self.answer.finish_reason = FinishReason.STOP
+
+    def message(self) -> dict[str, Any] | None:
+        """What a conversation goes on with."""
+        if self.parser is None:
+            return None
+        from harness.serve.answers import message_of
+
+        return message_of(self.parts)
+
     def completion(self, parameters: SamplingParams) -> Completion:
         """The finished continuation."""
         answer, events = self.answer, self.events
         assert answer.finish_reason is not None
         listed = _listed(events, parameters.log_probabilities)
+        calls = self.parser is not None and self.parser.calls > 0
+        stopped = answer.finish_reason is FinishReason.STOP
         return Completion(
             text=answer.text,
             tokens=tuple(answer.tokens),
-            finish_reason=answer.finish_reason.value,
+            finish_reason="tool_calls" if calls and stopped else answer.finish_reason.value,
             stop_string=answer.stop_string,
             log_probabilities=listed[0],
             top_tokens=listed[1],
             top_log_probabilities=listed[2],
             logits=np.array(self.logits[: len(events)]) if parameters.logits else None,
+            message=self.message(),
         )
 
 
@@ -69,13 +95,22 @@ class Pending:
         requests: Sequence[Request],
         parameters: SamplingParams,
         tokenizer: Tokenizer,
+        plan: ChatPlan | None = None,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
     ) -> None:
-        """Raises RequestError for stop strings that are not served."""
+        """``plan`` says what answers are made of, ``masks`` by request which tokens may come next.
+        Raises RequestError for stop strings that are not served."""
         self.index = index
         self.requests = requests
         self._parameters = parameters
+        self._masks = masks
+        shown = frozenset() if plan is None else plan.form.dialect.shown
         self._choices = {
-            request.id: _Choice(AnswerText(tokenizer, request.stop)) for request in requests
+            request.id: _Choice(
+                AnswerText(tokenizer, request.stop, shown),
+                None if plan is None else plan.parser(request),
+            )
+            for request in requests
         }
         self._left = len(requests)
 
@@ -90,7 +125,7 @@ class Pending:
         kept: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
             kept = {number: choice.keep for number, choice in self._choices.items()}
-        return Submission(self.requests, kept)
+        return Submission(self.requests, kept, masks=self._masks)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
         """What became certain with an event. Raises ZincError when the model fails."""
@@ -104,10 +139,15 @@ class Pending:
         if len(answer.tokens) > known:
             choice.events.append(event)
             token = event.token
-        if answer.stop_string is not None and event.finish_reason is None:
-            stream.cancel(event.request_id)
+        choice.read(text)
         if answer.finish_reason is not None:
-            text += answer.rest()
+            if event.finish_reason is None:
+                stream.cancel(event.request_id)
+            rest = answer.rest()
+            choice.read(rest)
+            if choice.parser is not None:
+                choice.parts += choice.parser.finish()
+            text += rest
             self._left -= 1
         return Piece(text, token) if text or token is not None else None
 

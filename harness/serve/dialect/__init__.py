@@ -5,13 +5,17 @@ Read off its chat template, which shows the model what earlier turns looked like
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.serve.dialect.calls import CallSyntax, Function, literal
-from harness.serve.dialect.gemma_calls import GemmaCalls
-from harness.serve.dialect.json_calls import BareJsonCall, JsonObjectCalls, MistralCalls
+from harness.serve.dialect.calls import CallSyntax, Function, Marks, in_regex, literal
+from harness.serve.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.serve.dialect.json_calls import (
+    BareJsonCall,
+    JsonListCalls,
+    JsonObjectCalls,
+    MistralCalls,
+)
 from harness.serve.dialect.xml_calls import XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
 
@@ -51,6 +55,11 @@ class Dialect:
     markers: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def marks(self) -> Marks:
+        """Its marks in grammars."""
+        return Marks(self.markers)
+
+    @property
     def shown(self) -> frozenset[int]:
         """Control tokens whose text says something."""
         return frozenset(self.markers.values())
@@ -60,45 +69,36 @@ class Dialect:
         one or more, and nothing else. Raises SchemaRefused."""
         assert self.calls is not None
         syntax = self.calls
-        one = f"{self._mark(syntax.begin)} calls"
+        one = f"{self.marks.written(syntax.begin)} calls"
         more = ""
         if many and syntax.repeats:
             separator = f"{literal(syntax.separator)} " if syntax.separator else ""
             more = f" ({separator}{one})*"
-        return "\n".join([f"body: {one}{more}", *syntax.rules(functions, many)])
+        return "\n".join([f"body: {one}{more}", *syntax.rules(functions, many, self.marks)])
 
     def calls_in_text(self, functions: Sequence[Function], many: bool) -> str:
         """Lark rules, the first one ``body``: any text, in which each call is one of
         ``functions``. Raises SchemaRefused."""
         assert self.calls is not None
         syntax = self.calls
-        rules = syntax.rules(functions, many)
+        rules = syntax.rules(functions, many, self.marks)
         if syntax.only_first:
-            first = f"/[^{_in_regex(syntax.begin)}](.|\\n)*/"
-            return "\n".join([f"body: {first} | {self._mark(syntax.begin)} calls", *rules])
+            first = f"/[^{in_regex(syntax.begin)}](.|\\n)*/"
+            return "\n".join([f"body: {first} | {self.marks.written(syntax.begin)} calls", *rules])
         often = "*" if many and syntax.repeats else "?"
-        before = self._text_up_to(syntax.begin, "before")
+        before = self.marks.text_up_to(syntax.begin, "before")
         return "\n".join([f"body: (before calls){often} rest", before, "rest: /(.|\\n)*/", *rules])
 
     def after_thoughts(self, body: str, opened: bool) -> str:
         """A whole grammar: thoughts, begun by the prompt if ``opened``, then ``body``, rules of
         which the first one is ``body``."""
         assert self.reasoning is not None
-        thoughts = self._text_up_to(self.reasoning.close, "thoughts")
-        start = "thoughts" if opened else f"({self._mark(self.reasoning.open)} thoughts GAP)?"
+        thoughts = self.marks.text_up_to(self.reasoning.close, "thoughts")
+        start = (
+            "thoughts" if opened else f"({self.marks.written(self.reasoning.open)} thoughts GAP)?"
+        )
         start = f"{start} GAP" if opened else start
         return "\n".join([f"start: {start} body", thoughts, r"GAP: /[ \n]{0,4}/", body])
-
-    def _mark(self, text: str) -> str:
-        """A mark in Lark."""
-        token = self.markers.get(text)
-        return literal(text) if token is None else f"<[{token}]>"
-
-    def _text_up_to(self, mark: str, rule: str) -> str:
-        """A rule for the text up to the first ``mark``, which is part of it."""
-        if mark in self.markers:
-            return f"{rule}: /(.|\\n)*/ {self._mark(mark)}"
-        return f"{rule}[lazy]: /(.|\\n)*{_in_regex(mark)}/"
 
 
 def dialect_of(template: str, tokenizer: Tokenizer) -> Dialect:
@@ -109,12 +109,10 @@ def dialect_of(template: str, tokenizer: Tokenizer) -> Dialect:
     calls = _syntax_of(template)
     texts = [] if reasoning is None else [reasoning.open, reasoning.close]
     if calls is not None:
-        texts.extend(text for text in (calls.begin, calls.end, "[ARGS]") if text is not None)
+        texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner]
     markers = {
         text: token for text in texts if (token := _control_token(text, tokenizer)) is not None
     }
-    if isinstance(calls, MistralCalls) and "[ARGS]" in markers:
-        calls = MistralCalls(calls.named, f"<[{markers['[ARGS]']}]>")
     return Dialect(calls, reasoning, markers)
 
 
@@ -123,10 +121,14 @@ def _syntax_of(template: str) -> CallSyntax | None:
         return None
     if "<|tool_call>call:" in template:
         return GemmaCalls()
+    if FUNCTION_GEMMA.begin in template:
+        return FUNCTION_GEMMA
     if "<function=" in template and "<parameter=" in template:
         return XmlCalls()
     if "[TOOL_CALLS]" in template:
         return MistralCalls(named="[ARGS]" in template)
+    if "<TOOLCALL>[" in template:
+        return JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
     if "<tool_call>" in template and "arguments" in template:
         return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
     if "<|python_tag|>" in template or "<|eot_id|>" in template:
@@ -137,8 +139,3 @@ def _syntax_of(template: str) -> CallSyntax | None:
 def _control_token(text: str, tokenizer: Tokenizer) -> int | None:
     ids = tokenizer.encode(text, parse_special=True, add_bos=False)
     return ids[0] if len(ids) == 1 and tokenizer.kind(ids[0]) is TokenKind.CONTROL else None
-
-
-def _in_regex(text: str) -> str:
-    """A text in a regular expression between slashes."""
-    return re.sub(r"([^a-zA-Z0-9_<>\" ])", r"\\\1", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,12 +33,32 @@ Functions = Mapping[str, Function]
 """By name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands around calls and thoughts, in Lark. Those that are a control token of the model
+    are in ``tokens``, by their text: nothing else writes them. The others are written as text."""
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def written(self, mark: str) -> str:
+        """A mark."""
+        token = self.tokens.get(mark)
+        return literal(mark) if token is None else f"<[{token}]>"
+
+    def text_up_to(self, mark: str, rule: str) -> str:
+        """A rule for the text up to the first ``mark``, which is part of it."""
+        if mark in self.tokens:
+            return f"{rule}: /(.|\\n)*/ {self.written(mark)}"
+        return f"{rule}[lazy]: /(.|\\n)*{in_regex(mark)}/"
+
+
 class CallSyntax(Protocol):
     """How a family of models writes calls: ``begin``, then what ``parse`` reads, then ``end``.
 
     Without ``end`` they reach to the end of the text. ``only_first`` calls stand at the beginning
     of an answer or nowhere. ``repeats`` says that each call of several has its own ``begin``, with
-    ``separator`` between them. ``short_ids`` are what the family's templates want.
+    ``separator`` between them. ``inner`` are the marks within. ``short_ids`` are what the family's
+    templates want.
     """
 
     @property
@@ -51,6 +72,8 @@ class CallSyntax(Protocol):
     @property
     def separator(self) -> str: ...
     @property
+    def inner(self) -> tuple[str, ...]: ...
+    @property
     def short_ids(self) -> bool: ...
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -63,7 +86,7 @@ class CallSyntax(Protocol):
         """The name that an unfinished body calls, and where the JSON text of its arguments
         starts; None where that is not known yet, or cannot be for this syntax."""
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
         one call, or with ``many`` several where they share one ``begin``.
 
@@ -74,6 +97,11 @@ class CallSyntax(Protocol):
 def literal(text: str) -> str:
     """A text in Lark."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def in_regex(text: str) -> str:
+    """A text in a regular expression between slashes."""
+    return re.sub(r"([^a-zA-Z0-9_<>\" ])", r"\\\1", text)
 
 
 def json_rule(schema: Mapping[str, Any] | bool) -> str:

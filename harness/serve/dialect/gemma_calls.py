@@ -1,4 +1,4 @@
-"""Calls as Gemma 4 writes them: ``call:name{key:<|"|>text<|"|>,count:3}``."""
+"""Calls as Gemma 4 and FunctionGemma write them: ``call:name{key:<|"|>text<|"|>,count:3}``."""
 
 from __future__ import annotations
 
@@ -8,35 +8,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.serve.dialect.calls import Call, Function, Functions, choice, json_rule, literal
-from harness.serve.structured.json_schema import ANNOTATIONS, SchemaRefused, check_schema
+from harness.serve.dialect.calls import (
+    Call,
+    Function,
+    Functions,
+    Marks,
+    choice,
+    json_rule,
+    literal,
+)
+from harness.serve.dialect.schemas import (
+    OBJECT_KEYWORDS,
+    keywords_of,
+    members_of,
+    only,
+    resolved,
+)
+from harness.serve.structured.json_schema import SchemaRefused, check_schema
 
-QUOTE = '<|"|>'
 NAME = re.compile(r"\s*call:([a-zA-Z0-9_.-]+)(?=\{)")
 KEY = re.compile(r"[a-zA-Z0-9_.-]+")
 SCALAR = re.compile(r"true|false|null|None|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 DEEPEST = 32
-STRING_REST = r'string_rest[lazy]: /(.|\n)*<\|"\|>/'
-ROOT_KEYWORDS = frozenset(("$schema", "$defs", "definitions"))
 SCALARS = frozenset(("integer", "number", "boolean", "null"))
 
 
 @dataclass(frozen=True)
 class GemmaCalls:
-    """Objects with bare keys, in which strings stand between tokens of their own."""
+    """Objects with bare keys, in which strings stand between tokens of their own, each a
+    ``quote``."""
 
     begin: str = "<|tool_call>"
-    end: str | None = "<tool_call|>"
+    end: str = "<tool_call|>"
+    quote: str = '<|"|>'
     only_first: bool = False
     repeats: bool = True
     separator: str = ""
     short_ids: bool = False
 
+    @property
+    def inner(self) -> tuple[str, ...]:
+        return (self.quote,)
+
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         found = NAME.match(body)
         if found is None or found[1] not in functions:
             return None
-        reader = _Reader(body, found.end())
+        reader = _Reader(body, found.end(), self.quote)
         try:
             arguments = reader.value()
         except _Malformed:
@@ -46,19 +64,22 @@ class GemmaCalls:
         return [Call(found[1], json.dumps(arguments, ensure_ascii=False))]
 
     def inside_value(self, body: str) -> bool:
-        return body.count(QUOTE) % 2 == 1
+        return body.count(self.quote) % 2 == 1
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return None
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
-        writer = _Rules()
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        writer = _Rules(self.quote, marks)
         names = []
         for function in functions:
             check_schema(function.parameters)
             value = writer.value({"type": "object", **function.parameters}, function.parameters, "")
             names.append(writer.add(f"{literal(f'call:{function.name}')} {value}"))
-        return [f"calls: {choice(names)} {literal('<tool_call|>')}", *writer.rules]
+        return [f"calls: {choice(names)} {marks.written(self.end)}", *writer.rules]
+
+
+FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
 
 
 class _Malformed(Exception):
@@ -71,13 +92,14 @@ class _Reader:
 
     text: str
     at: int
+    quote: str
 
     def value(self, depth: int = 0) -> Any:
         """The value that starts here. Raises _Malformed."""
         if depth > DEEPEST:
             raise _Malformed
         self._skip()
-        if self._takes(QUOTE):
+        if self._takes(self.quote):
             return self._until_quote()
         if self._takes("{"):
             return self._members(depth)
@@ -111,7 +133,7 @@ class _Reader:
         return False
 
     def _key(self) -> str:
-        if self._takes(QUOTE):
+        if self._takes(self.quote):
             return self._until_quote()
         found = KEY.match(self.text, self.at)
         if found is None:
@@ -120,10 +142,10 @@ class _Reader:
         return found[0]
 
     def _until_quote(self) -> str:
-        end = self.text.find(QUOTE, self.at)
+        end = self.text.find(self.quote, self.at)
         if end < 0:
             raise _Malformed
-        text, self.at = self.text[self.at : end], end + len(QUOTE)
+        text, self.at = self.text[self.at : end], end + len(self.quote)
         return text
 
     def _scalar(self) -> Any:
@@ -147,10 +169,11 @@ class _Reader:
 class _Rules:
     """Lark rules for values of schemas. Raises SchemaRefused for what cannot be written."""
 
-    def __init__(self) -> None:
+    def __init__(self, quote: str, marks: Marks) -> None:
+        self._quote, self._marks = quote, marks
         self.rules = [
-            f"string: {literal(QUOTE)} string_rest",
-            r'string_rest[lazy]: /(.|\n)*<\|"\|>/',
+            f"string: {marks.written(quote)} string_rest",
+            marks.text_up_to(quote, "string_rest"),
         ]
 
     def add(self, body: str) -> str:
@@ -161,16 +184,18 @@ class _Rules:
 
     def value(self, schema: Any, root: Mapping[str, Any], place: str, depth: int = 0) -> str:
         """What writes a value of ``schema``, which is at ``place`` in ``root``."""
-        schema = _followed(schema, root, place)
-        keywords = set(schema) - ANNOTATIONS - ROOT_KEYWORDS
+        schema = resolved(schema, root)
+        if not isinstance(schema, Mapping):
+            raise SchemaRefused(place, "a boolean", "is no type of this model's calls")
+        keywords = keywords_of(schema)
         if depth > DEEPEST:
             raise SchemaRefused(place, "$ref", "goes too deep for this model's calls")
         if "enum" in keywords or "const" in keywords:
-            _only(keywords, {"type", "enum", "const"}, place)
+            only(keywords, {"type", "enum", "const"}, place)
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            return choice([_written(value, place) for value in values])
+            return choice([self._constant(value, place) for value in values])
         if "anyOf" in keywords:
-            _only(keywords, {"anyOf"}, place)
+            only(keywords, {"anyOf"}, place)
             options = [
                 self.value(one, root, f"{place}/anyOf/{n}", depth + 1)
                 for n, one in enumerate(schema["anyOf"])
@@ -178,33 +203,29 @@ class _Rules:
             return choice(options)
         match schema.get("type"):
             case "string":
-                _only(keywords, {"type"}, place)
+                only(keywords, {"type"}, place)
                 return "string"
             case "array":
-                _only(keywords, {"type", "items"}, place)
+                only(keywords, {"type", "items"}, place)
                 if "items" not in schema:
                     raise SchemaRefused(place, "items", "is needed in this model's calls")
                 item = self.value(schema["items"], root, f"{place}/items", depth + 1)
                 return self.add(f'"[" ({item} ("," {item})*)? "]"')
             case "object":
-                _only(keywords, {"type", "properties", "required", "additionalProperties"}, place)
+                only(keywords, OBJECT_KEYWORDS, place)
                 return self._object(schema, root, place, depth)
             case kind if kind in SCALARS:
                 return json_rule({key: schema[key] for key in keywords})
         raise SchemaRefused(place, "type", "must be one type in this model's calls")
 
     def _object(self, schema: Any, root: Mapping[str, Any], place: str, depth: int) -> str:
-        properties: Mapping[str, Any] = schema.get("properties", {})
-        required = set(schema.get("required", ()))
-        if unknown := required - properties.keys():
-            raise SchemaRefused(place, "required", f"names {min(unknown)!r}, which has no schema")
         members = []
         # In the order in which the model's template writes them.
-        for name in sorted(properties, key=str.lower):
+        for name, told, needed in sorted(members_of(schema, place), key=lambda m: m[0].lower()):
             if KEY.fullmatch(name) is None:
                 raise SchemaRefused(place, repr(name), "cannot be a name in this model's calls")
-            value = self.value(properties[name], root, f"{place}/properties/{name}", depth + 1)
-            members.append((self.add(f"{literal(f'{name}:')} {value}"), name in required))
+            value = self.value(told, root, f"{place}/properties/{name}", depth + 1)
+            members.append((self.add(f"{literal(f'{name}:')} {value}"), needed))
         return self.add(f'"{{" {self._sequence(members)} "}}"')
 
     def _sequence(self, members: Sequence[tuple[str, bool]]) -> str:
@@ -220,33 +241,11 @@ class _Rules:
             firsts.append('""')
         return choice(firsts)
 
-
-def _followed(schema: Any, root: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """The schema itself, for one that is a reference to it."""
-    for _ in range(DEEPEST):
-        if not isinstance(schema, Mapping):
-            raise SchemaRefused(place, "a boolean", "is no type of this model's calls")
-        if "$ref" not in schema:
-            return schema
-        _only(set(schema) - ANNOTATIONS - ROOT_KEYWORDS, {"$ref"}, place)
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, Mapping) else None
-        schema = target
-    raise SchemaRefused(place, "$ref", "leads nowhere")
-
-
-def _only(keywords: set[str], allowed: set[str], place: str) -> None:
-    if more := keywords - allowed:
-        raise SchemaRefused(place, min(more), "cannot be enforced in this model's calls")
-
-
-def _written(value: object, place: str) -> str:
-    if isinstance(value, str):
-        if QUOTE in value:
+    def _constant(self, value: object, place: str) -> str:
+        """A value that is given."""
+        if isinstance(value, str) and self._quote not in value:
+            quote = self._marks.written(self._quote)
+            return f"({quote} {literal(value)} {quote})"
+        if isinstance(value, str | Mapping | list):
             raise SchemaRefused(place, "enum", "cannot be written in this model's calls")
-        return literal(f"{QUOTE}{value}{QUOTE}")
-    if isinstance(value, Mapping | list):
-        raise SchemaRefused(place, "enum", "cannot be written in this model's calls")
-    return literal(json.dumps(value))
+        return literal(json.dumps(value))

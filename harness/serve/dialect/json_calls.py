@@ -1,4 +1,5 @@
-"""Calls written as JSON: in tags (Hermes, Qwen), alone (Llama 3), behind a token (Mistral)."""
+"""Calls written as JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron), alone (Llama 3), or
+behind a token (Mistral)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from harness.serve.dialect.calls import (
     Call,
     Function,
     Functions,
+    Marks,
     choice,
     inside_string,
     json_rule,
@@ -37,6 +39,7 @@ class JsonObjectCalls:
     only_first: bool = False
     repeats: bool = True
     separator: str = "\n"
+    inner: tuple[str, ...] = ()
     short_ids: bool = False
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -49,11 +52,37 @@ class JsonObjectCalls:
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return _arguments_start(body, self.key)
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         names, rules = _call_rules(functions, self.key)
-        after = self.after + (self.end or "")
-        whole = [literal(self.before), choice(names), literal(after)]
+        end = [] if self.end is None else [marks.written(self.end)]
+        whole = [literal(self.before), choice(names), literal(self.after), *end]
         return ["calls: " + " ".join(part for part in whole if part != '""'), *rules]
+
+
+@dataclass(frozen=True)
+class JsonListCalls:
+    """``[{"name": ..., "arguments": {...}}, ...]`` in tags."""
+
+    begin: str
+    end: str
+    only_first: bool = False
+    repeats: bool = False
+    separator: str = ""
+    inner: tuple[str, ...] = ()
+    short_ids: bool = False
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        return _list_of_calls(body, functions)
+
+    def inside_value(self, body: str) -> bool:
+        return inside_string(body)
+
+    def arguments_start(self, body: str) -> tuple[str, int] | None:
+        return None
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        calls, *rules = _list_rules(functions, many)
+        return [f"{calls} {marks.written(self.end)}", *rules]
 
 
 @dataclass(frozen=True)
@@ -65,6 +94,7 @@ class BareJsonCall:
     only_first: bool = True
     repeats: bool = False
     separator: str = ""
+    inner: tuple[str, ...] = ()
     short_ids: bool = False
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -78,7 +108,7 @@ class BareJsonCall:
         found = _arguments_start("{" + body, "parameters")
         return None if found is None else (found[0], found[1] - 1)
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         names, rules = _call_rules(functions, "parameters", opened=True)
         return [f"calls: {choice(names)}", *rules]
 
@@ -86,15 +116,14 @@ class BareJsonCall:
 @dataclass(frozen=True)
 class MistralCalls:
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or with ``named`` the newer
-    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read. ``arguments_marker`` is
-    ``[ARGS]`` in Lark."""
+    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read."""
 
     named: bool = False
-    arguments_marker: str = literal("[ARGS]")
     begin: str = "[TOOL_CALLS]"
     end: str | None = None
     only_first: bool = False
     separator: str = ""
+    inner: tuple[str, ...] = ("[ARGS]",)
     short_ids: bool = True
 
     @property
@@ -105,7 +134,7 @@ class MistralCalls:
         calls = []
         for part in body.split(self.begin):
             found = _list_of_calls(part, functions) or _named_call(part, functions)
-            if not found:
+            if found is None:
                 return None
             calls.extend(found)
         return calls
@@ -116,17 +145,15 @@ class MistralCalls:
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return None
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         if self.named:
+            between = marks.written("[ARGS]")
             rules = [
-                f"call_{n}: {literal(one.name)} {self.arguments_marker} {json_rule(one.parameters)}"
+                f"call_{n}: {literal(one.name)} {between} {json_rule(one.parameters)}"
                 for n, one in enumerate(functions)
             ]
             return [f"calls: {choice([f'call_{n}' for n in range(len(functions))])}", *rules]
-        names, rules = _call_rules(functions, "arguments")
-        one = choice(names)
-        more = f' (", " {one})*' if many else ""
-        return [f'calls: "[" {one}{more} "]"', *rules]
+        return _list_rules(functions, many)
 
 
 def _call_rules(
@@ -138,6 +165,14 @@ def _call_rules(
         head = ("" if opened else "{") + f'"name": "{one.name}", "{key}": '
         rules.append(f"call_{n}: {literal(head)} {json_rule(one.parameters)} {literal('}')}")
     return [f"call_{n}" for n in range(len(functions))], rules
+
+
+def _list_rules(functions: Sequence[Function], many: bool) -> list[str]:
+    """The first one is a list of calls, or of one."""
+    names, rules = _call_rules(functions, "arguments")
+    one = choice(names)
+    more = f' (", " {one})*' if many else ""
+    return [f'calls: "[" {one}{more} "]"', *rules]
 
 
 def _call_of(text: str, key: str, functions: Functions) -> Call | None:
@@ -191,13 +226,12 @@ def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
     if not isinstance(values, list):
         return None
     calls = [_checked(value, "arguments", functions) for value in values]
-    return [call for call in calls if call is not None] if all(calls) else None
+    # A list of none is text.
+    return [call for call in calls if call is not None] if calls and all(calls) else None
 
 
 def _named_call(text: str, functions: Functions) -> list[Call] | None:
-    found = re.fullmatch(
-        rf"{SPACE}([a-zA-Z0-9_-]+)(?:\[ARGS\])?{SPACE}(\{{.*\}}){SPACE}", text, re.S
-    )
+    found = NAMED_CALL.fullmatch(text)
     if found is None or found[1] not in functions:
         return None
     try:

@@ -15,19 +15,24 @@ from harness.serve.dialect.calls import (
     Call,
     Function,
     Functions,
+    Marks,
     choice,
     json_rule,
     literal,
     strict_loads,
 )
-from harness.serve.structured.json_schema import ANNOTATIONS, SchemaRefused, check_schema
+from harness.serve.dialect.schemas import (
+    OBJECT_KEYWORDS,
+    keywords_of,
+    members_of,
+    only,
+    resolved,
+)
+from harness.serve.structured.json_schema import SchemaRefused, check_schema
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
-OBJECT_KEYWORDS = ANNOTATIONS | {
-    *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"),
-}
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """How these models' template writes values that are no text."""
 CLOSING = "\n</parameter>\n"
@@ -38,10 +43,11 @@ class XmlCalls:
     """``<function=name><parameter=key>value</parameter></function>``."""
 
     begin: str = "<tool_call>"
-    end: str | None = "</tool_call>"
+    end: str = "</tool_call>"
     only_first: bool = False
     repeats: bool = True
     separator: str = "\n"
+    inner: tuple[str, ...] = ()
     short_ids: bool = False
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -67,33 +73,27 @@ class XmlCalls:
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return None
 
-    def rules(self, functions: Sequence[Function], many: bool) -> list[str]:
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules = []
         for n, function in enumerate(functions):
             rules.extend(_rules_of(function, f"call_{n}"))
         names = choice([f"call_{n}" for n in range(len(functions))])
-        return [f'calls: "\\n" {names} "\\n</tool_call>"', *rules]
+        return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
 
 
 def _rules_of(function: Function, rule: str) -> list[str]:
     schema = function.parameters
     check_schema(schema)
-    for keyword in schema:
-        if keyword not in OBJECT_KEYWORDS:
-            raise SchemaRefused("", keyword, "cannot be enforced in this model's calls")
+    only(keywords_of(schema), OBJECT_KEYWORDS, "")
     if schema.get("type", "object") != "object":
         raise SchemaRefused("", "type", "of parameters must be object")
-    properties: Mapping[str, Any] = schema.get("properties", {})
-    required = set(schema.get("required", ()))
-    if unknown := required - properties.keys():
-        raise SchemaRefused("", "required", f"names {min(unknown)!r}, which has no schema")
     parts, rules = [], []
-    for n, (name, value) in enumerate(properties.items()):
+    for n, (name, value, needed) in enumerate(members_of(schema, "")):
         if PARAMETER_NAME.fullmatch(name) is None:
             raise SchemaRefused(
                 "/properties", repr(name), "cannot be written in this model's calls"
             )
-        parts.append(f"{rule}_{n}" + ("" if name in required else "?"))
+        parts.append(f"{rule}_{n}" + ("" if needed else "?"))
         text = f"<parameter={name}>\n"
         rules.extend(_value_rules(f"{rule}_{n}", text, value, schema, f"/properties/{name}"))
     first = literal(f"<function={function.name}>\n")
@@ -108,8 +108,8 @@ def _value_rules(
     texts: list[str] = []
     values: list[str] = []
     free = typed = False
-    for option in _options(_resolved(schema, root), root):
-        keywords = set(option) - ANNOTATIONS
+    for option in _options(resolved(schema, root), root):
+        keywords = keywords_of(option)
         if not _may_be_string(option, root):
             values.append(json_rule({**definitions, **option}))
             typed = typed or keywords != {"type"}
@@ -133,10 +133,8 @@ def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas of which a value needs to obey one."""
     if not isinstance(schema, Mapping):
         return [{}] if schema else []
-    if set(schema) - ANNOTATIONS == {"anyOf"}:
-        return [
-            one for option in schema["anyOf"] for one in _options(_resolved(option, root), root)
-        ]
+    if keywords_of(schema) == {"anyOf"}:
+        return [one for option in schema["anyOf"] for one in _options(resolved(option, root), root)]
     kinds = schema.get("type")
     if isinstance(kinds, list) and "enum" not in schema and "const" not in schema:
         return [{**schema, "type": kind} for kind in kinds]
@@ -157,32 +155,19 @@ def _is_plain(text: object) -> bool:
 def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """What a text between tags means; a newline on either side belongs to the tags."""
     text = text.removeprefix("\n").removesuffix("\n")
-    resolved = _resolved(schema, root)
+    meant = resolved(schema, root)
     try:
         value = PYTHON_WORDS[text] if text in PYTHON_WORDS else strict_loads(text)
     except (ValueError, RecursionError):
         return text
-    if not _may_be_string(resolved, root):
+    if not _may_be_string(meant, root):
         return value
-    return value if _allows_json(resolved, value, root) else text
+    return value if _allows_json(meant, value, root) else text
 
 
 def _schema_of(function: Function, name: str) -> Any:
     properties = function.parameters.get("properties")
     return properties.get(name, True) if isinstance(properties, Mapping) else True
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema that is only a reference as what it refers to."""
-    for _ in range(8):
-        if not isinstance(schema, Mapping) or "$ref" not in schema or len(schema) > 1:
-            return schema
-        place: Any = root
-        for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            place = place.get(name, True) if isinstance(place, Mapping) else True
-        schema = place
-    return True
 
 
 def _may_be_string(schema: Any, root: Mapping[str, Any]) -> bool:
@@ -197,7 +182,7 @@ def _may_be_string(schema: Any, root: Mapping[str, Any]) -> bool:
         return "string" in ([kinds] if isinstance(kinds, str) else kinds)
     options = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(options, list):
-        return any(_may_be_string(_resolved(option, root), root) for option in options)
+        return any(_may_be_string(resolved(option, root), root) for option in options)
     return True
 
 
@@ -214,7 +199,7 @@ def _allows_json(schema: Any, value: Any, root: Mapping[str, Any]) -> bool:
         return _type_of(value) & set([kinds] if isinstance(kinds, str) else kinds) != set()
     options = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(options, list):
-        return any(_allows_json(_resolved(option, root), value, root) for option in options)
+        return any(_allows_json(resolved(option, root), value, root) for option in options)
     return True
 
 

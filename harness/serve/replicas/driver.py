@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
@@ -21,17 +21,25 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant
-from harness.serve.driver import NO_MASKS, NO_SINKS, Delivered, EngineStopped
-from harness.serve.errors import ApiError
+from harness.serve.driver import (
+    NO_MASKS,
+    NO_SCORES,
+    NO_SINKS,
+    Delivered,
+    EngineStopped,
+    Submission,
+)
 from harness.serve.faults import log_fault
+from harness.serve.prompt_scores import PromptScores
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Batch, Question, Refusal, Work, continued
+from harness.serve.replicas.wanted import Wanted
+from harness.serve.replicas.work import Batch, Question, Refusal
 from harness.serve.structured.grammars import TokenMasks
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
-from reference.engine.engine import EngineStatistics
 from reference.engine.sequence import LogitsSink
+from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
 MOST_MOVES = 8
@@ -45,11 +53,12 @@ log = logging.getLogger("zinc_rt.serve")
 class _Pump:
     """Takes the events of one request from its replica, in a thread of its own, to a queue."""
 
-    def __init__(self, driver: ReplicatedDriver, request: Request, facts: RequestFacts) -> None:
-        self.request = request
+    def __init__(self, driver: ReplicatedDriver, wanted: Wanted, facts: RequestFacts) -> None:
+        self.request = wanted.request
         self.taken: Future[None] = Future()
         self.cancelled = False
         self._driver = driver
+        self._wanted = wanted
         self._facts = facts
         self._tokens: list[int] = []
         self._ended = False
@@ -80,7 +89,7 @@ class _Pump:
 
     def _follow(self) -> bool:
         """Follow one replica; whether there is nothing more to follow."""
-        work = Work(continued(self.request, self._tokens))
+        work = self._wanted.work(tuple(self._tokens))
         replica = "none"
         try:
             self._response = self._driver.handle.generate.remote(work)
@@ -108,6 +117,7 @@ class _Pump:
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
         if batch.admitted and self._facts.admitted is None:
             self._facts.admitted, self._facts.cached = now, batch.cached
+        self._wanted.receive(batch)
         for event in batch.events:
             if event.token >= 0:
                 self._tokens.append(event.token)
@@ -129,14 +139,18 @@ class _Pump:
 
 
 class ReplicatedStream:
-    """The events of the requests that were submitted together. One thread takes from it."""
+    """The events of any number of requests. One thread takes from it."""
 
-    def __init__(self, pumps: Sequence[_Pump], facts: dict[int, RequestFacts]) -> None:
-        self.facts = facts
-        self._pumps = {pump.request.id: pump for pump in pumps}
+    def __init__(self) -> None:
+        self.facts: dict[int, RequestFacts] = {}
+        self._pumps: dict[int, _Pump] = {}
         self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
-        for pump in pumps:
-            pump.put = self._events.put
+
+    def add(self, pump: _Pump, facts: RequestFacts) -> None:
+        """Events of one more request."""
+        self.facts[pump.request.id] = facts
+        self._pumps[pump.request.id] = pump
+        pump.put = self._events.put
 
     def take(self, timeout: float) -> list[Delivered]:
         """As of ``EventStream``."""
@@ -187,9 +201,9 @@ class ReplicatedDriver:
         """As of ``EngineDriver``, but steps are not told of: they are too many to be sent."""
         self._listener = listener
 
-    def open_stream(self) -> NoReturn:
-        """Embeddings want the hidden states, which stay where they are computed."""
-        raise ApiError(400, "embeddings are not served by replicas", code="unsupported")
+    def open_stream(self) -> ReplicatedStream:
+        """As of ``EngineDriver``; nobody asks for a capacity or to be told."""
+        return ReplicatedStream()
 
     def new_id(self) -> int:
         """An id for a request."""
@@ -200,30 +214,54 @@ class ReplicatedDriver:
         requests: Sequence[Request],
         logits: Mapping[int, LogitsSink] = NO_SINKS,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
+        scores: Mapping[int, PromptScores] = NO_SCORES,
     ) -> ReplicatedStream:
-        """As of ``EngineDriver``; logits stay where they are computed, and masks are not sent."""
-        if masks:
-            message = "formats and enforced calls are not served by replicas"
-            raise ApiError(400, message, param="response_format", code="unsupported")
-        if logits:
-            raise RequestError("logits_digest", "is not served by replicas")
+        """As of ``EngineDriver``."""
+        stream = self.open_stream()
+        submission = Submission(requests, logits, masks=masks, scores=scores)
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        return stream
+
+    def submit_to(
+        self, stream: ReplicatedStream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """As of ``EngineDriver``. What receives logits or hidden states does so where they are
+        computed: it has to be a RunningDigest or a Pool."""
         if self._closing:
             raise EngineStopped("the server is shutting down")
+        begun = [self._begin(stream, submission) for submission in submissions]
+        return [one if isinstance(one, ZincError) else self._refused(one) for one in begun]
+
+    def _begin(
+        self, stream: ReplicatedStream, submission: Submission
+    ) -> Sequence[_Pump] | ZincError:
+        """Follow the requests of a submission, in a thread each."""
         now = time.monotonic()
-        facts = {one.id: RequestFacts(now, self._tenant(one.tenant)) for one in requests}
-        pumps = [_Pump(self, request, facts[request.id]) for request in requests]
-        stream = ReplicatedStream(pumps, facts)
-        for pump in pumps:
+        try:
+            wanted = [Wanted.of(request, submission) for request in submission.requests]
+            facts = [RequestFacts(now, self._tenant(one.request.tenant)) for one in wanted]
+        except ZincError as error:
+            return error
+        pumps = [_Pump(self, *both) for both in zip(wanted, facts, strict=True)]
+        for pump, noted in zip(pumps, facts, strict=True):
+            stream.add(pump, noted)
             with self._lock:
                 self._pumps.add(pump)
             threading.Thread(target=pump.run, name="replica", daemon=True).start()
+        return pumps
+
+    def _refused(self, pumps: Sequence[_Pump]) -> ZincError | None:
+        """Why requests that belong together were refused, all of them."""
         try:
             for pump in pumps:
                 pump.taken.result()
-        except BaseException:
-            stream.cancel()
-            raise
-        return stream
+        except ZincError as error:
+            for pump in pumps:
+                pump.cancel()
+            return error
+        return None
 
     def call(self, work: Callable[[Engine], T]) -> T:
         """What ``work`` gives for the engines of all replicas, summed; its exceptions come back."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +16,7 @@ from contract.errors import ConfigError
 from harness.generate import prepare_session
 from harness.serve.driver import EngineDriver
 from harness.serve.fingerprint import system_fingerprint
-from harness.serve.model import ModelOptions, ServedModel
+from harness.serve.model import ModelOptions, ServedModel, served_session
 from harness.serve.structured.grammars import Grammars
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def open_replicas(
 
     Raises ConfigError where Ray is not installed, and what opening a session raises.
     """
-    prepared = prepare_session(path, replace(options.session, chat=True), owned)
+    prepared = prepare_session(path, served_session(options.session), owned)
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver
 

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from contract.errors import ZincError
+from contract.types import TokenEvent
+from harness.digest import RunningDigest
 from harness.serve.accounts import Accounts
-from harness.serve.driver import EventStream
-from harness.serve.model import ModelOptions, open_model
+from harness.serve.driver import EventStream, Submission
+from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.prompt_scores import PromptScores
 from harness.serve.replicas.work import Batch, Question, Refusal, Work
+from reference.runner import HIDDEN
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
@@ -29,19 +33,21 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._owned = ExitStack()
         accounts = Accounts(tenants)
-        self._driver = open_model(path, options, accounts.tenants, self._owned).driver
+        self._model = open_model(path, options, accounts.tenants, self._owned)
+        self._driver = self._model.driver
         at_once = options.session.slots + options.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
 
     async def generate(self, work: Work) -> AsyncIterator[Batch | Refusal]:
         """The events of a request, until it ends or the server no longer listens."""
+        stream = self._driver.open_stream()
         try:
-            stream = await self._blocking(self._driver.submit, [work.request])
-        except ZincError as error:
-            yield Refusal.of(error)
-            return
-        try:
-            yield self._batch(stream, work, ())
+            job = await self._blocking(_Job, work, self._model)
+            (error,) = await self._blocking(self._driver.submit_to, stream, [job.submission])
+            if error is not None:
+                yield Refusal.of(error)
+                return
+            yield self._batch(stream, job, (), ended=False)
             ended = False
             while not ended:
                 delivered = await self._blocking(stream.take, WAIT_SECONDS)
@@ -50,7 +56,8 @@ class Replica:
                 if ended:
                     # So that what is told of the engine no longer counts this request.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
-                yield self._batch(stream, work, events)
+                    await self._blocking(job.finish)
+                yield self._batch(stream, job, events, ended)
         except ZincError as error:
             yield Refusal.of(error)
         finally:
@@ -60,8 +67,11 @@ class Replica:
         """What the engine answers."""
         return await self._blocking(self._driver.call, question.ask)
 
-    def _batch(self, stream: EventStream, work: Work, events: tuple[Any, ...]) -> Batch:
-        facts = stream.facts[work.request.id]
+    def _batch(
+        self, stream: EventStream, job: _Job, events: tuple[TokenEvent, ...], ended: bool
+    ) -> Batch:
+        facts = stream.facts[job.work.request.id]
+        digested, digests = job.new_digests()
         return Batch(
             replica=self._name,
             events=events,
@@ -69,6 +79,10 @@ class Replica:
             preempted=facts.preempted,
             admitted=facts.admitted is not None,
             statistics=self._driver.statistics,
+            digested=digested,
+            digests=digests,
+            scores=job.new_scores(),
+            pool=job.work.pool if ended else None,
         )
 
     async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -77,3 +91,48 @@ class Replica:
 
     def __del__(self) -> None:
         self._owned.close()
+
+
+class _Job:
+    """What a request needs here, and what is found for it."""
+
+    def __init__(self, work: Work, model: ServedModel) -> None:
+        self.work = work
+        self._scores = PromptScores(work.request) if work.scored else None
+        self._scores_told = False
+        self._digest = RunningDigest() if work.digested else None
+        self._told = 0
+        request = work.left
+        number = request.id
+        masks = {}
+        if work.grammar is not None:
+            (masks[number],) = model.grammars.masks(work.grammar, 1)
+            masks[number].before = work.tokens
+        scores = {} if self._scores is None else {number: self._scores}
+        first = len(work.request.prompt) - 1
+        if work.pool is not None:
+            sinks = {number: work.pool}
+            self.submission = Submission([request], sinks, work.pool.rows_from, HIDDEN)
+        else:
+            digests = {} if self._digest is None else {number: self._digest}
+            self.submission = Submission([request], digests, first, masks=masks, scores=scores)
+
+    def new_digests(self) -> tuple[int, tuple[str, ...]]:
+        """Those since the last call, and after which row they begin."""
+        if self._digest is None:
+            return 0, ()
+        first, found = self._told, tuple(self._digest.digests[self._told :])
+        self._told += len(found)
+        return first, found
+
+    def new_scores(self) -> tuple[TokenEvent, ...]:
+        """How likely the prompt is, once, when that is known."""
+        if self._scores is None or self._scores_told or not self._scores.wait(0):
+            return ()
+        self._scores_told = True
+        return tuple(self._scores.tokens)
+
+    def finish(self) -> None:
+        """Wait for what is worked on beside the engine."""
+        while self._scores is not None and not self._scores.wait(WAIT_SECONDS):
+            pass

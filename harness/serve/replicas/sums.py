@@ -11,15 +11,17 @@ from contract.types import Tenant
 
 
 def summed(values: Sequence[Any]) -> Any:
-    """Numbers added, field by field, name by name and place by place; of anything else, tenants
-    too, the first."""
+    """Numbers added, field by field, name by name and place by place, where there are some; of
+    rates and percentiles the largest, of anything else, tenants too, the first."""
+    values = [value for value in values if value is not None] or [None]
     first = values[0]
     if len(values) == 1:
         return first
-    if isinstance(first, bool | Tenant) or first is None:
+    if isinstance(first, bool | Tenant):
         return first
     if isinstance(first, list | tuple):
-        return type(first)(summed(parts) for parts in zip(*values, strict=False))
+        parts = [summed(parts) for parts in zip(*values, strict=False)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, int | float):
         return sum(values)
     if isinstance(first, Mapping):
@@ -27,10 +29,17 @@ def summed(values: Sequence[Any]) -> Any:
         total = {n: summed([value[n] for value in values if n in value]) for n in names}
         return Counter(total) if isinstance(first, Counter) else total
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {
-            one.name: summed([getattr(value, one.name) for value in values])
+        named = {
+            one.name: _of_all(one.name, [getattr(value, one.name) for value in values])
             for one in fields(first)
             if one.init
         }
-        return type(first)(**parts)
+        return type(first)(**named)
     return first
+
+
+def _of_all(name: str, values: Sequence[Any]) -> Any:
+    """A field of several engines as that of one."""
+    if not name.endswith("_rate") and not name.startswith(("p50_", "p99_")):
+        return summed(values)
+    return max((value for value in values if value is not None), default=None)

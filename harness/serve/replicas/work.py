@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.serve.driver import EngineStopped
+from harness.serve.pooling import Pool
 from reference.engine import Engine
-from reference.engine.engine import EngineStatistics
+from reference.engine.statistics import EngineStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request for whichever replica suits it."""
+    """A request for whichever replica suits it, which has come to ``tokens`` elsewhere.
+
+    Its tokens obey ``grammar``. Wanted are also the digests of its logits, how likely its prompt
+    is, or the vector that ``pool`` makes of its hidden states.
+    """
 
     request: Request
+    tokens: tuple[int, ...] = ()
+    grammar: str | None = None
+    digested: bool = False
+    scored: bool = False
+    pool: Pool | None = None
+
+    @property
+    def left(self) -> Request:
+        """What is left of it: the same request with a longer prompt.
+
+        Keys and values are a function of the tokens before them, and sampling is keyed by seed and
+        position, so its first token is the one that would have come next, on any engine.
+        """
+        if not self.tokens:
+            return self.request
+        return replace(
+            self.request,
+            prompt=(*self.request.prompt, *self.tokens),
+            max_tokens=self.request.max_tokens - len(self.tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +56,8 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a replica has to say of a request: its latest events and facts, and how its engine
-    stands. The first one, without events, says that it was taken."""
+    stands. The first one, without events, says that it was taken. ``digests`` are those after each
+    row from row ``digested`` on; ``scores`` come once, and ``pool`` with the last event."""
 
     replica: str
     events: tuple[TokenEvent, ...]
@@ -39,6 +65,10 @@ class Batch:
     preempted: int
     admitted: bool
     statistics: EngineStatistics
+    digested: int = 0
+    digests: tuple[str, ...] = ()
+    scores: tuple[TokenEvent, ...] = ()
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +93,3 @@ class Refusal:
         """The error it is."""
         kinds: dict[str, Callable[..., ZincError]] = {"request": RequestError, "queue": QueueFull}
         return kinds.get(self.kind, EngineStopped)(*self.parts)
-
-
-def continued(request: Request, tokens: Sequence[int]) -> Request:
-    """What is left of a request after its first tokens: the same request with a longer prompt.
-
-    Keys and values are a function of the tokens before them, and sampling is keyed by seed and
-    position, so its first token is the one that would have come next, on any engine.
-    """
-    if not tokens:
-        return request
-    return replace(
-        request, prompt=(*request.prompt, *tokens), max_tokens=request.max_tokens - len(tokens)
-    )

@@ -71,10 +71,13 @@ class TokenMasks:
     """The masks of one sequence under a grammar: an engine's ``allowed``. May be called from
     several threads.
 
-    ``follow`` computes ahead what the engine will ask for.
+    ``follow`` computes ahead what the engine will ask for. They are those of ``grammar``; where
+    ``before`` has tokens, the sequence began elsewhere, and is asked about what comes behind them.
     """
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
+    def __init__(self, matcher: LLMatcher, words: int, grammar: str) -> None:
+        self.grammar = grammar
+        self.before: tuple[int, ...] = ()
         self._matcher = matcher
         self._words = words
         self._consumed: list[int] = []
@@ -83,6 +86,8 @@ class TokenMasks:
 
     def __call__(self, tokens: list[int]) -> Mask:
         """The mask of the token after ``tokens``. Raises GrammarBroke."""
+        if self.before:
+            tokens = [*self.before, *tokens]
         with self._lock:
             if tokens != self._consumed:
                 self._go_to(tokens)
@@ -145,23 +150,23 @@ class Grammars:
 
         Raises GrammarRefused, and GrammarsBusy when others' take too long.
         """
-        grammar = self._head + grammar
+        whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:
-            matcher = self._compiled.get(grammar)
+            matcher = self._compiled.get(whole)
         if matcher is None:
             if not self._compiling.acquire(timeout=self._limits.wall_seconds):
                 raise GrammarsBusy
             try:
-                matcher = self._compile(grammar)
+                matcher = self._compile(whole)
             finally:
                 self._compiling.release()
         with self._lock:
-            self._compiled[grammar] = matcher
-            self._compiled.move_to_end(grammar)
+            self._compiled[whole] = matcher
+            self._compiled.move_to_end(whole)
             while len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
-            return [TokenMasks(matcher.deep_copy(), words) for _ in range(count)]
+            return [TokenMasks(matcher.deep_copy(), words, grammar) for _ in range(count)]
 
     def close(self) -> None:
         """End the child. A new grammar would start another."""

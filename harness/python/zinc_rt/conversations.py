@@ -1,0 +1,92 @@
+"""Conversations with tools and formats: what the server does with a request of the same fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from contract.errors import ConfigError, RequestError
+from contract.types import Request
+from harness.serve.dialect import Dialect, dialect_of
+from harness.serve.structured.grammars import Grammars, TokenMasks
+from reference.model.chat_template import ChatTemplate
+from reference.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from harness.serve.chat import ChatPlan
+
+
+class Conversations:
+    """Plans the answers of the model called ``name``."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, grammars: Grammars, name: str
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._name = name
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model writes thoughts and calls."""
+        return dialect_of(self._template.text, self._tokenizer)
+
+    def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
+        """How a conversation is answered: ``fields`` are those of ``/v1/chat/completions``.
+
+        Raises RequestError, TemplateError, and ConfigError where the extra is not installed.
+        """
+        with _told_as_request():
+            from harness.serve.chat import plan_chat
+            from harness.serve.wire import ChatRequest, converted
+
+            body = {name: value for name, value in fields.items() if value is not None}
+            asked = converted({**body, "messages": [dict(one) for one in messages]}, ChatRequest)
+            return plan_chat(asked, self._template, self.dialect, self._name)
+
+    def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
+        """Which tokens may come next, for each request of a plan that has a grammar. Raises
+        RequestError."""
+        with _told_as_request():
+            from harness.serve.chat import masks_of
+
+            return masks_of(plan, self._grammars, requests)
+
+
+def fields_of(
+    thinking: bool | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    parallel_tool_calls: bool | None,
+    response_format: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What is said of a conversation, by the names of the server's fields."""
+    fields = {
+        "enable_thinking": thinking,
+        "tools": tools,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": parallel_tool_calls,
+        "response_format": response_format,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@contextmanager
+def _told_as_request() -> Iterator[None]:
+    """What a client of the server is told is a RequestError here."""
+    try:
+        from harness.serve.errors import ApiError
+
+        try:
+            yield
+        except ApiError as error:
+            param = error.param or "messages"
+            problem = error.message.removeprefix(param).lstrip(": ")
+            raise RequestError(param, problem) from None
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tools and formats need {error.name}; pip install 'zinc-rt[server]'"
+        ) from None

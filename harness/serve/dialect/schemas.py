@@ -1,0 +1,48 @@
+"""Schemas of parameters, for syntaxes whose values are no JSON: what of them those can hold to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from harness.serve.structured.json_schema import ANNOTATIONS, SchemaRefused
+
+LONGEST_CHAIN = 32
+"""References that lead from one to the next."""
+ROOT_KEYWORDS = frozenset(("$schema", "$defs", "definitions"))
+OBJECT_KEYWORDS = frozenset(("type", "properties", "required", "additionalProperties"))
+
+
+def keywords_of(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords that ask for something of a value."""
+    return set(schema) - ANNOTATIONS - ROOT_KEYWORDS
+
+
+def only(keywords: Collection[str], allowed: Collection[str], place: str) -> None:
+    """Raises SchemaRefused for a keyword at ``place`` that is not ``allowed``."""
+    if more := set(keywords) - set(allowed):
+        raise SchemaRefused(place, min(more), "cannot be enforced in this model's calls")
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """``schema``, or what it leads to in ``root`` if it is only a reference; True, which allows
+    anything, for one that leads nowhere."""
+    for _ in range(LONGEST_CHAIN):
+        if not isinstance(schema, Mapping) or keywords_of(schema) != {"$ref"}:
+            return schema
+        place: Any = root
+        for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            place = place.get(name, True) if isinstance(place, Mapping) else True
+        schema = place
+    return True
+
+
+def members_of(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any, bool]]:
+    """Name and schema of every property of an object, and whether it is required. Raises
+    SchemaRefused where a required one has no schema."""
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    required = set(schema.get("required", ()))
+    if unknown := required - properties.keys():
+        raise SchemaRefused(place, "required", f"names {min(unknown)!r}, which has no schema")
+    return [(name, one, name in required) for name, one in properties.items()]

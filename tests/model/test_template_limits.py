@@ -1,0 +1,134 @@
+"""A chat template is a stranger's program: its errors are one line, it stays in its sandbox and
+within its limits, and what it is given makes sense."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from contract.errors import RequestError, TemplateError
+from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
+from tests.model.rendering import TURNS, render
+from tests.needs import machine_lacks
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("\n\n{% frobnicate %}", "line 3: .*frobnicate"),
+        ("\n{{ raise_exception('no\n\nway') }}", "line 2: it refuses: no way"),
+        ("a\nb{{ messages.x.y }}", "line 2: UndefinedError"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
+        ("{{ raise_exception('x' * 100000) }}", r"x\.\.\.$"),
+    ],
+)
+def test_a_failing_template_is_one_line_with_its_place(source, message):
+    with pytest.raises(TemplateError, match=f"^m.gguf: chat template.*{message}") as caught:
+        render(source)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "''.__class__.__mro__",
+        "messages.__class__",
+        "messages[0]['__class__'].x",
+        "messages | map(attribute='__class__') | list",
+        "'{0.__class__}'.format(messages)",
+        "lipsum.__globals__",
+        "raise_exception.__globals__",
+        "strftime_now.__self__",
+        "messages[0].role.strip.__func__.__globals__",
+        "messages[0].role._trusted",
+        "self.__init__.__globals__",
+        "cycler.__init__.__globals__.os",
+        "messages.append(1)",
+        "messages[0].update({'role': 'x'})",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(expression):
+    with pytest.raises(TemplateError, match=r"^m\.gguf: chat template"):
+        render("{{ " + expression + " }}")
+
+
+LIMITS = TemplateLimits(cpu_seconds=0.3, memory_bytes=256 << 20, output_characters=1 << 16)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "0.3 s"),
+        ("{% set x = 9 ** (9 ** (8 + messages | length)) %}", "0.3 s"),
+        ("{{ 'a' * 10000000000 }}", "memory"),
+        ("{{ ([0] * 100000000) | length }}", "memory"),
+        ("{% for a in range(99999) %}{{ 'x' * 100 }}{% endfor %}", "more than 65,536 characters"),
+        ("{{ '%100000000d' % (messages | length) }}", "0.3 s|memory|characters"),
+        ("{% for a in range(9999) %}{{ messages | tojson }}{% endfor %}", "characters"),
+    ],
+)
+def test_a_template_cannot_use_more_than_its_limits(source, message):
+    """And afterwards the same template object still answers."""
+    source = "{% if messages[0].content == 'go' %}" + source + "{% endif %}ok"
+    with ChatTemplate(source, source="m.gguf", limits=LIMITS) as template:
+        with pytest.raises(TemplateError, match=message):
+            template.render([{"role": "user", "content": "go"}])
+        assert template.render(TURNS).text == "ok"
+
+
+def test_a_worker_that_was_killed_is_replaced():
+    with ChatTemplate("ok", source="m.gguf") as template:
+        assert template.render(TURNS).text == "ok"
+        os.kill(template._worker.child.pid, signal.SIGKILL)
+        with pytest.raises(TemplateError, match="was killed"):
+            template.render(TURNS)
+        assert template.render(TURNS).text == "ok"
+
+
+def test_the_worker_ends_with_its_template():
+    template = ChatTemplate("ok", source="m.gguf")
+    template.start()
+    worker = template._worker.child
+    template.close()
+    assert worker.returncode is not None
+    other = ChatTemplate("ok", source="m.gguf")
+    other.start()
+    worker = other._worker.child
+    del other
+    assert worker.returncode is not None
+
+
+def test_the_worker_inherits_no_secrets(monkeypatch):
+    monkeypatch.setenv("ZINC_RT_SECRET", "hush")
+    with ChatTemplate("ok", source="m.gguf") as template:
+        template.render(TURNS)
+        environ = f"/proc/{template._worker.child.pid}/environ"
+        if not os.path.exists(environ):
+            machine_lacks("/proc")
+        with open(environ, "rb") as file:
+            assert b"hush" not in file.read()
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages: "),
+        (["hi"], r"messages\[0\]: "),
+        ([{"content": "hi"}], r"messages\[0\].role: "),
+        ([*TURNS, {"role": "<|im_end|>", "content": "hi"}], r"messages\[1\].role: "),
+        ([{"role": ["user"], "content": "hi"}], r"messages\[0\].role: "),
+        ([{"role": "user", "content": object()}], "messages: cannot be written"),
+    ],
+)
+def test_messages_that_make_no_sense(messages, field):
+    with ChatTemplate("ok", source="m.gguf") as template, pytest.raises(RequestError, match=field):
+        template.render(messages)
+
+
+def test_a_template_that_is_too_long_is_refused():
+    with pytest.raises(TemplateError, match="characters"):
+        ChatTemplate("x" * (MAX_TEMPLATE_CHARACTERS + 1), source="m.gguf")

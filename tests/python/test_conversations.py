@@ -1,0 +1,140 @@
+"""Tools and formats in a Python program: what the server answers, to the bit."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.calling import ENUM, MESSAGES, TIME, TOOLS, WEATHER, check_call
+from tests.serve.speaking_models import HERMES, speaking_model
+from zinc_rt import LLM, RequestError, SamplingParams, serve
+
+CONTEXT = 1024
+ASKED: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "max_tokens": 120,
+}
+CALLING: dict[str, Any] = {
+    "tools": TOOLS,
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"), HERMES)
+
+
+@pytest.fixture(scope="module")
+def talking(path: Path) -> Iterator[LLM]:
+    with LLM(path, tier="cpu", context=CONTEXT, slots=2, progress=False) as opened:
+        yield opened
+
+
+def asked(seed: int, **more: Any) -> SamplingParams:
+    return SamplingParams(seed=seed, **(ASKED | more))
+
+
+def test_a_call_is_the_one_that_the_server_makes(talking: LLM, path: Path, tmp_path: Path) -> None:
+    """The whole message, ids included; it and the answer to it go back into the conversation."""
+    (output,) = talking.chat(MESSAGES, asked(3), thinking=False, **CALLING)
+    message, completion = output.completion.message, output.completion
+    assert message is not None
+    assert completion.finish_reason == "tool_calls"
+    (call,) = message["tool_calls"]
+    check_call(call["function"]["name"], call["function"]["arguments"])
+    wire = {"messages": MESSAGES, "seed": 3, "max_tokens": 120, "enable_thinking": False}
+    body = json.dumps({**wire, **CALLING}).encode()
+    ledger = tmp_path / "ledger.sqlite"
+    with serve(path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
+        request = urllib.request.Request(
+            f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            (choice,) = json.load(response)["choices"]
+    assert choice["message"] == message
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    (after,) = talking.chat([*MESSAGES, message, answer], asked(3, max_tokens=2), tools=TOOLS)
+    assert after.error is None
+    assert after.completion.message is not None
+    assert len(after.prompt_tokens) > len(output.prompt_tokens)
+
+
+def test_formats_of_many_choices_of_many_conversations(talking: LLM) -> None:
+    """Beside one that is free, and in a stream."""
+    outputs = talking.chat([MESSAGES] * 3, asked(5, n=2), thinking=False, response_format=SCHEMA)
+    texts = [completion.text for output in outputs for completion in output.completions]
+    assert all(json.loads(text) in ENUM["enum"] for text in texts)
+    assert texts == texts[:2] * 3
+    (message,) = {str(output.completion.message) for output in outputs}
+    assert texts[0].replace('"', "") in message
+    stream = talking.stream_chat(MESSAGES, asked(5), thinking=False, response_format=SCHEMA)
+    assert "".join(piece.text for piece in stream) == texts[0]
+    assert stream.output.completion.message == outputs[0].completion.message
+    (free,) = talking.chat(MESSAGES, asked(5, max_tokens=4), thinking=False)
+    assert free.completion.message is None
+    assert free.text not in texts
+
+
+def test_one_call_ends_an_answer(talking: LLM) -> None:
+    """What a model would say after the only call it may make is never computed."""
+    (begin,) = talking.tokenizer.encode("<tool_call>", add_bos=False)
+    free = asked(3, max_tokens=400, logit_bias={begin: 100}, ignore_end=False)
+    strict = [{"type": "function", "function": {**TIME, "strict": True}}]
+    told: dict[str, Any] = {"thinking": False, "tools": strict, "parallel_tool_calls": False}
+    stream = talking.stream_chat(MESSAGES, free, **told)
+    text = "".join(piece.text for piece in stream)
+    completion = stream.output.completion
+    assert text.endswith("</tool_call>")
+    assert completion.finish_reason == "tool_calls"
+    assert completion.message is not None
+    assert len(completion.message["tool_calls"]) == 1
+    assert len(completion.tokens) < 100
+    (whole,) = talking.chat(MESSAGES, free, **told)
+    assert whole.completion.message == completion.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        ({"tools": [TOOLS[0]] * 2}, "tools", "twice"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
+        ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "cannot be"),
+        (
+            {
+                "tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "not at its root",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_of_its_conversation(
+    talking: LLM, fields: dict[str, Any], field: str, says: str
+) -> None:
+    (output,) = talking.chat(MESSAGES, asked(1), **fields)
+    assert isinstance(output.error, RequestError)
+    assert output.error.field == field
+    assert says in output.error.problem
+    with pytest.raises(RequestError, match=says):
+        list(talking.stream_chat(MESSAGES, asked(1), **fields))
+
+
+def test_a_model_without_tools_says_so(llm: LLM) -> None:
+    (output,) = llm.chat(MESSAGES, asked(1), tools=[{"type": "function", "function": WEATHER}])
+    assert isinstance(output.error, RequestError)
+    assert output.error.field == "tools"

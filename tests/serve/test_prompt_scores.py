@@ -1,0 +1,287 @@
+"""``echo`` with ``logprobs``: how likely the tokens of a prompt are, by the definition, to the bit,
+whatever was cached and whoever else asks."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from openai import OpenAI
+
+from contract.types import FinishReason, Request
+from harness.generate import Session, SessionOptions
+from harness.serve.driver import EngineDriver
+from harness.serve.errors import ApiError
+from harness.serve.generation import Generation
+from harness.serve.prompt_scores import PromptScores
+from harness.serve.run import Running
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.ops.log_probabilities import log_probabilities
+from reference.runner import ModelRunner
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.streams import data_of, lines_of
+
+PROMPT = "the quick brown fox jumps over the lazy dog, and again the quick brown fox"
+VOCAB = 320
+
+
+def scored(http: Http, prompt: object, **more: object) -> Any:
+    """The whole answer to a prompt and nothing after it."""
+    body = {"prompt": prompt, "echo": True, "logprobs": 3, "max_tokens": 0, "seed": 1, **more}
+    reply = http.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def logprobs(http: Http, prompt: object, **more: object) -> Any:
+    return scored(http, prompt, **more)["choices"][0]["logprobs"]
+
+
+def by_definition(path: Path, tokens: Sequence[int]) -> list[float]:
+    """What rule R10 says of the logits of an engine that computes them all at once."""
+    logits = np.empty((len(tokens), VOCAB), np.float32)
+    options = SessionOptions(tier="cpu", context=128, all_logits=True, prefix_cache=False)
+    with Session.open(path, options) as session:
+        session.logits(tokens, logits)
+    following = np.array(tokens[1:], np.int32)
+    found: list[float] = log_probabilities(logits=logits[:-1], token=following, top=1)[0].tolist()
+    return found
+
+
+def test_the_values_are_those_of_the_definition(
+    server: Running, http: Http, tiny_model_path: Path
+) -> None:
+    tokens = server.service.model.tokenizer.encode(PROMPT)
+    told = logprobs(http, PROMPT)
+    assert told["token_logprobs"] == [None, *by_definition(tiny_model_path, tokens)]
+    assert "".join(told["tokens"]) == PROMPT
+    assert told["top_logprobs"][0] is None
+    for token, value, likeliest in list(
+        zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    )[1:]:
+        assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
+        assert 1 <= len(likeliest) <= 3
+        assert likeliest.get(token, value) == value
+    other = logprobs(http, PROMPT.replace("brown", "green"))
+    assert other["token_logprobs"] != told["token_logprobs"]
+
+
+def test_what_is_cached_changes_nothing(server: Running, http: Http) -> None:
+    """Every logit is computed, though the prefix is known and was found for the request before."""
+    first = scored(http, PROMPT)
+    plain = {"prompt": PROMPT, "max_tokens": 1, "seed": 1}
+    assert http.post("/v1/completions", plain).json["usage"]["prompt_tokens_details"] != {
+        "cached_tokens": 0
+    }
+    again = scored(http, PROMPT)
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert again["choices"] == first["choices"]
+
+
+def test_company_changes_nothing(http: Http) -> None:
+    """Alone, in one request, and all at once with requests that generate."""
+    prompts = [PROMPT[: 7 + 9 * number] for number in range(6)]
+    alone = [logprobs(http, prompt) for prompt in prompts]
+    together = scored(http, prompts)["choices"]
+    assert [choice["logprobs"] for choice in together] == alone
+    assert [choice["text"] for choice in together] == prompts
+    with ThreadPoolExecutor(12) as clients:
+        body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        others = [clients.submit(http.post, "/v1/completions", body) for _ in range(6)]
+        assert list(clients.map(lambda prompt: logprobs(http, prompt), prompts)) == alone
+        assert len({str(other.result().json["choices"]) for other in others}) == 1
+
+
+def test_generated_tokens_are_as_likely_as_the_same_ones_given(http: Http) -> None:
+    """What an answer says of its tokens and what scoring says of them is one thing; and a greedy
+    answer is the likeliest everywhere, as evaluation harnesses look at it."""
+    greedy = {"max_tokens": 8, "temperature": 0, "logprobs": 3, "ignore_eos": True}
+    told = http.post("/v1/completions", {"prompt": [104, 105], "echo": True, **greedy}).json
+    listed = told["choices"][0]["logprobs"]
+    assert len(listed["tokens"]) == 10
+    plain = http.post("/v1/completions", {"prompt": [104, 105], **greedy}).json
+    for part, values in plain["choices"][0]["logprobs"].items():
+        assert values is None or listed[part][2:] == values
+    for value, likeliest in list(
+        zip(listed["token_logprobs"], listed["top_logprobs"], strict=True)
+    )[2:]:
+        assert value == max(likeliest.values())
+    with pytest.raises(AssertionError):
+        assert listed["token_logprobs"][1] == max(listed["top_logprobs"][1].values())
+
+
+def test_an_end_is_a_token_too(server: Running, http: Http) -> None:
+    """As many are listed as are counted, so that a prompt's are those before an answer's; a message
+    has only those that say something."""
+    (end, *_) = server.service.model.tokenizer.eog_ids
+    forced = {"logit_bias": {str(end): 100}, "temperature": 0}
+    told = scored(http, [104, 105], max_tokens=4, **forced)
+    choice, usage = told["choices"][0], told["usage"]
+    assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == (
+        "hi",
+        "stop",
+        1,
+    )
+    assert len(choice["logprobs"]["token_logprobs"]) == usage["total_tokens"] == 3
+    assert all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, **forced}
+    message = http.post("/v1/chat/completions", chat).json["choices"][0]
+    assert message["logprobs"]["content"] == []
+    streamed = http.post("/v1/chat/completions", {**chat, "stream": True}).body
+    choices = [choice for chunk in data_of(lines_of(streamed)) for choice in chunk["choices"]]
+    assert choices[-1]["finish_reason"] == "stop"
+    assert not any(choice["logprobs"] for choice in choices)
+
+
+def test_streams_choices_and_digests(client: OpenAI, http: Http) -> None:
+    """A stream says the same as a whole answer, of every choice; the digest is of what was sampled
+    from, as without the prompt's tokens."""
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "seed": 5, "n": 2}
+    prompts = [PROMPT, "abc"]
+    extra = {"ignore_eos": True, "logits_digest": True}
+    whole = client.completions.create(
+        prompt=prompts, echo=True, logprobs=1, **asked, extra_body=extra
+    )
+    plain = client.completions.create(prompt=prompts, **asked, extra_body=extra)
+    assert whole.x_zinc["logits_sha256"] == plain.x_zinc["logits_sha256"]  # type: ignore[attr-defined]
+    values: list[list[float | None]] = [[] for _ in whole.choices]
+    texts = [""] * len(values)
+    for chunk in client.completions.create(
+        prompt=prompts, echo=True, logprobs=1, stream=True, **asked, extra_body=extra
+    ):
+        for choice in chunk.choices:
+            assert choice.logprobs is not None
+            values[choice.index] += choice.logprobs.token_logprobs or []
+            texts[choice.index] += choice.text
+    for choice, streamed, text in zip(whole.choices, values, texts, strict=True):
+        assert choice.logprobs is not None
+        assert (choice.logprobs.token_logprobs, choice.text) == (streamed, text)
+
+
+def test_a_prompt_of_one_token_and_answers_of_none(http: Http) -> None:
+    told = scored(http, [104])["choices"][0]
+    assert told["logprobs"]["token_logprobs"] == [None]
+    assert (told["text"], told["finish_reason"]) == ("h", "length")
+    nothing = http.post("/v1/completions", {"prompt": "abc", "max_tokens": 0}).json
+    assert nothing["choices"][0]["text"] == ""
+    assert nothing["usage"]["completion_tokens"] == 0
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}
+    assert http.post("/v1/chat/completions", chat).error["param"] == "max_tokens"
+
+
+@given(cuts=st.lists(st.integers(0, 11)), worked=st.randoms(use_true_random=False))
+def test_chunks_are_nobodys_business(cuts: list[int], worked: random.Random) -> None:
+    """However the logits come, and whenever they are worked on."""
+    logits = np.random.default_rng(1).normal(size=(12, 40)).astype(np.float32)
+    request = Request(1, tuple(range(12)), 0, log_probabilities=2)
+    scores = PromptScores(request)
+    waiting: list[bool] = []
+    digested: list[int] = []
+
+    def digest(first: int, rows: NDArray[np.float32]) -> None:
+        digested.extend(range(first, first + len(rows)))
+
+    sink = scores.sink(lambda: waiting.append(True), digest, 11)
+    for start, stop in pairwise(sorted({0, *cuts, 12})):
+        sink(start, logits[start:stop])
+        assert len(waiting) <= 1
+        if waiting and worked.random() < 0.5:
+            waiting.clear()
+            scores.work()
+    for _ in waiting:
+        scores.work()
+    assert scores.wait(0)
+    assert digested == [11]
+    wanted, ids, tops = log_probabilities(
+        logits=logits[:-1], token=np.arange(1, 12, dtype=np.int32), top=2
+    )
+    assert [event.log_probability for event in scores.tokens] == [None, *wanted.tolist()]
+    assert [event.token for event in scores.tokens] == list(range(12))
+    assert [list(map(list, zip(*event.top, strict=True))) for event in scores.tokens[1:]] == [
+        [row.tolist(), top.tolist()] for row, top in zip(ids, tops, strict=True)
+    ]
+
+
+class Slow(PromptScores):
+    """Scores that are not worked on before somebody says so."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.gate = threading.Event()
+        self.most = 0
+
+    def take(self, first: int, rows: NDArray[np.float32]) -> bool:
+        begins = super().take(first, rows)
+        self.most = max(self.most, len(self._chunks))
+        return begins
+
+    def work(self) -> None:
+        self.gate.wait()
+        super().work()
+
+
+def test_nobody_waits_for_slow_scores(tiny_model_path: Path) -> None:
+    """Others go on meanwhile, and little is kept: the request sits out steps until its logits are
+    worked on, and then all of it is there."""
+    model = open_model(tiny_model_path)
+    limits = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
+    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+        driver = EngineDriver(lambda observer: Engine(runner, observer=observer, stall_steps=5))
+        driver.start()
+        try:
+            prompt = tuple(range(40, 100))
+            slow = Request(driver.new_id(), prompt, 0, log_probabilities=None)
+            scores = Slow(slow)
+            stream = driver.submit([slow], scores={slow.id: scores})
+            other = Request(driver.new_id(), prompt[:5], 60, ignore_end=True)
+            ended: list[FinishReason] = []
+            others = driver.submit([other])
+            while not ended:
+                events = [one.event for one in others.take(30)]
+                ended += [event.finish_reason for event in events if event.finish_reason]
+            assert scores.most <= 2
+            assert driver.call(lambda engine: engine.progress(slow.id)) < len(prompt)
+            scores.gate.set()
+            assert scores.wait(30)
+            assert len(scores.tokens) == len(prompt)
+            while not any(one.event.finish_reason for one in stream.take(30)):
+                pass
+        finally:
+            driver.close()
+
+
+def test_logits_that_are_not_finite_are_an_error(server: Running) -> None:
+    model = server.service.model
+    request = Request(model.driver.new_id(), (1, 2, 3), 0, log_probabilities=1)
+    generation = Generation(model, [request], scores=True)
+    while not generation.done:
+        list(generation.pieces(30))
+    assert len(generation.prompt_events(0)) == 3
+    broken = PromptScores(request)
+    broken.take(0, np.array([[1, np.nan], [1, 2]], np.float32))
+    broken.work()
+    generation._scores[request.id] = broken
+    with pytest.raises(ApiError) as failed:
+        generation.prompt_events(0)
+    assert failed.value.code == "model_failed"
+
+
+def test_guessing_ahead_changes_nothing(serve: Serve, http: Http) -> None:
+    told = logprobs(http, PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    with serve(draft=4, slots=2) as server:
+        guessed = logprobs(Http(server.url), PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    assert guessed == told
