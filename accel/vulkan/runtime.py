@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from accel.kernels.source import Traits
+from accel.packets.places import Places
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
 from accel.vulkan.memory import Memory
 from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.program import Program
-from accel.vulkan.pushed import Places
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
 from contract.errors import TierError, TierUnavailable
