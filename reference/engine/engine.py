@@ -341,6 +341,8 @@ class Engine:
 
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
+        if not self._failed and not self._stalled:
+            return
         ending = [(sequence, FinishReason.ERROR) for sequence in self._failed]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
