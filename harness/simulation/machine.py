@@ -83,7 +83,7 @@ class Machine:
         """See ``Models``. Raises Violation where a model finds no room though one is idle."""
         idle = [number for number, served in self.served.items() if served.engine.idle]
         try:
-            self._models.submit(str(model), request, sink, allowed)
+            self._models.submit(str(model), request, sink, allowed=allowed)
         except DoesNotFit as error:
             if idle:
                 raise Violation(Invariant.MODEL_ROOM, f"{idle} are idle: {error}") from error
@@ -157,7 +157,7 @@ class Machine:
         self.latest = served
         self._use(served.number)
         events: list[TokenEvent]
-        if len(self._given) < 2:
+        if len(self._worlds) == 1:
             events = step()
             return events
         began = self._clock()
