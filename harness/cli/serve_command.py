@@ -92,6 +92,7 @@ def serve(args: argparse.Namespace) -> int:
     need_server_extra()
     from harness.progress import progress_on
     from harness.serve import supervisor
+    from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
@@ -100,6 +101,7 @@ def serve(args: argparse.Namespace) -> int:
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     with running(options_of(settings), progress_on(transient=True)) as server:
+        freeze_heap()
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"

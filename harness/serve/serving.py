@@ -21,6 +21,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.serve.accounts import Accounts, Tenanted
 from harness.serve.errors import RESTART_SECONDS, ApiError
+from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
@@ -267,6 +268,7 @@ class Serving:
         else:
             self.accounts.tell(self.tell)
         place.service.metrics.follow(model.name, model.driver)
+        refreeze_heap()
         return place
 
     def _load_beside(self, name: str) -> _Place:
@@ -317,6 +319,7 @@ class Serving:
                 self._changed.wait_for(lambda: not place.leases, CLOSE_SECONDS)
             self._places.remove(place)
         place.owned.close()
+        refreeze_heap()
 
 
 def _no_room(name: str, error: BaseException) -> ApiError:

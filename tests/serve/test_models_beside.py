@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import DoesNotFit
+from harness.serve.heap import freeze_heap
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
@@ -249,3 +252,20 @@ def test_a_budget_is_that_of_all_together(
             here = server.serving.others[name]
             assert here is not None
             plans.append(here.plan.total)
+
+
+def test_what_is_unloaded_is_garbage_that_goes(
+    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a server's own process the collector does not look at what stays; a model that left is not
+    among that."""
+    ask(http, "llama")
+    model = weakref.ref(served.serving.others["llama"])
+    try:
+        freeze_heap()
+        assert gc.get_freeze_count() > 10_000
+        assert served.serving._unload_one()
+        assert model() is None
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
