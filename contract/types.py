@@ -29,18 +29,16 @@ class QosClass(Enum):
     STANDARD = "standard"
     BATCH = "batch"
 
-    @property
-    def rank(self) -> int:
-        """0 for the most urgent class, then 1 and 2."""
-        return _CLASS_RANK[self]
+    rank: int
+    """0 for the most urgent class, then 1 and 2."""
+
+    def __init__(self, value: str) -> None:
+        self.rank = len(type(self).__members__)
 
     def lowered_to(self, asked: QosClass | None) -> QosClass:
         """The class of a request that asks for ``asked`` where its tenant has this one: the lower
         of both, the tenant's for None."""
         return self if asked is None or asked.rank < self.rank else asked
-
-
-_CLASS_RANK = {qos: rank for rank, qos in enumerate(QosClass)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,14 @@ SETTINGS: Mapping[str, Setting] = {
             "none",
         ),
         Setting(
+            "beside",
+            TEXT,
+            "",
+            "models, separated by commas, that requests may name too; each is loaded when one "
+            "does, in place of another nobody uses where there is no room",
+            "none",
+        ),
+        Setting(
             "allowed_hosts",
             TEXT,
             "",

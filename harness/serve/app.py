@@ -28,6 +28,7 @@ from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
 from harness.serve.serving import Serving
 from harness.serve.tenant_routes import TenantHandlers
+from harness.serve.wire import model_named
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -97,11 +98,22 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
             told.encoded(), told.status, headers=told.headers, mimetype="application/json"
         )
 
+    def choose(name: str | None) -> None:
+        before = g.lease
+        g.lease = serving.lease(name)
+        g.service = g.lease.service
+        before.release()
+
     for route in ROUTES:
+        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
         app.add_url_rule(
             route.path,
             route.name,
-            _view(route, _handler(handlers, route.name)),
+            _view(
+                route,
+                _handler(handlers, route.name),
+                choose if by_name else None,
+            ),
             methods=[route.method],
             provide_automatic_options=False,
         )
@@ -109,11 +121,18 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     return app
 
 
-def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseResponse]:
+def _view(
+    route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
+) -> Callable[..., BaseResponse]:
+    """What answers a route; ``choose`` lets the model that a body names answer it."""
+
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
             check_body(request.content_type, request.headers.get("Content-Encoding"))
-            arguments["raw"] = request.get_data(cache=False)  # type: ignore[assignment]
+            raw = request.get_data(cache=False)
+            arguments["raw"] = raw  # type: ignore[assignment]
+            if choose is not None:
+                choose(model_named(raw))
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered

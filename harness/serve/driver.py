@@ -245,14 +245,17 @@ class EngineDriver:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let the requests under way end for up to ``drain_seconds``, end the rest, and stop."""
-        deadline = time.monotonic() + drain_seconds
-        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._drain(drain_seconds)
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _drain(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _begin(
         self, engine: Engine, stream: EventStream, submission: Submission, now: float
@@ -319,8 +322,7 @@ class EngineDriver:
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            streams = self._watch.streams
-            if not self._commands and streams and all(self._rests(*one) for one in streams.items()):
+            if not self._commands and self._watch.streams and self._all_rest():
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -333,6 +335,10 @@ class EngineDriver:
             # What ran waits again; the engine itself ends a request under which steps keep failing.
             log_fault("a step failed", error)
             return
+        self._deliver(events)
+
+    def _deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Put what a step gave on the streams."""
         now = time.monotonic()
         self._count(events)
         for event in events:
@@ -351,6 +357,9 @@ class EngineDriver:
         # Without tokens for anybody there is nothing better to do than to wait for late work.
         for request_id in self._beside.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
             self._engine.stall(request_id, patient=True)
+
+    def _all_rest(self) -> bool:
+        return all(self._rests(*one) for one in self._watch.streams.items())
 
     def _rests(self, request_id: int, stream: EventStream) -> bool:
         """Whether nothing is computed for a request for now."""

@@ -155,7 +155,7 @@ class TenantHandlers:
         )
 
     def _reload(self) -> None:
-        self._accounts.reload(lambda change: self._serving.service.model.driver.call(change))
+        self._accounts.reload(self._serving.tell)
 
 
 def _no_such_tenant() -> ApiError:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import ConfigError, RequestError
-from contract.types import LOCAL_TENANT, Tenant
+from contract.types import LOCAL_TENANT, QosClass, Request, Tenant
 from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow, Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
@@ -200,3 +200,15 @@ def test_giving_back_what_is_not_held_is_found() -> None:
     tenants.occupy(1, slots=-1)
     with pytest.raises(AssertionError, match="gave back twice"):
         tenants.occupy(1, slots=-1)
+
+
+@pytest.mark.parametrize("own", QosClass)
+@pytest.mark.parametrize("asked", [None, *QosClass])
+def test_a_request_may_lower_its_class_and_not_raise_it(
+    own: QosClass, asked: QosClass | None
+) -> None:
+    tenants = Tenants([replace(TEAM, qos=own)], clock=ManualClock())
+    served = tenants.class_of(Request(1, (1,), 1, tenant=TEAM.id, qos=asked))
+    order = [QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH]
+    assert order.index(served) == max(order.index(own), order.index(asked or own))
+    assert [qos.rank for qos in order] == [0, 1, 2]

@@ -191,7 +191,7 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     pull(http)
     entered, go_on = threading.Event(), threading.Event()
 
-    def crowded(path: Path, name: str, owned: object) -> ServedModel:
+    def crowded(path: Path, name: str, owned: object, taken: int) -> ServedModel:
         entered.set()
         go_on.wait(30)
         raise DoesNotFit(name, 2, 1, "close something")
