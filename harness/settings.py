@@ -261,7 +261,7 @@ SETTINGS: Mapping[str, Setting] = {
             "queue_depth",
             integer(1, 4096),
             256,
-            "requests that may wait for a slot; more are refused with 503",
+            "requests that may wait for a slot; more are refused",
         ),
         Setting(
             "ray",

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from contract.errors import DeviceLost, ZincError
+from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
 from harness.serve.faults import log_fault
@@ -269,12 +269,17 @@ class EngineDriver:
                 if mask is not None:
                     self._beside.add(request.id, mask)
                 stream._live.add(request.id)
-        except BaseException:
+        except BaseException as error:
+            nobody_else = engine.statistics.waiting == len(accepted)
             for request in submission.requests:
                 self._forget(stream, request.id)
                 stream.facts.pop(request.id, None)
             for request_id in accepted:
                 engine.cancel(request_id)
+            if isinstance(error, QueueFull) and nobody_else:
+                most = len(accepted)
+                problem = f"times the prompts is above {most}, the most that may wait at once"
+                raise RequestError("n", problem) from None
             raise
 
     def _sink_of(self, submission: Submission, request: Request) -> tuple[LogitsSink | None, int]:

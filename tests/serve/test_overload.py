@@ -143,8 +143,9 @@ def steps(server: Running) -> int:
 
 
 def test_ten_times_the_load_of_one_costs_others_little(serve: Serve, tmp_path: Path) -> None:
-    """The crowd waits, and beyond its places is told when to come back; others are never refused,
-    and the slowest of their requests takes at most twice the steps of the slowest without."""
+    """The crowd waits, and beyond its places is told when to come back: some are left for others,
+    so never 503. Others are never refused, and the slowest of their requests takes at most twice
+    the steps of the slowest without."""
     path = tmp_path / "tenants.toml"
     path.write_text(
         f'[tenant.urgent]\nid = 1\nqos = "interactive"\nkeys = ["{key_digest(URGENT)}"]\n'
@@ -157,7 +158,7 @@ def test_ten_times_the_load_of_one_costs_others_little(serve: Serve, tmp_path: P
             wait_until(lambda: under_way(server) >= SLOTS + DEPTH // 2)
             urgent = steps_of_requests(server, URGENT)
             equal = steps_of_requests(server, EQUAL)
-    assert set(told[0]) == {"200", "503"}
-    assert told[0]["503"] > OVERLOAD
+    assert set(told[0]) == {"200", "429"}
+    assert told[0]["429"] > OVERLOAD
     assert max(urgent) <= 1.5 * max(quiet)
     assert max(equal) <= 2 * max(quiet)
