@@ -116,6 +116,7 @@ class CompletionLogprobs(Struct):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class TextChoice(Struct):

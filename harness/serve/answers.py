@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from contract.types import FinishReason, Tenant, TokenEvent
 from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.serve.text_offsets import TextOffsets, prompt_offsets
 from reference.model.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -150,12 +151,14 @@ class ChatShape:
 class CompletionShape:
     """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
     tokens where those are listed. Listed is every token that counts, also one that only ends the
-    text."""
+    text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
+    go on where a stop string cut it."""
 
     answer: Answer
     listed: bool
     echoed: Sequence[str] = ()
     _opened: set[int] = field(default_factory=set)
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
         pieces = [piece]
@@ -185,24 +188,36 @@ class CompletionShape:
         return Piece(choice, self.echoed[choice], events=events)
 
     def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
-        events = [event for part in parts for event in part.events]
         return {
             "index": index,
             "text": "".join(part.text for part in parts),
-            "logprobs": self._logprobs(events),
+            "logprobs": self._logprobs(index, parts) if self.listed else None,
             "finish_reason": parts[-1].finish,
         }
 
-    def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
-        if not self.listed:
-            return None
+    def _logprobs(self, index: int, parts: Sequence[Piece]) -> Json:
         tokenizer = self.answer.generation.model.tokenizer
+        events = [event for part in parts for event in part.events]
         return {
             "tokens": [_text(tokenizer, event.token) for event in events],
             "token_logprobs": [event.log_probability for event in events],
             "top_logprobs": [_listed(tokenizer, event) for event in events],
-            "text_offset": None,
+            "text_offset": [at for part in parts for at in self._offsets_of(index, part)],
         }
+
+    def _offsets_of(self, index: int, part: Piece) -> list[int]:
+        """Where the tokens of a part of a choice begin: of its prompt, or of what follows it."""
+        tokenizer = self.answer.generation.model.tokenizer
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            text = self.echoed[index] if self.echoed else ""
+            offsets = self._offsets[index] = TextOffsets(len(text))
+            if self.echoed:
+                tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
+                return prompt_offsets(text, tokens)
+        said = [event for event in part.events if event.finish_reason is not FinishReason.STOP]
+        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in said]
+        return found + [offsets.of(b"")] * (len(part.events) - len(said))
 
 
 def _delta_of(part: Part) -> Json:
