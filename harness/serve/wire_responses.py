@@ -95,7 +95,8 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
 
 class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/responses``. ``store`` may be left out or false: nothing is. ``user``,
-    ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing."""
+    ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing.
+    ``logits_digest`` is that of chat completions."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
     model: Id | None = None
@@ -105,6 +106,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: Share | None = None
     top_k: TopK | None = None
     seed: int | None = None
+    logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None
     tools: list[ResponseFunction] | None = None
@@ -146,6 +148,8 @@ def chat_of(body: ResponsesRequest) -> Json:
         value = getattr(body, name)
         if value is not None:
             chat[name] = value
+    if body.logits_digest:
+        chat["logits_digest"] = True
     if body.stream:
         chat["stream_options"] = {"include_usage": True}
     if body.max_output_tokens is not None:
