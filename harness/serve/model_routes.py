@@ -104,6 +104,14 @@ class ModelHandlers:
                     param="model",
                     code="model_in_use",
                 )
+            if found.path.resolve() == self._serving.began_with[1].resolve():
+                raise ApiError(
+                    400,
+                    f"{name} is what the server is started with, and would be fetched again; "
+                    "start it with another --model first",
+                    param="model",
+                    code="model_in_use",
+                )
             freed = catalog.remove(name, self._cache_dir, NullProgress())
         deleted = {"id": name, "object": "model", "deleted": True}
         return {**deleted, "x_zinc": {"freed_bytes": freed}}
