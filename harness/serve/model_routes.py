@@ -61,10 +61,14 @@ class ModelHandlers:
 
     def models(self) -> Json:
         """OpenAI's list is of what requests may name: the model that answers."""
+        tenant = g.account.tenant
         return {
             "object": "list",
             "data": [_described(g.service.model)],
-            "x_zinc": {"managed": list(self._managed())},
+            "x_zinc": {
+                "managed": list(self._managed()),
+                "tenant": {"name": tenant.name, "qos": tenant.qos.value},
+            },
         }
 
     def one_model(self, model: str) -> Json:

@@ -132,7 +132,8 @@ def _add_models(app: Flask, double: Double) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         managed = double.fake.managed
-        return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed}}
+        told = {"tenant": {"name": "local", "qos": "interactive"}}
+        return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed} | told}
 
     @app.post("/v1/models/pull")
     def pull() -> Response:
