@@ -68,9 +68,10 @@ class Answer:
     def origin(self) -> Json:
         """What is known of an answer before it is there: what reproduces it, and who computes it
         for whom."""
-        generation = self.generation
-        seed = generation.choices[0].request.sampling.seed
-        return {"seed": seed, "tenant": self.tenant.name, "tier": generation.model.tier}
+        model = self.generation.model
+        seed = self.generation.choices[0].request.sampling.seed
+        origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
+        return origin if model.trace is None else origin | {"trace": model.trace}
 
     def chunk(self, kind: str, choice: Json, first: bool) -> Json:
         """An object of a stream; the first one names the seed."""
@@ -89,7 +90,10 @@ class Answer:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+            "prompt_tokens_details": {
+                "cached_tokens": generation.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": generation.reasoning_tokens,
                 "accepted_prediction_tokens": 0,
