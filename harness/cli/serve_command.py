@@ -127,9 +127,10 @@ def verify(args: argparse.Namespace) -> int:
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
-    from harness.serve.verify import first_difference, read_object
+    from harness.serve.transcripts import read_answer, read_object
+    from harness.serve.verify import first_difference
 
-    request, response = read_object(args.request), read_object(args.response)
+    request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
     options = _model_options(settings, path)
     with ExitStack() as owned:

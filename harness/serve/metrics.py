@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
 from harness.serve.driver import EngineDriver, EngineStopped
 from harness.serve.generation import Generation
+from harness.serve.histograms import Histogram
 from reference.engine import Engine, EngineStatistics
 from reference.sched.tenants import Usage
 
@@ -34,6 +35,7 @@ class Metrics:
         self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
         self._generated = self._counter("generation_tokens", "Tokens generated, by step.", WHO)
+        self._generated_for: dict[tuple[str, str], Counter] = {}
         self._success = self._counter(
             "request_success", "Choices that ended.", (*WHO, "finished_reason")
         )
@@ -64,7 +66,11 @@ class Metrics:
 
     def generated(self, tenant: Tenant, tokens: int) -> None:
         """A step gave a tenant so many tokens."""
-        self._generated.labels(tenant.name, tenant.qos.value).inc(tokens)
+        who = tenant.name, tenant.qos.value
+        counter = self._generated_for.get(who)
+        if counter is None:
+            counter = self._generated_for[who] = self._generated.labels(*who)
+        counter.inc(tokens)
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""
@@ -80,8 +86,7 @@ class Metrics:
             self._decode.observe(latest - first)
             self._first.observe(first - generation.began)
             self._whole.observe(latest - generation.began)
-            for interval in choice.intervals:
-                self._between.observe(interval)
+            self._between.observe(*choice.intervals)
 
     def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
         """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
@@ -100,8 +105,10 @@ class Metrics:
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
         return Counter(NAMESPACE + name, text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-        return Histogram(NAMESPACE + name, text, registry=self._registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> Histogram:
+        histogram = Histogram(NAMESPACE + name, text, bounds)
+        self._registry.register(histogram)
+        return histogram
 
 
 TENANT_GAUGES = {

@@ -60,7 +60,7 @@ class ModelOptions:
 class ServedModel:
     """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
     time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
-    make masks for its vocabulary."""
+    make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told."""
 
     name: str
     model: Model
@@ -73,6 +73,7 @@ class ServedModel:
     device: str
     fingerprint: str
     created: int
+    trace: str | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -212,4 +213,5 @@ def open_model(
         device=prepared.tier.info.device,
         fingerprint=fingerprint,
         created=int(path.stat().st_mtime),
+        trace=None if session.recording.trace is None else session.recording.trace.name,
     )

@@ -61,10 +61,14 @@ class ModelHandlers:
 
     def models(self) -> Json:
         """OpenAI's list is of what requests may name: the model that answers, and those beside."""
+        tenant = g.account.tenant
         return {
             "object": "list",
             "data": [_described(g.service.model), *self._beside()],
-            "x_zinc": {"managed": list(self._managed())},
+            "x_zinc": {
+                "managed": list(self._managed()),
+                "tenant": {"name": tenant.name, "qos": tenant.qos.value},
+            },
         }
 
     def one_model(self, model: str) -> Json:
@@ -114,6 +118,14 @@ class ModelHandlers:
                 raise ApiError(
                     400,
                     f"{name} answers requests; activate another one first",
+                    param="model",
+                    code="model_in_use",
+                )
+            if found.path.resolve() == self._serving.began_with[1].resolve():
+                raise ApiError(
+                    400,
+                    f"{name} is what the server is started with, and would be fetched again; "
+                    "start it with another --model first",
                     param="model",
                     code="model_in_use",
                 )

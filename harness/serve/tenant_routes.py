@@ -43,6 +43,7 @@ class AddTenant(Struct, forbid_unknown_fields=True, omit_defaults=True):
     decode_tokens_per_s: Quota | None = None
     prefill_tokens_per_s: Quota | None = None
     max_context: Quota | None = None
+    max_waiting: Quota | None = None
     reserved_pages: Pages | None = None
     operator: bool = False
     admin: bool = False

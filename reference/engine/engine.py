@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from contract.errors import QueueFull, RequestError, ZincError
+from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.delivery import Delivery
@@ -223,7 +223,8 @@ class Engine:
         output: str = LOGITS,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
-        its id waits or runs, and QueueFull when too many wait.
+        its id waits or runs, and QueueFull when too many wait: TenantQueueFull where there is a
+        place for others.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
         handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
@@ -240,8 +241,7 @@ class Engine:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            if not self._may_wait(tenant):
-                raise QueueFull(self._queue_depth, self._queue.retry_after())
+            self._check_place(tenant)
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
@@ -269,9 +269,17 @@ class Engine:
         self._placing.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
 
-    def _may_wait(self, tenant: Tenant) -> bool:
+    def _check_place(self, tenant: Tenant) -> None:
+        """Raises QueueFull where one more request of a tenant may not wait."""
         own, waiting = self._queue.of_tenant(tenant.id), len(self._placing.waiting)
-        return may_wait(own, waiting, self._queue_depth, len(self.tenants))
+        within = own < tenant.max_waiting
+        if within and may_wait(own, waiting, self._queue_depth, len(self.tenants)):
+            return
+        seconds = self._queue.retry_after()
+        if within and waiting >= self._queue_depth:
+            raise QueueFull(self._queue_depth, seconds)
+        rate = self.tenants.rates_free_in(tenant.id)
+        raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is

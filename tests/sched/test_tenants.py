@@ -45,6 +45,20 @@ def test_a_window_never_reports_less_than_it_holds(history: list[Counted]) -> No
     assert window.total(now + WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND) == 0
 
 
+@given(HISTORIES, st.integers(1, 40))
+def test_when_a_rate_is_below_a_bound_is_known(history: list[Counted], rate: int) -> None:
+    """From then on, and not a bucket before."""
+    window, now = RateWindow(), 0.0
+    for wait, tokens in history:
+        now += wait
+        window.add(now, tokens)
+    seconds = window.below_in(now, rate)
+    assert (seconds == 0) == (window.per_second(now) < rate)
+    if seconds:
+        assert window.per_second(now + seconds - 1e-6) >= rate
+        assert window.per_second(now + seconds + 1e-6) < rate
+
+
 def test_a_clock_that_goes_back_stands_still() -> None:
     window = RateWindow()
     window.add(10.0, 5)

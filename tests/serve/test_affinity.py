@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.errors import QueueFull, RequestError
+from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.serve.driver import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
@@ -109,10 +109,16 @@ def test_what_is_left_of_a_request_continues_it(
 
 
 def test_refusals_arrive_as_they_were() -> None:
-    for error in (RequestError("n", "is odd"), QueueFull(3, 2.0), EngineStopped("gone")):
+    errors: list[ZincError] = [
+        RequestError("n", "is odd"),
+        QueueFull(3, 2.0),
+        EngineStopped("gone"),
+    ]
+    errors += [TenantQueueFull(3, 2.0, rate) for rate in (False, True)]
+    for error in errors:
         again = Refusal.of(error).error
         assert type(again) is type(error)
-        assert str(again) == str(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,32 @@ def test_calls_and_thoughts_are_items(server: Running) -> None:
     assert whole["output"][2]["arguments"] == '{"a":1}'
 
 
+def test_the_items_of_an_answer_are_one_turn() -> None:
+    """As chat completions have it, thoughts, text and calls together; thoughts alone are none."""
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "1 + 2?"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": "I add."},
+        call,
+        {**call, "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c2", "output": "3"},
+        {"role": "assistant", "content": "3"},
+        {"role": "assistant", "content": "or so"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "?"}]},
+        {"role": "user", "content": "sure?"},
+    ]
+    messages = chat_of(msgspec.convert({"input": items}, ResponsesRequest))["messages"]
+    roles = ["user", "assistant", "tool", "tool", "assistant", "assistant", "user"]
+    assert [message["role"] for message in messages] == roles
+    turn = messages[1]
+    assert (turn["reasoning_content"], turn["content"]) == ("hm", "I add.")
+    assert [one["id"] for one in turn["tool_calls"]] == ["c1", "c2"]
+    assert [message["content"] for message in messages[4:]] == ["3", "or so", "sure?"]
+    assert not any("reasoning_content" in message for message in messages[2:])
+
+
 def test_calls_given_back_are_turns_of_the_conversation() -> None:
     items = [
         {"role": "user", "content": "1 + 2?"},
