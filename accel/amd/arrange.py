@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +9,7 @@ from accel.amd.device import Allocation
 from accel.amd.launcher import MOST_GROUPS, launch_alone
 from accel.amd.runtime import Runtime
 from accel.kernels.source import Module
+from accel.packets.buffers import ArrangedMatrix
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
 from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
@@ -20,18 +19,9 @@ STORED_BYTES = 1 << 26
 """Stored bytes that are in host memory of the GPU at a time, before they are arranged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrangedMatrix:
-    """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
-
-    place: Allocation
-    row_bytes: int
-    layout: WeightLayout
-
-
 def arranged(
     runtime: Runtime, name: str, dtype: DType, data: NDArray[np.uint8], matrices: int
-) -> ArrangedMatrix:
+) -> ArrangedMatrix[Allocation]:
     """uint8[rows, row_bytes] of ``matrices`` one below the other, in the GPU's memory.
 
     Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.

@@ -13,6 +13,7 @@ from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.kernels.source import module_of
 from accel.packets.packet import ABSENT, PACKET, aligned
+from accel.packets.places import Places
 from accel.packets.step import Op, Placement
 from contract.ir.inputs import InputCopy
 
@@ -36,13 +37,6 @@ class PlannedLaunch:
     kernel: LoadedKernel
     groups: int
     wait: bool
-
-
-@dataclass(slots=True)
-class Places:
-    """Where the scratch memory of all steps lies."""
-
-    scratch: int = 0
 
 
 def launches_of(
@@ -86,14 +80,15 @@ class Recording:
         self.number = 0
         words = self._words(self.place.address)
         self.place.host[self._words_at :].view(np.uint32)[:] = words
-        self._scratch = -1
+        self._bound_to = -1
 
     def bind(self, places: Places) -> None:
         """Arguments follow the scratch memory where it has moved; nothing of this may run."""
-        if places.scratch == self._scratch:
+        if places.version == self._bound_to:
             return
+        self._bound_to = places.version
         arguments = np.zeros(len(self._launches), ARGUMENTS)
-        arguments["scratch"] = self._scratch = places.scratch
+        arguments["scratch"] = places.scratch
         arguments["inputs"] = self.place.address + self._inputs_at
         arguments["packets"] = self._packets
         arguments["index"] = np.arange(len(self._launches))

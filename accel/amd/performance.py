@@ -25,7 +25,7 @@ from accel.packets.binding import bind_step
 from accel.packets.fused import fuse
 from accel.packets.layouts import WeightLayout, tile_bytes
 from accel.packets.packet import PACKET
-from accel.packets.rules import lower_graph
+from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Op, Schedule, Step
 from contract.dtypes import StorageClass
@@ -35,7 +35,6 @@ from contract.kernel import KernelHeader, decode_kernel
 from contract.records import QUERY_TOKEN, STEP
 from contract.shape_key import ShapeKey
 
-ROW_PARTS = 64
 BASE = 1 << 40
 REGION = 8 << 30
 REGIONS = ("control", "inputs", "scratch", "weights", "state")

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
 from accel.amd.kfd import Kfd
-from accel.amd.launcher import Places
 from accel.amd.packet_test import check_packets
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.self_test import Asked, divides
 from accel.amd.userq import UserQueues
+from accel.packets.places import Places
 from contract.errors import OutOfMemory, TierUnavailable
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.device import Allocation
-from accel.amd.launcher import Places, Recording
+from accel.amd.launcher import Recording
 from accel.amd.queue import Queue
+from accel.packets.places import Places
 from accel.packets.under_way import Pace, Waiting
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.arrange import ArrangedMatrix, arranged
+from accel.amd.arrange import arranged
 from accel.amd.checks import check_code
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
@@ -24,13 +24,16 @@ from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
-from accel.packets.footprint import StepMemory, device_footprint, step_memory
+from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
+from accel.packets.footprint import StepMemories, device_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
-from accel.packets.layouts import WeightLayout, planes_bytes
-from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.layouts import planes_bytes
+from accel.packets.places import grown
+from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import DeviceLost, TierError
 from contract.footprint import Footprint
@@ -40,23 +43,7 @@ from contract.kernel import KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into."""
-
-
-@dataclass(slots=True, eq=False)
-class AmdBuffer:
-    """Memory of one graph buffer: ``place`` as the graph declares it, ``matrix`` as the products
-    read it. ``source`` are a weight's bytes in host memory."""
-
-    name: str
-    nbytes: int
-    heap: Heap
-    place: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
+AmdBuffer = DeviceBuffer[Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +73,7 @@ class AmdTier:
         self._buffers: set[AmdBuffer] = set()
         self._batches: weakref.WeakSet[AmdBatch] = weakref.WeakSet()
         self._scratch: Allocation | None = None
-        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._step_memory = StepMemories(self._scheduled)
         self._lost = ""
         self._closed = False
 
@@ -120,12 +107,12 @@ class AmdTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
+        return device_footprint(graph, largest, self._step_memory.of(graph, largest), planes_bytes)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory."""
         with self._guarded("scratch"):
-            self._reserve(self._step_memory(graph, largest).shared)
+            self._reserve(self._step_memory.of(graph, largest).shared)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> AmdBuffer:
         """Zeroed memory: the GPU's own, but what the host reads after a step. Raises OutOfMemory
@@ -133,18 +120,14 @@ class AmdTier:
         with self._guarded(decl.name):
             place = self._device.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
             place.host[:] = 0
-        return self._keep(AmdBuffer(decl.name, nbytes, heap, place))
+        return self._keep(AmdBuffer(decl, nbytes, heap, place))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> AmdBuffer:
         """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
-        buffer = AmdBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = AmdBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(decl.name):
-            if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
-                matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-                matrix = arranged(self._runtime, decl.name, decl.dtype, data, matrices)
-                buffer.matrix = matrix
-                if matrix.layout is WeightLayout.STORED:
-                    buffer.place = matrix.place
+            if matrices := matrices_of(decl):
+                buffer.hold(arranged(self._runtime, decl.name, decl.dtype, data, matrices))
             else:
                 self._stored(buffer)
         return self._keep(buffer)
@@ -154,17 +137,16 @@ class AmdTier:
         self._buffers.remove(buffer)
         if self._lost:
             return
-        matrix = buffer.matrix.place if buffer.matrix is not None else None
         with self._guarded(buffer.name):
-            for place in {id(a): a for a in (buffer.place, matrix) if a}.values():
-                self._device.free(place)
+            for allocation in buffer.allocations:
+                self._device.free(allocation)
 
     def map(self, buffer: AmdBuffer) -> NDArray[np.uint8]:
         """The bytes; a weight's are those it was uploaded from."""
         if buffer.source is not None:
             return buffer.source
-        assert buffer.place is not None
-        return buffer.place.host
+        assert buffer.allocation is not None
+        return buffer.allocation.host
 
     def read(self, buffer: AmdBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """See Tier."""
@@ -206,7 +188,7 @@ class AmdTier:
                 schedule,
                 inputs,
                 lambda name: self._stored(buffers[name]).address,
-                lambda name: _matrix(buffers[name]),
+                lambda name: buffers[name].operand,
             ).view(np.uint8)
             launches = launches_of(self._runtime.modules, step.ops, schedule.placements)
             place = self._device.allocate(f"packets of {graph.name}", packets.nbytes)
@@ -216,10 +198,7 @@ class AmdTier:
             go = self._runtime.queue.go_address
             return Recording(self._device, graph.name, launches, place.address, inputs.nbytes, go)
 
-        outputs = {
-            decl.name: (decl, self._stored(buffers[decl.name]))
-            for decl in graph.of_kind(BufferKind.OUTPUT)
-        }
+        outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
         batch = AmdBatch(form, len(launches), schedule.barriers, record, outputs)
         weakref.finalize(batch, self._forget, place, batch.recordings)
         return batch
@@ -293,33 +272,26 @@ class AmdTier:
 
     def _stored(self, buffer: AmdBuffer) -> Allocation:
         """The bytes of a buffer as the graph declares them."""
-        if buffer.place is None:
+        if buffer.allocation is None:
             assert buffer.source is not None
-            buffer.place = self._device.allocate(buffer.name, buffer.source.nbytes)
-            buffer.place.host[:] = np.ascontiguousarray(buffer.source).reshape(-1).view(np.uint8)
-        return buffer.place
+            buffer.allocation = self._device.allocate(buffer.name, buffer.source.nbytes)
+            buffer.allocation.host[:] = (
+                np.ascontiguousarray(buffer.source).reshape(-1).view(np.uint8)
+            )
+        return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, form, ROW_PARTS, self._device.tier))
         return step, schedule_levels(step)
 
-    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """The answer for the graph asked about last is kept: what is planned is then made."""
-        if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
-            self._planned = (graph, largest, steps)
-        return self._planned[2]
-
     def _reserve(self, nbytes: int) -> None:
         """Grow scratch; recordings made before follow it."""
-        if self._scratch is not None and self._scratch.nbytes >= nbytes:
-            return
-        if self._scratch is not None:
+
+        def finish() -> None:
             self._submissions.finish(DEFAULT_TIMEOUT_SECONDS)
-            self._device.free(self._scratch)
-            self._scratch = None
-        self._scratch = self._device.allocate("scratch", nbytes)
-        self._runtime.places.scratch = self._scratch.address
+
+        self._scratch = grown(self._device, finish, "scratch", self._scratch, nbytes)
+        self._runtime.places.move(self._scratch.address, 0)
 
     def _forget(self, packets: Allocation, recordings: Sequence[Recording]) -> None:
         """A batch is gone, of which nothing runs any more."""
@@ -327,12 +299,6 @@ class AmdTier:
             return
         for place in (packets, *(recording.place for recording in recordings)):
             self._device.free(place)
-
-
-def _matrix(buffer: AmdBuffer) -> tuple[int, int, WeightLayout]:
-    matrix = buffer.matrix
-    assert matrix is not None, f"{buffer.name} is not a matrix"
-    return matrix.place.address, matrix.row_bytes, matrix.layout
 
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from accel.cuda.registered import LAYOUTS
 from accel.cuda.tuned import ArrangedLayout
 from accel.cuda.upload import Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
+from accel.packets.buffers import ArrangedMatrix
 from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
 from accel.packets.mirrors import Bytes
 from accel.packets.ops import pieces
@@ -25,21 +26,6 @@ Launch = Callable[[int, range], None]
 """Has some groups arranged whose stored rows lie at an address."""
 MOST_GROUPS = 1 << 15
 """Work-groups of a launch of the plain kernel, which is right with any number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrangedMatrix:
-    """A weight as the products read it. ``row_bytes`` is the stride of the layout: of a row as
-    stored, else of a group of rows."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: WeightLayout
-
-    @property
-    def operand(self) -> tuple[int, int, WeightLayout]:
-        """What a packet says of it: address, stride and layout."""
-        return self.allocation.address, self.row_bytes, self.layout
 
 
 def arranged_row_bytes(dtype: DType, layout: WeightLayout, columns: int) -> int:
@@ -64,7 +50,7 @@ class Arranger:
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int, layout: WeightLayout
-    ) -> ArrangedMatrix:
+    ) -> ArrangedMatrix[Allocation]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.

@@ -7,46 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.arrange import ArrangedMatrix, arranged_row_bytes, group_rows
+from accel.cuda.arrange import arranged_row_bytes, group_rows
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
-from accel.packets.layouts import WeightLayout
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from contract.dtypes import StorageClass
-from contract.ir.nodes import BufferDecl, BufferKind
-from contract.tier import Heap
+from contract.ir.nodes import BufferDecl
 
-
-@dataclass(slots=True, eq=False)
-class CudaBuffer:
-    """Device memory of one graph buffer.
-
-    A weight is kept as the products read it (``matrix``) or as stored (``allocation``), and as the
-    other too once an op wants that; ``source`` is the host's view of its stored bytes.
-    """
-
-    decl: BufferDecl
-    nbytes: int
-    heap: Heap
-    allocation: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
-
-    @property
-    def name(self) -> str:
-        """The logical name of the graph buffer it holds."""
-        return self.decl.name
-
-    @property
-    def allocations(self) -> list[Allocation]:
-        """All its memory."""
-        matrix = self.matrix.allocation if self.matrix is not None else None
-        return list({id(a): a for a in (self.allocation, matrix) if a is not None}.values())
-
-
-def is_matrix(decl: BufferDecl) -> bool:
-    """Whether products may read the buffer: it is a matrix or a stack of them."""
-    return decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3)
+CudaBuffer = DeviceBuffer[Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +34,21 @@ class Weights:
             buffer.allocation = place
         return buffer.allocation
 
-    def matrix(self, buffer: CudaBuffer) -> ArrangedMatrix:
+    def matrix(self, buffer: CudaBuffer) -> ArrangedMatrix[Allocation]:
         """A weight as the products read it."""
         if buffer.matrix is None:
             decl = buffer.decl
             assert buffer.source is not None, f"{decl.name} is no upload"
-            assert is_matrix(decl), f"{decl.name} is not a matrix"
-            matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
+            matrices = matrices_of(decl)
+            assert matrices, f"{decl.name} is not a matrix"
             layout = layout_of(decl, self.runtime.device)
             source, arranger = _rows(buffer.source), self.runtime.arranger
-            buffer.matrix = arranger.upload(decl.name, decl.dtype, source, matrices, layout)
-            if buffer.matrix.layout is WeightLayout.STORED and buffer.allocation is None:
-                buffer.allocation = buffer.matrix.allocation
+            return buffer.hold(arranger.upload(decl.name, decl.dtype, source, matrices, layout))
         return buffer.matrix
 
     def arranged_bytes(self, decl: BufferDecl) -> int:
         """What ``matrix`` takes beside the stored bytes."""
-        if not is_matrix(decl) or decl.dtype.storage is StorageClass.FLOAT:
+        if not matrices_of(decl) or decl.dtype.storage is StorageClass.FLOAT:
             return 0
         *matrices, rows, columns = (int(dim) for dim in decl.shape)
         layout = layout_of(decl, self.runtime.device)

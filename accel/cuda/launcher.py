@@ -10,6 +10,7 @@ import numpy as np
 
 from accel.cuda.driver import Context, Handle
 from accel.cuda.tuned import Extent
+from accel.packets.places import Places
 
 PROGRAMMATIC_CAPABILITY = (9, 0)
 """From here on a kernel may be launched before the one in front of it has ended."""
@@ -18,14 +19,6 @@ PROGRAMMATIC_CAPABILITY = (9, 0)
 COOPERATIVE = ("COOPERATIVE", "cooperative")
 PROGRAMMATIC = ("PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed")
 """Attributes of a launch: what the driver calls them, and their values."""
-
-
-@dataclass(slots=True)
-class StepMemory:
-    """Addresses of the scratch memory and of the place of a step's inputs."""
-
-    scratch: int = 0
-    inputs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +48,15 @@ class Recording:
 
     context: Context
     launches: Sequence[BoundLaunch]
-    memory: StepMemory
+    places: Places
     programmatic: bool
     graphs: bool = True
     _executable: Handle | None = None
-    _made_for: tuple[int, int] | None = None
+    _made_for: int = -1
 
     def prepare(self, stream: Any) -> None:
         """Make the graph unless there is one for the memory of now."""
-        now = self.memory.scratch, self.memory.inputs
+        now = self.places.version
         current = self._executable is not None and self._made_for == now
         if self.graphs and self.launches and not current:
             self._executable = self._captured(stream)
@@ -96,8 +89,7 @@ class Recording:
             self._launch(launch, stream, self.programmatic and number > 0)
 
     def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
-        memory = self.memory
-        step = np.uint64(memory.scratch), np.uint64(memory.inputs)
+        step = np.uint64(self.places.scratch), np.uint64(self.places.inputs)
         arguments = Arguments(*step, *launch.own)
         attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.buffers import CudaBuffer, Weights, is_matrix
+from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER, Device
 from accel.cuda.driver import CudaError, open_driver
-from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording, StepMemory
+from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import (
     PLAIN_LAYOUTS,
@@ -30,27 +30,25 @@ from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step, product_factors
+from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import MAPPED_OUTPUT_BYTES, device_footprint, step_memory
+from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.layouts import WeightLayout
+from accel.packets.mirrors import exchange_as
 from accel.packets.packet import aligned
-from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.places import Places, grown
+from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import Waiting
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
-
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class CudaTier:
         self._weights = Weights(self._runtime)
         self._buffers: set[CudaBuffer] = set()
         self._scratch: Allocation | None = None
-        self._step_memory = StepMemory()
+        self._places = Places()
         self._submissions = Submissions(self._memory)
         self._waiting = Waiting()
         self._planned: _Planned | None = None
@@ -147,8 +145,7 @@ class CudaTier:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(f"allocating {decl.name}"):
             allocation = self._memory.allocate(decl.name, nbytes)
-        allocation.sent = decl.kind is not BufferKind.OUTPUT
-        allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
+        exchange_as(allocation, decl)
         return self._keep(CudaBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> CudaBuffer:
@@ -158,7 +155,7 @@ class CudaTier:
         """
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
-            if is_matrix(decl) and (self._planned is None or decl.name in self._planned.factors):
+            if matrices_of(decl) and (self._planned is None or decl.name in self._planned.factors):
                 self._weights.matrix(buffer)
             else:
                 self._weights.stored(buffer)
@@ -229,10 +226,7 @@ class CudaTier:
             )
             _check_layouts(step, packets, plan)
             self._runtime.uploader.close()
-            outputs = {
-                decl.name: (decl, self._weights.stored(buffers[decl.name]))
-                for decl in graph.of_kind(BufferKind.OUTPUT)
-            }
+            outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
             recording = self._recorded(graph.name, plan, packets)
             recording.prepare(self._memory.stream)
         return CudaBatch(form, len(plan.launches), recording, inputs.nbytes, outputs)
@@ -312,7 +306,7 @@ class CudaTier:
                 own = (*own, np.uint64(workspace + launch.workspace))
             launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
         recording = Recording(
-            runtime.context, launches, self._step_memory, runtime.programmatic, runtime.graphs
+            runtime.context, launches, self._places, runtime.programmatic, runtime.graphs
         )
         weakref.finalize(recording, _give_back, memory, kept)
         return recording
@@ -359,18 +353,13 @@ class CudaTier:
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
+        self._places.move(self._scratch.address, self._places.inputs)
         place = self._grown("inputs of a step", self._submissions.place, input_bytes)
         self._submissions.place = place
-        self._step_memory.scratch = self._scratch.address
-        self._step_memory.inputs = place.address
+        self._places.move(self._scratch.address, place.address)
 
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
-        if current is not None and current.nbytes >= nbytes:
-            return current
-        if current is not None:
-            self._memory.synchronize()
-            self._memory.free(current)
-        return self._memory.allocate(what, nbytes)
+        return grown(self._memory, self._memory.synchronize, what, current, nbytes)
 
 
 def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:

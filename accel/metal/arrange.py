@@ -11,6 +11,7 @@ from accel.kernels.source import Module
 from accel.metal.launcher import MOST_GROUPS, launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
+from accel.packets.buffers import ArrangedMatrix
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
 from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
@@ -23,22 +24,15 @@ STORED_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class ArrangedMatrix:
-    """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: WeightLayout
-
-
-@dataclass(frozen=True, slots=True)
 class Arranger:
     """Arranges matrices on one device."""
 
     memory: Memory
     program: Program
 
-    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> ArrangedMatrix:
+    def upload(
+        self, name: str, dtype: DType, data: Bytes, matrices: int
+    ) -> ArrangedMatrix[Allocation]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.

@@ -16,6 +16,7 @@ from accel.metal.program import Pipeline, Program
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
 from accel.packets.packet import ABSENT, PACKET, aligned
+from accel.packets.places import Places
 from accel.packets.step import Op, Placement
 from contract.ir.inputs import InputCopy
 
@@ -46,13 +47,6 @@ class Launch:
     groups: int
     wait: bool
     work: int
-
-
-@dataclass(slots=True)
-class Places:
-    """Where the scratch memory of all steps lies."""
-
-    scratch: int = 0
 
 
 def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]) -> list[Launch]:

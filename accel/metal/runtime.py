@@ -9,12 +9,12 @@ from functools import partial
 from accel.kernels.judging import ALL_NATIVE, traits_of
 from accel.kernels.source import Traits
 from accel.metal.device import NEWER_HINT, default_device
-from accel.metal.launcher import Places
 from accel.metal.memory import Memory
 from accel.metal.objc import TIER, ObjectiveC
 from accel.metal.program import Program
 from accel.metal.queue import Queue
 from accel.metal.self_test import ask
+from accel.packets.places import Places
 from contract.errors import TierError, TierUnavailable
 
 

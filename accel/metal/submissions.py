@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.metal.launcher import Places, Recording
+from accel.metal.launcher import Recording
 from accel.metal.memory import Allocation, Memory
 from accel.metal.queue import Encode, Submission
+from accel.packets.places import Places
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes

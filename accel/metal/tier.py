@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import Traits
-from accel.metal.arrange import ArrangedMatrix, Arranger
+from accel.metal.arrange import Arranger
 from accel.metal.device import Device
 from accel.metal.launcher import Recording, launches_of
 from accel.metal.memory import VIEW_BYTES, Allocation
@@ -21,45 +21,29 @@ from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
 from accel.metal.submissions import MetalBatch, MetalFence, Submissions
 from accel.packets.binding import bind_step
+from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import BuildError
-from accel.packets.footprint import StepMemory, shared_footprint, step_memory
+from accel.packets.footprint import StepMemories, shared_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
-from accel.packets.layouts import WeightLayout
-from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.places import grown
+from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
 GRACE_SECONDS = 10.0
 """Longest that a lost device is waited for: macOS ends commands that hang by itself."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into."""
 
-
-@dataclass(slots=True, eq=False)
-class MetalBuffer:
-    """Device memory of one graph buffer.
-
-    A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
-    stored bytes once an op wants them, ``source`` is the host's view of them.
-    """
-
-    name: str
-    nbytes: int
-    heap: Heap
-    allocation: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
+MetalBuffer = DeviceBuffer[Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +71,7 @@ class MetalTier:
         self._buffers: set[MetalBuffer] = set()
         self._batches: dict[int, list[Recording]] = {}
         self._scratch: Allocation | None = None
-        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._step_memory = StepMemories(self._scheduled)
         self._lost = ""
         self._closed = False
 
@@ -133,7 +117,7 @@ class MetalTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return shared_footprint(graph, largest, self._step_memory(graph, largest), VIEW_BYTES)
+        return shared_footprint(graph, largest, self._step_memory.of(graph, largest), VIEW_BYTES)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -144,24 +128,21 @@ class MetalTier:
         planned = self.footprint(graph, largest)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         with self._guarded("scratch"):
-            self._reserve(self._step_memory(graph, largest).shared)
+            self._reserve(self._step_memory.of(graph, largest).shared)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> MetalBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._memory.allocate(decl.name, nbytes)
-        return self._keep(MetalBuffer(decl.name, nbytes, heap, allocation))
+        return self._keep(MetalBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> MetalBuffer:
         """A matrix is arranged for the products; of the rest of a mapped file large tensors are
         read where they are. Raises OutOfMemory naming the buffer."""
-        buffer = MetalBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        buffer = MetalBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(decl.name):
-            if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
-                matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-                buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
-                if buffer.matrix.layout is WeightLayout.STORED:
-                    buffer.allocation = buffer.matrix.allocation
+            if matrices := matrices_of(decl):
+                buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
             else:
                 buffer.allocation = self._memory.adopt(decl.name, data)
         return self._keep(buffer)
@@ -171,9 +152,9 @@ class MetalTier:
         self._buffers.remove(buffer)
         if self._lost or self._closed:
             return
-        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
-        for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
-            self._memory.free(allocation)
+        with self._guarded(buffer.name):
+            for allocation in buffer.allocations:
+                self._memory.free(allocation)
 
     def map(self, buffer: MetalBuffer) -> NDArray[np.uint8]:
         """The bytes; a weight's are those it was uploaded from."""
@@ -229,13 +210,10 @@ class MetalTier:
                 schedule,
                 inputs,
                 lambda name: self._stored(buffers[name]).address,
-                lambda name: _matrix(buffers[name]),
+                lambda name: buffers[name].operand,
             ).view(np.uint8)
             launches = launches_of(self._runtime.program, step.ops, schedule.placements)
-            outputs = {
-                decl.name: (decl, self._stored(buffers[decl.name]))
-                for decl in graph.of_kind(BufferKind.OUTPUT)
-            }
+            outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
             place = self._memory.adopt(f"packets of {graph.name}", packets)
 
         def record() -> Recording:
@@ -325,23 +303,11 @@ class MetalTier:
         step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 
-    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """The answer for the graph asked about last is kept: what is planned is then made."""
-        if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
-            self._planned = (graph, largest, steps)
-        return self._planned[2]
-
     def _reserve(self, nbytes: int) -> None:
         """Grow scratch; recordings made before follow it."""
-        if self._scratch is not None and self._scratch.nbytes >= nbytes:
-            return
-        larger = self._memory.allocate("scratch", nbytes)
-        if self._scratch is not None:
-            self._runtime.queue.finish()
-            self._memory.free(self._scratch)
-        self._scratch = larger
-        self._runtime.places.scratch = larger.address
+        finish = self._runtime.queue.finish
+        self._scratch = grown(self._memory, finish, "scratch", self._scratch, nbytes)
+        self._runtime.places.move(self._scratch.address, 0)
 
     def _forget(self, key: int, packets: Allocation) -> None:
         """A batch is gone, of which nothing runs any more."""
@@ -350,12 +316,6 @@ class MetalTier:
         for recording in self._batches.pop(key):
             recording.close()
         self._memory.free(packets)
-
-
-def _matrix(buffer: MetalBuffer) -> tuple[int, int, WeightLayout]:
-    matrix = buffer.matrix
-    assert matrix is not None, f"{buffer.name} is not a matrix"
-    return matrix.allocation.address, matrix.row_bytes, matrix.layout
 
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
+from accel.packets.buffers import ArrangedMatrix
 from accel.packets.build import Progress
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
@@ -32,15 +33,6 @@ STORED_BANK = 1
 """The bank of the staged bytes where an arrangement has banks of its own; 0 is the target's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrangedMatrix:
-    """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: WeightLayout
-
-
 @dataclass(slots=True)
 class Arranger:
     """Arranges matrices on one device. Its programs, one a format, are built when first needed."""
@@ -50,7 +42,9 @@ class Arranger:
     progress: Progress | None = None
     _kernels: dict[DType, Any] = field(default_factory=dict)
 
-    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> ArrangedMatrix:
+    def upload(
+        self, name: str, dtype: DType, data: Bytes, matrices: int
+    ) -> ArrangedMatrix[Allocation]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.

@@ -47,6 +47,12 @@ class ScratchPlace:
     version: int = 0
     """Counts the moves, so that bound arguments can be renewed."""
 
+    def move(self, shared: int, own: int, own_bytes: int) -> None:
+        """Note where it lies now."""
+        if (shared, own, own_bytes) != (self.shared, self.own, self.own_bytes):
+            self.shared, self.own, self.own_bytes = shared, own, own_bytes
+            self.version += 1
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:

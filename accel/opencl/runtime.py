@@ -37,6 +37,7 @@ from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
 from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
+from accel.packets.rules import ROW_PARTS
 from contract.errors import TierUnavailable
 
 FUTEX_X86_64 = 202
@@ -44,8 +45,6 @@ PROBE_SPIN_LIMIT = 1 << 27
 PROBE_ROUNDS = 64
 PROBE_WIDTH = 16
 """Floats of a row of the probe."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into on an accelerator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.arrange import ArrangedMatrix, Arranger
+from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
@@ -20,49 +20,30 @@ from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
+from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import (
-    MAPPED_OUTPUT_BYTES,
-    StepMemory,
-    opencl_footprint,
-    step_memory,
-)
+from accel.packets.footprint import StepMemories, StepMemory, opencl_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
-from accel.packets.layouts import WeightLayout, planes_bytes
+from accel.packets.layouts import planes_bytes
+from accel.packets.mirrors import exchange_as
+from accel.packets.places import grown
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
-from accel.packets.under_way import Waiting
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
+OWN_ALIGNMENT = 256
 
-
-@dataclass(slots=True, eq=False)
-class OpenClBuffer:
-    """Device memory of one graph buffer.
-
-    A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
-    stored bytes once an op wants them, ``source`` is the host's view of them: of the model file,
-    or of memory that is ``owned``.
-    """
-
-    name: str
-    nbytes: int
-    heap: Heap
-    allocation: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
-    owned: bool = False
+OpenClBuffer = DeviceBuffer[Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +77,7 @@ class OpenClTier:
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
         self._waiting = Waiting()
-        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._step_memory = StepMemories(self._scheduled)
         self._lost = ""
 
     @property
@@ -135,7 +116,7 @@ class OpenClTier:
         that are no view of the model file count too, and the snapshots of inputs."""
         if not self._memory.shared:
             return self._memory.held
-        sources = (b.source.nbytes for b in self._buffers if b.source is not None and b.owned)
+        sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._submissions.nbytes
 
     @property
@@ -145,7 +126,7 @@ class OpenClTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return self._footprint(graph, largest, self._step_memory(graph, largest))
+        return self._footprint(graph, largest, self._step_memory.of(graph, largest))
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -153,7 +134,7 @@ class OpenClTier:
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in a bank that has room for the buffers to come."""
-        steps = self._step_memory(graph, largest)
+        steps = self._step_memory.of(graph, largest)
         planned = self._footprint(graph, largest, steps)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
@@ -162,22 +143,17 @@ class OpenClTier:
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> OpenClBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         allocation = self._memory.allocate(decl.name, nbytes)
-        allocation.sent = decl.kind is not BufferKind.OUTPUT
-        allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
-        return self._keep(OpenClBuffer(decl.name, nbytes, heap, allocation))
+        exchange_as(allocation, decl)
+        return self._keep(OpenClBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> OpenClBuffer:
         """A view of ``data`` where the device reads host memory, else a copy.
 
         A matrix is arranged for the products as well. Raises OutOfMemory before copying.
         """
-        owned = owns_upload(decl)
-        buffer = OpenClBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
-        if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
-            matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-            buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
-            if buffer.matrix.layout is WeightLayout.STORED:
-                buffer.allocation = buffer.matrix.allocation
+        buffer = OpenClBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
+        if matrices := matrices_of(decl):
+            buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
         else:
             buffer.allocation = self._memory.adopt(decl.name, data, borrowed=True)
         return self._keep(buffer)
@@ -185,8 +161,7 @@ class OpenClTier:
     def free(self, buffer: OpenClBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
         self._buffers.remove(buffer)
-        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
-        for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
+        for allocation in buffer.allocations:
             self._memory.free(allocation)
 
     def map(self, buffer: OpenClBuffer) -> NDArray[np.uint8]:
@@ -246,7 +221,7 @@ class OpenClTier:
             schedule,
             inputs,
             lambda name: self._stored(buffers[name]).address,
-            lambda name: _matrix(buffers[name]),
+            lambda name: buffers[name].operand,
         )
         place = self._memory.adopt(f"packets of {graph.name}", packets.view(np.uint8))
         batch = OpenClBatch(
@@ -255,10 +230,7 @@ class OpenClTier:
             schedule.barriers,
             runtime.launcher.record(packets, place.address, step.ops),
             inputs.nbytes,
-            {
-                decl.name: (decl, self._stored(buffers[decl.name]))
-                for decl in graph.of_kind(BufferKind.OUTPUT)
-            },
+            outputs_of(graph, lambda name: self._stored(buffers[name])),
         )
         weakref.finalize(batch, self._memory.free, place)
         return batch
@@ -348,26 +320,14 @@ class OpenClTier:
         arranged = planes_bytes if isinstance(self._runtime.launcher, ModuleLauncher) else None
         return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
-    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """The answer for the graph asked about last is kept: what is planned is then made."""
-        if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
-            self._planned = (graph, largest, steps)
-        return self._planned[2]
-
     def _reserve(self, shared_bytes: int, own_bytes: int) -> None:
         """Grow the scratch memory; batches lowered before follow it."""
-        runtime = self._runtime
-        place = runtime.launch.scratch
-        own_total = own_bytes * runtime.launcher.workers
+        place, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
         self._scratch = self._grown("scratch", self._scratch, shared_bytes)
-        self._own = self._grown("workers' scratch", self._own, own_total)
-        workers = runtime.launcher.workers
+        place.move(self._scratch.address, place.own, place.own_bytes)
+        self._own = self._grown("workers' scratch", self._own, own_bytes * workers)
         per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
-        found = (self._scratch.address, self._own.address, per_worker)
-        if (place.shared, place.own, place.own_bytes) != found:
-            place.shared, place.own, place.own_bytes = found
-            place.version += 1
+        place.move(self._scratch.address, self._own.address, per_worker)
 
     def _reserve_inputs(self, nbytes: int) -> None:
         """Make the place of a step's inputs in a device's own memory at least this large."""
@@ -376,21 +336,7 @@ class OpenClTier:
             self._submissions.place = self._grown("inputs of a step", place, nbytes)
 
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
-        if current is not None and current.nbytes >= nbytes:
-            return current
-        if current is not None:
-            self._runtime.launch.queue.finish()
-            self._memory.free(current)
-        return self._memory.allocate(what, nbytes)
-
-
-OWN_ALIGNMENT = 256
-
-
-def _matrix(buffer: OpenClBuffer) -> tuple[int, int, WeightLayout]:
-    matrix = buffer.matrix
-    assert matrix is not None, f"{buffer.name} is not a matrix"
-    return matrix.allocation.address, matrix.row_bytes, matrix.layout
+        return grown(self._memory, self._runtime.launch.queue.finish, what, current, nbytes)
 
 
 if TYPE_CHECKING:

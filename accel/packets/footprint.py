@@ -48,6 +48,22 @@ def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> S
     )
 
 
+@dataclass(slots=True)
+class StepMemories:
+    """What the steps of a graph take, which ``lower`` tells. The answer for the graph asked about
+    last is kept: what is planned is then made."""
+
+    lower: Callable[[Graph, ShapeKey], tuple[Step, Schedule]]
+    _last: tuple[Graph, ShapeKey, StepMemory] | None = None
+
+    def of(self, graph: Graph, largest: ShapeKey) -> StepMemory:
+        """That of ``graph`` for steps up to ``largest``."""
+        if self._last is None or self._last[:2] != (graph, largest):
+            steps = step_memory(lambda form: self.lower(graph, form), largest)
+            self._last = (graph, largest, steps)
+        return self._last[2]
+
+
 def opencl_footprint(
     graph: Graph,
     largest: ShapeKey,

@@ -9,20 +9,28 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.packets.footprint import MAPPED_OUTPUT_BYTES
+from contract.ir.nodes import BufferDecl, BufferKind
+
 Bytes = NDArray[np.uint8]
 
 
-class Mirrored(Protocol):
-    """``nbytes`` of device memory; ``host`` are its bytes in host memory, None until mapped.
+class Exchanged(Protocol):
+    """``nbytes`` of device memory.
 
     Once mapped they are ``sent`` before a submission to an idle device and ``fetched`` after every
     one; what is not fetched is read anew whenever it is mapped.
     """
 
     nbytes: int
-    host: Bytes | None
     sent: bool
     fetched: bool
+
+
+class Mirrored(Exchanged, Protocol):
+    """``host`` are its bytes in host memory, None until mapped."""
+
+    host: Bytes | None
 
 
 class Transfer(Protocol):
@@ -30,6 +38,12 @@ class Transfer(Protocol):
 
     def wait(self) -> object:
         """Return when it has ended."""
+
+
+def exchange_as(allocation: Exchanged, decl: BufferDecl) -> None:
+    """Have ``allocation``, which holds a buffer of a graph, exchanged as often as that needs."""
+    allocation.sent = decl.kind is not BufferKind.OUTPUT
+    allocation.fetched = allocation.sent or allocation.nbytes < MAPPED_OUTPUT_BYTES
 
 
 A = TypeVar("A", bound=Mirrored)

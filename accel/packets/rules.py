@@ -24,6 +24,10 @@ BEST_WORDS = 3
 """int32 words of the arg-max record of ``kernels/argmax.h``."""
 
 
+ROW_PARTS = 64
+"""Pieces a row reduction is cut into on an accelerator."""
+
+
 def lower_graph(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
     """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``.
 

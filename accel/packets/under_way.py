@@ -15,6 +15,8 @@ from contract.ir.inputs import InputCopy, InputRows
 
 Bytes = NDArray[np.uint8]
 
+DEFAULT_TIMEOUT_SECONDS = 600.0
+"""Longest a step may take when the caller sets no deadline of its own."""
 POLL_SECONDS = 20e-6
 SLEPT_SHARE = 0.9
 """Of the usual duration of a step: asking earlier takes a core from who may need it."""

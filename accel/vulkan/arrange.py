@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import Module
+from accel.packets.buffers import ArrangedMatrix
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
 from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
@@ -25,15 +26,6 @@ STORED_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class ArrangedMatrix:
-    """A weight as the products read it. ``row_bytes`` is the kernel's stride."""
-
-    allocation: Allocation
-    row_bytes: int
-    layout: WeightLayout
-
-
-@dataclass(frozen=True, slots=True)
 class Arranger:
     """Arranges matrices on one device."""
 
@@ -41,7 +33,9 @@ class Arranger:
     memory: Memory
     program: Program
 
-    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> ArrangedMatrix:
+    def upload(
+        self, name: str, dtype: DType, data: Bytes, matrices: int
+    ) -> ArrangedMatrix[Allocation]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.

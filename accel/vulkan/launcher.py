@@ -9,10 +9,11 @@ from typing import Any
 from accel.kernels.source import module_of
 from accel.packets import work
 from accel.packets.ops import DeviceOp
+from accel.packets.places import Places
 from accel.packets.step import Op, Placement
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
-from accel.vulkan.pushed import Packets, Places, pushed
+from accel.vulkan.pushed import Packets, pushed
 from accel.vulkan.queue import Queue
 
 MOST_GROUPS = 4096

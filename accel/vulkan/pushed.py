@@ -11,34 +11,11 @@ from numpy.typing import NDArray
 from accel.kernels.accessors import is_pushed, pushed_bytes, pushed_counts
 from accel.packets.ops import DeviceOp
 from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.places import Places
 
 BY_ADDRESS = struct.Struct("<3QI")
 """Where scratch, inputs and packets lie, and which packet it is."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
-
-
-@dataclass(slots=True)
-class Places:
-    """Addresses all recordings of a tier share; ``version`` counts their moves."""
-
-    scratch: int = 0
-    inputs: int = 0
-    version: int = 0
-
-    def move(self, scratch: int, inputs: int) -> None:
-        """Note where the two lie now."""
-        if (scratch, inputs) != (self.scratch, self.inputs):
-            self.scratch, self.inputs = scratch, inputs
-            self.version += 1
-
-    def resolved(self, stored: int) -> int:
-        """The address behind one of a packet."""
-        if stored == ABSENT:
-            return stored
-        offset = stored & OFFSET_MASK
-        if stored & SCRATCH_MEMORY:
-            return self.scratch + offset
-        return self.inputs + offset if stored & INPUT_MEMORY else offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +24,16 @@ class Packets:
 
     host: NDArray[np.void]
     address: int
+
+
+def resolved(places: Places, stored: int) -> int:
+    """The address behind one of a packet."""
+    if stored == ABSENT:
+        return stored
+    offset = stored & OFFSET_MASK
+    if stored & SCRATCH_MEMORY:
+        return places.scratch + offset
+    return places.inputs + offset if stored & INPUT_MEMORY else offset
 
 
 def push_size(op: DeviceOp) -> int:
@@ -63,7 +50,7 @@ def pushed(op: DeviceOp, packets: Packets, index: int, places: Places) -> bytes:
     data = struct.pack(
         f"<Q{operands}Q{operands}I{sizes}i{reals}f2I",
         places.inputs,
-        *(places.resolved(int(stored)) for stored in packet["operand"][:operands]),
+        *(resolved(places, int(stored)) for stored in packet["operand"][:operands]),
         *packet["stride"][:operands].tolist(),
         *packet["size"][:sizes].tolist(),
         *packet["real"][:reals].tolist(),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from accel.kernels.judging import ALL_NATIVE, traits_of
 from accel.kernels.source import Traits
+from accel.packets.places import Places
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
 from accel.vulkan.memory import Memory
 from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.program import Program
-from accel.vulkan.pushed import Places
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_test import ask
 from contract.errors import TierError, TierUnavailable

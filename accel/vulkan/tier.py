@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import Traits
 from accel.packets.binding import bind_step
-from accel.packets.footprint import (
-    MAPPED_OUTPUT_BYTES,
-    StepMemory,
-    device_footprint,
-    step_memory,
-)
+from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
+from accel.packets.footprint import StepMemories, device_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
-from accel.packets.layouts import WeightLayout, planes_bytes
-from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.layouts import planes_bytes
+from accel.packets.mirrors import exchange_as
+from accel.packets.places import grown
+from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
-from accel.vulkan.arrange import ArrangedMatrix, Arranger
+from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.launcher import Recording, launches_of
 from accel.vulkan.memory import Allocation
@@ -36,35 +35,14 @@ from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import CodecError, DeviceLost
-from contract.footprint import Footprint, owns_upload
+from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
-"""Longest a step may take when the caller sets no deadline of its own."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into."""
-
-
-@dataclass(slots=True, eq=False)
-class VulkanBuffer:
-    """Device memory of one graph buffer.
-
-    A weight is kept arranged for the products (``matrix``) and as stored: ``allocation`` holds the
-    stored bytes once an op wants them, ``source`` is the host's view of them: of the model file,
-    or of memory that is ``owned``.
-    """
-
-    name: str
-    nbytes: int
-    heap: Heap
-    allocation: Allocation | None = None
-    source: NDArray[np.uint8] | None = None
-    matrix: ArrangedMatrix | None = None
-    owned: bool = False
+VulkanBuffer = DeviceBuffer[Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +69,7 @@ class VulkanTier:
         self._submissions = Submissions(runtime.queue, runtime.memory)
         self._buffers: set[VulkanBuffer] = set()
         self._scratch: Allocation | None = None
-        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._step_memory = StepMemories(self._scheduled)
         self._lost = ""
         self._closed = False
 
@@ -137,7 +115,7 @@ class VulkanTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory(graph, largest), planes_bytes)
+        return device_footprint(graph, largest, self._step_memory.of(graph, largest), planes_bytes)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -148,27 +126,22 @@ class VulkanTier:
         planned = self.footprint(graph, largest)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         with self._guarded("scratch"):
-            shared = self._step_memory(graph, largest).shared
+            shared = self._step_memory.of(graph, largest).shared
             self._reserve(shared, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> VulkanBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
         with self._guarded(decl.name):
             allocation = self._memory.allocate(decl.name, nbytes)
-        allocation.sent = decl.kind is not BufferKind.OUTPUT
-        allocation.fetched = allocation.sent or nbytes < MAPPED_OUTPUT_BYTES
-        return self._keep(VulkanBuffer(decl.name, nbytes, heap, allocation))
+        exchange_as(allocation, decl)
+        return self._keep(VulkanBuffer(decl, nbytes, heap, allocation))
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> VulkanBuffer:
         """A copy; a matrix is arranged for the products. Raises OutOfMemory naming the buffer."""
-        owned = owns_upload(decl)
-        buffer = VulkanBuffer(decl.name, data.nbytes, Heap.DEVICE_LOCAL, source=data, owned=owned)
+        buffer = VulkanBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(decl.name):
-            if decl.kind is BufferKind.WEIGHT and len(decl.shape) in (2, 3):
-                matrices = int(decl.shape[0]) if len(decl.shape) == 3 else 1
-                buffer.matrix = self._arranger.upload(decl.name, decl.dtype, data, matrices)
-                if buffer.matrix.layout is WeightLayout.STORED:
-                    buffer.allocation = buffer.matrix.allocation
+            if matrices := matrices_of(decl):
+                buffer.hold(self._arranger.upload(decl.name, decl.dtype, data, matrices))
             else:
                 buffer.allocation = self._memory.adopt(decl.name, data)
         return self._keep(buffer)
@@ -178,8 +151,7 @@ class VulkanTier:
         self._buffers.remove(buffer)
         if self._lost:
             return
-        matrix = buffer.matrix.allocation if buffer.matrix is not None else None
-        for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
+        for allocation in buffer.allocations:
             self._memory.free(allocation)
 
     def map(self, buffer: VulkanBuffer) -> NDArray[np.uint8]:
@@ -233,7 +205,7 @@ class VulkanTier:
                 schedule,
                 inputs,
                 lambda name: self._stored(buffers[name]).address,
-                lambda name: _matrix(buffers[name]),
+                lambda name: buffers[name].operand,
             )
             recording, place = self._recorded(step, schedule, packets, graph.name)
         batch = VulkanBatch(
@@ -242,10 +214,7 @@ class VulkanTier:
             schedule.barriers,
             recording,
             inputs.nbytes,
-            {
-                decl.name: (decl, self._stored(buffers[decl.name]))
-                for decl in graph.of_kind(BufferKind.OUTPUT)
-            },
+            outputs_of(graph, lambda name: self._stored(buffers[name])),
         )
         weakref.finalize(batch, _forget, recording, self._memory.free, place)
         return batch
@@ -321,13 +290,6 @@ class VulkanTier:
         step = fuse(lower_graph(graph, form, ROW_PARTS, TIER), self.traits.matrix)
         return step, schedule_levels(step)
 
-    def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """The answer for the graph asked about last is kept: what is planned is then made."""
-        if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
-            self._planned = (graph, largest, steps)
-        return self._planned[2]
-
     def _recorded(
         self, step: Step, schedule: Schedule, packets: NDArray[np.void], name: str
     ) -> tuple[Recording, Allocation]:
@@ -345,30 +307,21 @@ class VulkanTier:
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow scratch and the place of a step's inputs; batches lowered before follow them."""
+        places = self._runtime.places
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
+        places.move(self._scratch.address, places.inputs)
         place = self._grown("inputs of a step", self._submissions.place, input_bytes)
         self._submissions.place = place
-        self._runtime.places.move(self._scratch.address, place.address)
+        places.move(self._scratch.address, place.address)
 
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
-        if current is not None and current.nbytes >= nbytes:
-            return current
-        if current is not None:
-            self._runtime.queue.finish()
-            self._memory.free(current)
-        return self._memory.allocate(what, nbytes)
+        return grown(self._memory, self._runtime.queue.finish, what, current, nbytes)
 
 
 def _forget(recording: Recording, free: object, place: Allocation) -> None:
     recording.close()
     assert callable(free)
     free(place)
-
-
-def _matrix(buffer: VulkanBuffer) -> tuple[int, int, WeightLayout]:
-    matrix = buffer.matrix
-    assert matrix is not None, f"{buffer.name} is not a matrix"
-    return matrix.allocation.address, matrix.row_bytes, matrix.layout
 
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver, FakeNvrtc, words
+from tests.growth import refused_growth
 
 LARGEST = ShapeKey(64, 0)
 WIDTH = 40
@@ -149,6 +150,14 @@ def test_batches_follow_a_growing_scratch(tier: CudaTier) -> None:
     large = Lowered(tier)
     large.run(tokens=LARGEST.tokens)
     small.run(tokens=2, seed=1)
+
+
+@pytest.mark.parametrize("what", ["scratch", "inputs of a step"])
+def test_what_steps_share_stays_when_it_cannot_grow(
+    tier: CudaTier, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches lowered before still use it."""
+    refused_growth(tier, tier._memory, what, monkeypatch)
 
 
 def test_a_step_beyond_the_form_is_refused(tier: CudaTier) -> None:

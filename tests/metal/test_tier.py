@@ -23,6 +23,7 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.growth import refused_growth
 from tests.metal.conftest import MakeMac, OpenTier
 from tests.metal.doubling import (
     GRAPH,
@@ -200,6 +201,13 @@ def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal)
     for _ in range(5):
         run_doubling(tier)
     assert (tier.allocated_bytes, mac.left_over) == before
+
+
+def test_what_steps_share_stays_when_it_cannot_grow(
+    tier: MetalTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches lowered before still use it."""
+    refused_growth(tier, tier._memory, "scratch", monkeypatch)
 
 
 def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:

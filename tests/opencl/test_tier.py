@@ -25,6 +25,7 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.growth import refused_growth
 from tests.needs import machine_lacks, need_module
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.quant.samples import random_blocks
@@ -159,6 +160,15 @@ def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
     tier.lower(graph, buffers, ShapeKey(2000, 0), layout)
     tier.wait(tier.submit(small, inputs_of(np.full((2, WIDTH), 3, np.float32), layout)))
     assert (tier.map(buffers["y"]).view(np.float32)[: 2 * WIDTH] == 18).all()
+
+
+@pytest.mark.parametrize(("what", "shared"), [("scratch", True), ("inputs of a step", False)])
+def test_what_steps_share_stays_when_it_cannot_grow(
+    open_opencl: OpenTier, what: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches lowered before still use it."""
+    tier = open_opencl(shared_addresses=shared)
+    refused_growth(tier, tier._memory, what, monkeypatch)
 
 
 def test_unsupported_opcodes_are_named(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:

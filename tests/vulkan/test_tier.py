@@ -21,6 +21,7 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.growth import refused_growth
 from tests.quant.samples import random_blocks
 from tests.vulkan.conftest import WAYS, Library, OpenTier
 
@@ -170,6 +171,14 @@ def test_scratch_that_moves_is_followed(tier: VulkanTier) -> None:
     y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
     tier.lower(GRAPH, {"y": y}, largest, layout)
     first.run(4)
+
+
+@pytest.mark.parametrize("what", ["scratch", "inputs of a step"])
+def test_what_steps_share_stays_when_it_cannot_grow(
+    tier: VulkanTier, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches lowered before still use it."""
+    refused_growth(tier, tier._memory, what, monkeypatch)
 
 
 @pytest.mark.parametrize("most", [1, 1 << 60])

@@ -1,0 +1,94 @@
+"""Buffers of graphs in a device's memory, as every tier of packets keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.layouts import WeightLayout
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.tier import Heap
+
+
+class Allocation(Protocol):
+    """Bytes in device memory."""
+
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """Where they begin, as a packet says it."""
+
+
+A = TypeVar("A", bound=Allocation)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedMatrix(Generic[A]):
+    """A weight as the products read it. ``row_bytes`` is the stride of the layout: of a row as
+    stored, else of a group of rows."""
+
+    allocation: A
+    row_bytes: int
+    layout: WeightLayout
+
+    @property
+    def operand(self) -> tuple[int, int, WeightLayout]:
+        """What a packet says of it: address, stride and layout."""
+        return self.allocation.address, self.row_bytes, self.layout
+
+
+@dataclass(slots=True, eq=False)
+class DeviceBuffer(Generic[A]):
+    """Device memory of one graph buffer.
+
+    A weight is kept as the products read it (``matrix``), as stored (``allocation``), or as both
+    once ops want both; ``source`` is the host's view of its stored bytes.
+    """
+
+    decl: BufferDecl
+    nbytes: int
+    heap: Heap
+    allocation: A | None = None
+    source: NDArray[np.uint8] | None = None
+    matrix: ArrangedMatrix[A] | None = None
+
+    @property
+    def name(self) -> str:
+        """The logical name of the graph buffer it holds."""
+        return self.decl.name
+
+    @property
+    def allocations(self) -> list[A]:
+        """All its memory."""
+        matrix = self.matrix.allocation if self.matrix is not None else None
+        return list({id(a): a for a in (self.allocation, matrix) if a is not None}.values())
+
+    @property
+    def operand(self) -> tuple[int, int, WeightLayout]:
+        """What a packet says of the matrix it holds."""
+        assert self.matrix is not None, f"{self.name} is not a matrix"
+        return self.matrix.operand
+
+    def hold(self, matrix: ArrangedMatrix[A]) -> ArrangedMatrix[A]:
+        """Keep ``matrix``, which may be the stored bytes themselves."""
+        self.matrix = matrix
+        if matrix.layout is WeightLayout.STORED and self.allocation is None:
+            self.allocation = matrix.allocation
+        return matrix
+
+
+def matrices_of(decl: BufferDecl) -> int:
+    """How many matrices for products a buffer holds: a stack of them, one, or none."""
+    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
+        return 0
+    return int(decl.shape[0]) if len(decl.shape) == 3 else 1
+
+
+def outputs_of(graph: Graph, stored: Callable[[str], A]) -> Mapping[str, tuple[BufferDecl, A]]:
+    """What a step of ``graph`` writes for the host, and where."""
+    return {decl.name: (decl, stored(decl.name)) for decl in graph.of_kind(BufferKind.OUTPUT)}
