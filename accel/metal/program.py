@@ -26,6 +26,8 @@ DESCRIPTOR_METHODS = (
     *("setComputeFunction:", "setMaxTotalThreadsPerThreadgroup:"),
     "setSupportIndirectCommandBuffers:",
 )
+LIBRARY_METHODS = ("newFunctionWithName:",)
+PIPELINE_METHODS = ("maxTotalThreadsPerThreadgroup",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Program:
             except MetalError as error:
                 raise BuildError(device.name, name, error.said) from None
             with objc.owned(library):
+                objc.check(library, LIBRARY_METHODS)
                 what = f"the kernel {entry} of {name}"
                 selector = "newFunctionWithName:"
                 function = objc.made(what, library, selector, objc.string(entry))
@@ -126,8 +129,14 @@ class Program:
                 0,
                 objc.ffi.NULL,
             )
-        most = int(objc.send(handle, "maxTotalThreadsPerThreadgroup"))
-        if most < items:
+        try:
+            objc.check(handle, PIPELINE_METHODS)
+            most = int(objc.send(handle, "maxTotalThreadsPerThreadgroup"))
+            if most < items:
+                raise TierError(
+                    f"{device.name}: groups of {name} have {items} items, it takes {most}"
+                )
+        except BaseException:
             objc.release(handle)
-            raise TierError(f"{device.name}: groups of {name} have {items} items, at most {most}")
+            raise
         return Pipeline(handle, items)
