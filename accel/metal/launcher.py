@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from accel.kernels.source import ALL_OPS, module_of
-from accel.metal.memory import Allocation, Memory
+from accel.metal.memory import Allocation, Kind, Memory
 from accel.metal.program import Pipeline, Program
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
@@ -87,7 +87,9 @@ class Recording:
         self._pipelines = [
             list(dict.fromkeys(launches[index].pipeline for index in run)) for run in self.runs
         ]
-        self.place = memory.allocate(f"launches of {name}", self._inputs_at + input_bytes)
+        self.place = memory.allocate(
+            f"launches of {name}", self._inputs_at + input_bytes, Kind.STEPS
+        )
         try:
             self.commands = self._encoded()
         except BaseException:
@@ -181,7 +183,7 @@ def launch_alone(
     queue = memory.queue
     assert len(operands) == len(ALL_OPS[op].operands)
     at = aligned(ARGUMENTS.itemsize)
-    place = memory.allocate(f"packet of {op}", at + PACKET.itemsize)
+    place = memory.allocate(f"packet of {op}", at + PACKET.itemsize, Kind.STEPS)
     try:
         packet = np.zeros(1, PACKET)
         packet["operand"] = ABSENT

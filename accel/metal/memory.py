@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from contract.errors import OutOfMemory
 MIN_ARENA_BYTES = 64 << 10
 MAX_ARENA_BYTES = 1 << 30
 """Of an arena for more than one allocation."""
+STEPS_ARENA_BYTES = 1 << 20
 GROWTH = 64
 """An arena for what nobody expected is this part of all that is held."""
 SHARED_TRACKED = 0
@@ -30,17 +32,27 @@ BUFFER_METHODS = ("contents", "gpuAddress")
 Bytes = NDArray[np.uint8]
 
 
+class Kind(Enum):
+    """What an arena is for."""
+
+    MODEL = auto()
+    """Buffers of graphs and what forms keep: what a plan counts."""
+    STEPS = auto()
+    """What steps under way pass to the device or get of it."""
+    VIEW = auto()
+    """Memory of the host that the device sees."""
+
+
 @dataclass(slots=True, eq=False)
 class Arena:
-    """One MTLBuffer. ``host`` are its bytes; ``holes`` what nobody has of it. A ``view`` is memory
-    of the host that the device sees."""
+    """One MTLBuffer. ``host`` are its bytes; ``holes`` what nobody has of it."""
 
     buffer: Any
     address: int
     nbytes: int
     host: Bytes
     holes: Holes
-    view: bool = False
+    kind: Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +80,6 @@ class Memory:
     def __init__(self, queue: Queue, capacity: int) -> None:
         self.queue = queue
         self.capacity = capacity
-        self.used = 0
         self._arenas: list[Arena] = []
         self._resources: tuple[Any, int] | None = None
         self._expected = 0
@@ -76,8 +87,8 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes taken of the device's memory, those included that nothing uses yet."""
-        return sum(arena.nbytes for arena in self._arenas if not arena.view)
+        """Bytes taken for the model, those included that nothing uses yet."""
+        return sum(arena.nbytes for arena in self._arenas if arena.kind is Kind.MODEL)
 
     @property
     def available(self) -> int:
@@ -98,12 +109,12 @@ class Memory:
         """Allocations of so many bytes in all, aligned, are about to follow."""
         self._expected = self._placed + nbytes
 
-    def allocate(self, what: str, nbytes: int) -> Allocation:
+    def allocate(self, what: str, nbytes: int, kind: Kind = Kind.MODEL) -> Allocation:
         """Zeroed memory. Raises OutOfMemory naming ``what``."""
         size = aligned(nbytes)
-        allocation = self._place(what, nbytes, size)
-        self.used += nbytes
-        self._placed += size
+        allocation = self._place(what, nbytes, size, kind)
+        if kind is Kind.MODEL:
+            self._placed += size
         allocation.host[:] = 0
         return allocation
 
@@ -136,7 +147,7 @@ class Memory:
         buffer = send(device, method, place, nbytes, SHARED_TRACKED, ffi.NULL)
         if buffer == ffi.NULL:
             return None
-        arena = self._added(buffer, nbytes, view=True)
+        arena = self._added(buffer, nbytes, Kind.VIEW)
         return Allocation(arena, address - start, data.nbytes)
 
     def free(self, allocation: Allocation) -> None:
@@ -144,12 +155,11 @@ class Memory:
         arena = allocation.arena
         if arena not in self._arenas:
             return
-        if not arena.view:
+        if arena.kind is not Kind.VIEW:
             size = aligned(allocation.nbytes)
             arena.holes.give_back(allocation.offset, size)
-            self.used -= allocation.nbytes
-            self._placed -= size
-        if arena.view or arena.holes.whole:
+            self._placed -= size if arena.kind is Kind.MODEL else 0
+        if arena.holes.whole:
             # What was committed has the buffer among its own, used by then or not.
             self.queue.finish()
             self._arenas.remove(arena)
@@ -162,21 +172,21 @@ class Memory:
         while self._arenas:
             self.queue.objc.release(self._arenas.pop().buffer)
 
-    def _place(self, what: str, nbytes: int, size: int) -> Allocation:
+    def _place(self, what: str, nbytes: int, size: int, kind: Kind) -> Allocation:
         for arena in self._arenas:
-            if not arena.view and (offset := arena.holes.take(size)) is not None:
+            if arena.kind is kind and (offset := arena.holes.take(size)) is not None:
                 return Allocation(arena, offset, nbytes)
-        arena = self._new_arena(what, size)
+        arena = self._new_arena(what, size, kind)
         offset = arena.holes.take(size)
         assert offset is not None
         return Allocation(arena, offset, nbytes)
 
-    def _new_arena(self, what: str, size: int) -> Arena:
+    def _new_arena(self, what: str, size: int, kind: Kind) -> Arena:
         left = self.available
         most = self.queue.device.max_buffer_bytes
         if size > min(left, most):
             raise OutOfMemory(what, size, self.held, min(left, most))
-        wanted = self._expected - self._placed
+        wanted = self._expected - self._placed if kind is Kind.MODEL else STEPS_ARENA_BYTES
         if wanted <= 0:
             wanted = max(self.held // GROWTH, MIN_ARENA_BYTES)
         wanted = min(wanted, MAX_ARENA_BYTES, left, most) // ALIGNMENT * ALIGNMENT
@@ -187,9 +197,9 @@ class Memory:
             buffer = objc.made(what, device, method, nbytes, SHARED_TRACKED)
         except NoObject:
             raise OutOfMemory(what, nbytes, self.held, left) from None
-        return self._added(buffer, nbytes)
+        return self._added(buffer, nbytes, kind)
 
-    def _added(self, buffer: Any, nbytes: int, view: bool = False) -> Arena:
+    def _added(self, buffer: Any, nbytes: int, kind: Kind) -> Arena:
         objc = self.queue.objc
         try:
             objc.check(buffer, BUFFER_METHODS)
@@ -199,7 +209,7 @@ class Memory:
             objc.release(buffer)
             raise
         host = np.frombuffer(contents, np.uint8)
-        arena = Arena(buffer, address, nbytes, host, Holes(nbytes), view)
+        arena = Arena(buffer, address, nbytes, host, Holes(nbytes), kind)
         self._arenas.append(arena)
         self._resources = None
         return arena

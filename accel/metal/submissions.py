@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.metal.launcher import Recording
-from accel.metal.memory import Allocation, Memory
+from accel.metal.memory import Allocation, Kind, Memory
 from accel.metal.queue import Encode, Submission
 from accel.packets.places import Places
 from contract.ir.inputs import InputRows, step_of
@@ -145,7 +145,7 @@ class Submissions:
     def _keeping(self, nbytes: int) -> Allocation:
         size = 1 << (nbytes - 1).bit_length()
         free = self._kept.setdefault(size, [])
-        return free.pop() if free else self._memory.allocate("outputs of a step", size)
+        return free.pop() if free else self._memory.allocate("outputs of a step", size, Kind.STEPS)
 
     def _give_back(self, kept: Iterable[Allocation]) -> None:
         for place in kept:

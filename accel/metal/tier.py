@@ -101,11 +101,6 @@ class MetalTier:
         )
 
     @property
-    def used_bytes(self) -> int:
-        """Device memory in use."""
-        return self._memory.used
-
-    @property
     def allocated_bytes(self) -> int:
         """Memory taken from the device."""
         return self._memory.held
