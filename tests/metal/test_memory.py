@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel.metal import memory, tier
-from contract.dtypes import F16, DType
+from contract.dtypes import F16
 from reference.limits import whole_contexts
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -26,13 +26,12 @@ def test_plans(
     monkeypatch: pytest.MonkeyPatch,
     quant: str,
     view_bytes: int,
-    kv_dtype: DType = F16,
 ) -> None:
     """Of a file's weights that stay as stored nothing is allocated where they are views."""
     for module in (memory, tier):
         monkeypatch.setattr(module, "VIEW_BYTES", view_bytes)
     model = open_model(synthetic_model(**{**LLAMA, "quant": quant}))
-    limits = whole_contexts(4, 100, kv_dtype, 4, 4)
+    limits = whole_contexts(4, 100, F16, 4, 4)
     opened = open_metal()
     plan, footprint = plan_on(model, opened, limits)
     assert bool(footprint.mapped) == (view_bytes == 1)
