@@ -61,8 +61,9 @@ install_lavapipe() {
 # What compiles Metal's text as C++, and kernels for Vulkan where pip has no compiler for them.
 install_compilers() {
     vulkan='from accel.vulkan.compiler import PACKAGES, installed; [installed(p) for p in PACKAGES]'
-    "$python" -c "$vulkan" 2>/dev/null && command -v g++ >/dev/null && return 0
-    apt_install glslang-tools spirv-tools g++
+    "$python" -c "$vulkan" 2>/dev/null && command -v g++ >/dev/null &&
+        command -v spirv-cross >/dev/null && return 0
+    apt_install glslang-tools spirv-tools g++ spirv-cross
 }
 
 # The browser that drives the pages; Playwright's own is never downloaded.

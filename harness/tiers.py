@@ -15,7 +15,7 @@ from contract.tier import TIER_NAMES, Tier
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
 SIMULATED = "simulated"
-"""The device of T1 and T2 that needs no GPU: kernels, packets and system calls are the real ones,
+"""The device of Metal, T1 and T2 that needs no GPU: kernels, packets and calls are the real ones,
 and what they are given to is this process."""
 
 
@@ -100,6 +100,15 @@ def _open_vulkan(options: TierOptions) -> Tier:
     return VulkanTier(options.device, Choices(cache=cache))
 
 
+def _open_metal(options: TierOptions) -> Tier:
+    from accel.metal.fake_metal import FakeMetal
+    from accel.metal.tier import MetalTier
+
+    if options.device == SIMULATED:
+        return MetalTier(metal=FakeMetal().metal)
+    return MetalTier(options.device)
+
+
 def _open_amd(options: TierOptions, tier: str) -> Tier:
     from accel.amd.fake_kernel import FakeKernel
     from accel.amd.tier import AmdTier
@@ -115,19 +124,28 @@ def _vulkan_details() -> tuple[str, ...]:
     return device_lines()
 
 
+def _metal_details() -> tuple[str, ...]:
+    from accel.metal.report import device_lines
+
+    return device_lines()
+
+
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
     {
         "cuda": _open_cuda,
         "opencl": _open_opencl,
         "cpu": _open_cpu,
         "vulkan": _open_vulkan,
+        "metal": _open_metal,
         "t1": partial(_open_amd, tier="t1"),
         "t2": partial(_open_amd, tier="t2"),
     }
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""
-DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType({"vulkan": _vulkan_details})
+DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
+    {"vulkan": _vulkan_details, "metal": _metal_details}
+)
 """What else there is to say of a tier's devices. A function raises TierUnavailable."""
 
 

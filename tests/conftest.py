@@ -21,7 +21,7 @@ from reference.model.open import Model, open_model
 from tests.needs import missing
 
 SyntheticModel = Callable[..., Path]
-DEVICE_TIERS = ("cuda", "t1", "t2")
+DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
 """Tiers that run on no machine without a device of their own."""
 
 # A busy machine makes no property false.

@@ -19,6 +19,8 @@ from accel.amd.device import NO_GPU
 from accel.amd.kfd import NO_AMDKFD
 from accel.amd.userq import NO_RENDER_NODE
 from accel.cuda.driver import NO_CUDA_DEVICE, NO_DRIVER
+from accel.metal.device import NO_DEVICE
+from accel.metal.objc import NO_METAL
 from contract.errors import TierUnavailable
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ def need_device(open_it: Callable[[], T]) -> T:
             machine_lacks("CUDA device")
         if error.reason in (NO_AMDKFD, NO_RENDER_NODE, NO_GPU):
             machine_lacks("AMD GPU")
+        if error.reason in (NO_METAL, NO_DEVICE):
+            machine_lacks("Metal device")
         missing(error.reason, error.remedy)
 
 

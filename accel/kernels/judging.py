@@ -3,12 +3,15 @@ with a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.source import Traits
 from accel.packets.samples import Float32, sample_pairs
+from contract.errors import TierUnavailable
 
 RESULTS = (
     *("divide", "root", "contraction", "difference", "regrouping"),
@@ -21,7 +24,12 @@ TINY = 2048
 tier divides in integers where a division would: what a token is can depend on it."""
 JUDGED_TINY = ("divide", "root")
 
+NEWER_HINT = "choose another device or a newer driver"
+ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
+
 Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
+Answer = Callable[[Traits], Found]
+"""What a device makes of the samples with kernels for such traits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +93,36 @@ def right(found: Found, expected: Found) -> dict[str, bool]:
         )
         for name, wanted in expected.items()
     }
+
+
+def traits_of(answer: Answer, tier: str, device: str, has_dot: bool) -> Traits:
+    """What the device does as the exact arithmetic wants it; integers do the rest.
+
+    Raises TierUnavailable where no remedy helps.
+    """
+    expected = samples().expected
+    native = replace(ALL_NATIVE, dot=has_dot)
+    first = right(answer(native), expected)
+    traits = Traits(
+        divide=first["divide"],
+        root=first["root"],
+        half=first["half"],
+        dot=has_dot and first["signed"] and first["mixed"],
+    )
+    wrong = [name for name, right in first.items() if not right]
+    if traits != native:
+        wrong = [name for name, right in right(answer(traits), expected).items() if not right]
+    if wrong:
+        reason = f"{device} does not compute exactly: {', '.join(wrong)}"
+        raise TierUnavailable(tier, reason, NEWER_HINT)
+    return traits
+
+
+def kernels_of(traits: Traits) -> str:
+    """Which kernels a device with such ``traits`` runs."""
+    own = {"division": traits.divide, "root": traits.root, "binary16": traits.half}
+    integers = [name for name, native in own.items() if not native]
+    products = "packed dot products" if traits.dot else "products without packed dot products"
+    if traits.matrix:
+        products += " and matrix units"
+    return f"{products}, {', '.join(integers) or 'nothing'} in integers"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel.packets.binding import stored_operands
 from accel.packets.forms import step_forms
-from accel.packets.layouts import arranged_bytes
+from accel.packets.layouts import arranged_bytes, planes_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step import Schedule, Step
 from contract.footprint import Footprint, owns_upload
@@ -114,6 +114,22 @@ def device_footprint(
     """The bytes a tier allocates that copies every buffer and shares scratch among all workers;
     ``arranged`` and ``extra`` as above."""
     return opencl_footprint(graph, largest, steps, 0, False, arranged, extra)
+
+
+def shared_footprint(
+    graph: Graph, largest: ShapeKey, steps: StepMemory, view_bytes: int
+) -> Footprint:
+    """The bytes a tier allocates whose device uses the host's memory: matrices in planes, copies
+    of the rest but for views of the model file, where they have ``view_bytes`` or more."""
+    copied = device_footprint(graph, largest, steps, planes_bytes)
+    buffers, mapped = dict(copied.buffers), {}
+    for decl in graph.of_kind(BufferKind.WEIGHT):
+        nbytes, arranged = buffer_bytes(decl, largest), planes_bytes(decl)
+        if nbytes >= view_bytes and not owns_upload(decl):
+            buffers[decl.name] = aligned(arranged) if arranged else 0
+            if decl.name in steps.stored or not arranged:
+                mapped[decl.name] = nbytes
+    return replace(copied, buffers=buffers, mapped=mapped, mirrors=0)
 
 
 def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:

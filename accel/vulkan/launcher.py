@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from accel.kernels.source import module_of
+from accel.packets import work
 from accel.packets.ops import DeviceOp
 from accel.packets.places import Places
-from accel.packets.step import PRODUCTS, Op, Placement
+from accel.packets.step import Op, Placement
 from accel.vulkan.device import Device
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, pushed
 from accel.vulkan.queue import Queue
-from contract.arithmetic import PAGE_TOKENS
 
 MOST_GROUPS = 4096
 """Work-groups of a launch: more than any device runs at a time."""
 MOST_GROUPS_OF_A_CPU = 64
-BATCH_WORK = 1 << 34
-"""Multiplications a device gets at a time, so that no watchdog of a slow one barks: some 0.3 s at
-100 billion operations a second."""
-MATRIX_BATCH_WORK = BATCH_WORK << 4
-"""The same for a device with matrix units."""
+MATRIX_SPEED = 16
+"""How many times as fast a device with matrix units multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +50,10 @@ def launches_of(program: Program, ops: Sequence[Op], placed: Sequence[Placement]
             op.device,
             op.launch_groups(module.group_size, most),
             place.wait,
-            work_of(op),
+            work.work_of(op),
         )
         for module, op, place in zip(modules, ops, placed, strict=True)
     ]
-
-
-def work_of(op: Op) -> int:
-    """About how many multiplications an op takes at most."""
-    sizes = op.most_sizes()
-    if op.name in PRODUCTS:
-        return sizes["tokens"] * sizes["rows"] * sizes["columns"]
-    elements = max(t.columns for t in op.operands if t is not None)
-    if "kv_heads" in sizes:
-        names = [operand.name for operand in op.device.operands]
-        table = op.operands[names.index("page_table")]
-        assert table is not None
-        return 2 * op.count.most * sizes["heads"] * sizes["head_dim"] * table.columns * PAGE_TOKENS
-    return op.count.most * elements
-
-
-def cut(work: Sequence[int], most: int) -> list[range]:
-    """Runs of consecutive launches of at most ``most`` work, or of a single launch."""
-    starts, total = [0], 0
-    for index, amount in enumerate(work):
-        if total and total + amount > most:
-            starts.append(index)
-            total = 0
-        total += amount
-    return [range(*pair) for pair in pairwise([*starts, len(work)])]
 
 
 class Recording:
@@ -100,7 +71,7 @@ class Recording:
         self._layout = program.layout
         self._places = places
         self._launches = launches
-        self._batch_work = MATRIX_BATCH_WORK if program.traits.matrix else BATCH_WORK
+        self._batch_work = work.BATCH_WORK * (MATRIX_SPEED if program.traits.matrix else 1)
         self._packets = packets
         self._batches: list[Any] = []
         self._version = -1
@@ -114,7 +85,7 @@ class Recording:
             if self._batches:
                 self._queue.finish()
                 self.close()
-            runs = cut([launch.work for launch in self._launches], self._batch_work)
+            runs = work.cut([launch.work for launch in self._launches], self._batch_work)
             self._batches = [self._record(run, run.stop) for run in runs]
             self._version = self._places.version
         return self._batches

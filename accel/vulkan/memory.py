@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.packets.holes import Holes
 from accel.packets.packet import ALIGNMENT, aligned
 from accel.vulkan.api import VulkanError, is_out_of_memory
 from accel.vulkan.arena import Arena, Buffer, Bytes, cut
@@ -204,11 +205,11 @@ class Memory:
             self.free(allocation.mirror)
             allocation.mirror = None
         arena, size = allocation.arena, aligned(allocation.nbytes)
-        arena.give_back(allocation.offset, size)
+        arena.holes.give_back(allocation.offset, size)
         if arena.own:
             self.used -= allocation.nbytes
             self._placed -= size
-        if arena.empty:
+        if arena.holes.whole:
             self.queue.finish()
             self._arenas.remove(arena)
             self._destroy(arena)
@@ -224,10 +225,10 @@ class Memory:
 
     def _place(self, what: str, nbytes: int, size: int, own: bool) -> Allocation:
         for arena in self._arenas:
-            if arena.own == own and (offset := arena.take(size)) is not None:
+            if arena.own == own and (offset := arena.holes.take(size)) is not None:
                 return Allocation(arena, offset, nbytes)
         arena = self._new_arena(what, size, own)
-        offset = arena.take(size)
+        offset = arena.holes.take(size)
         assert offset is not None
         return Allocation(arena, offset, nbytes)
 
@@ -273,7 +274,7 @@ class Memory:
         if any(at != addresses[0] + b.start for at, b in zip(addresses, buffers, strict=True)):
             self._give_back(buffers, memory)
             return None
-        return Arena(tuple(buffers), memory, addresses[0], nbytes, host, own, [(0, nbytes)])
+        return Arena(tuple(buffers), memory, addresses[0], nbytes, host, own, Holes(nbytes))
 
     def _buffer(self, nbytes: int) -> Any:
         vulkan = self.queue.vulkan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.kernels.source import Traits
+from accel.kernels.judging import kernels_of
 from accel.vulkan.api import load_vulkan
 from accel.vulkan.device import Device, Instance
 from accel.vulkan.runtime import Choices
@@ -21,16 +21,6 @@ def device_lines() -> tuple[str, ...]:
     with Instance(vulkan) as instance:
         devices = instance.devices()
     return tuple(_line(device) for device in devices)
-
-
-def kernels_of(traits: Traits) -> str:
-    """Which kernels a device with such ``traits`` runs."""
-    own = {"division": traits.divide, "root": traits.root, "binary16": traits.half}
-    integers = [name for name, native in own.items() if not native]
-    products = "packed dot products" if traits.dot else "products without packed dot products"
-    if traits.matrix:
-        products += " and matrix units"
-    return f"{products}, {', '.join(integers) or 'nothing'} in integers"
 
 
 def _line(device: Device) -> str:

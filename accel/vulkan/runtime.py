@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from accel.kernels.judging import ALL_NATIVE, traits_of
 from accel.kernels.source import Traits
 from accel.packets.places import Places
 from accel.vulkan.api import TIER, Vulkan, VulkanError
@@ -15,7 +16,7 @@ from accel.vulkan.memory import Memory
 from accel.vulkan.product_test import matrices_agree
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
-from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
+from accel.vulkan.self_test import ask
 from contract.errors import TierError, TierUnavailable
 
 
@@ -75,7 +76,9 @@ def open_runtime(vulkan: Vulkan, wanted: str, choices: Choices) -> Runtime:
             program = Program(queue, ALL_NATIVE, choices.cache)
             undo.callback(program.close)
             answer = partial(ask, queue, memory, program)
-            program.traits = choices.traits or traits_of(answer, device.name, device.integer_dot)
+            program.traits = choices.traits or traits_of(
+                answer, TIER, device.name, device.integer_dot
+            )
             if device.matrices and choices.traits is None:
                 agrees = matrices_agree(queue, memory, program)
                 program.traits = replace(program.traits, matrix=agrees)

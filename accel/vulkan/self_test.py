@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.judging import RESULTS, Found, columns, right, samples
+from accel.kernels.judging import RESULTS, Found, columns, samples
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module, Traits
 from accel.packets.ops import DeviceOp, pieces
 from accel.packets.places import Places
-from accel.vulkan.api import TIER
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, lone_packet, pushed
 from accel.vulkan.queue import Queue
-from contract.errors import TierUnavailable
-
-NEWER_HINT = "choose another device or a newer driver"
-ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
-
-Answer = Callable[[Traits], Found]
-
-
-def traits_of(answer: Answer, device: str, has_dot: bool) -> Traits:
-    """What the device does as the exact arithmetic wants it; integers do the rest.
-
-    Raises TierUnavailable where no remedy helps.
-    """
-    expected = samples().expected
-    native = replace(ALL_NATIVE, dot=has_dot)
-    first = right(answer(native), expected)
-    traits = Traits(
-        divide=first["divide"],
-        root=first["root"],
-        half=first["half"],
-        dot=has_dot and first["signed"] and first["mixed"],
-    )
-    wrong = [name for name, right in first.items() if not right]
-    if traits != native:
-        wrong = [name for name, right in right(answer(traits), expected).items() if not right]
-    if wrong:
-        reason = f"{device} does not compute exactly: {', '.join(wrong)}"
-        raise TierUnavailable(TIER, reason, NEWER_HINT)
-    return traits
 
 
 def ask(queue: Queue, memory: Memory, program: Program, traits: Traits) -> Found:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from accel.kernels.judging import ALL_NATIVE, kernels_of
 from accel.vulkan import api as api_module
 from accel.vulkan.api import Vulkan, load_vulkan
 from accel.vulkan.device import FEATURES_12, Device, Instance, Kind
-from accel.vulkan.report import device_lines, kernels_of
-from accel.vulkan.self_test import ALL_NATIVE
+from accel.vulkan.report import device_lines
 from accel.vulkan.tier import VulkanTier
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import Library

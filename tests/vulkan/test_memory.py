@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accel.packets.packet import ALIGNMENT
 from accel.vulkan.api import Vulkan
-from accel.vulkan.arena import Arena
 from accel.vulkan.device import Instance
 from accel.vulkan.memory import STAGING_BYTES, Memory
 from accel.vulkan.queue import Queue
@@ -41,25 +37,6 @@ def memory(vulkan: Vulkan, request: pytest.FixtureRequest) -> Iterator[Memory]:
         queue.finish()
         made.close()
         queue.close(False)
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40))
-def test_places_never_overlap_and_all_come_back(requests: list[tuple[int, bool]]) -> None:
-    """Takes and gifts in any order: what is taken is disjoint, and in the end all is one hole."""
-    arena = Arena((), None, 0, 24, None, True, [(0, 24)])
-    taken: list[tuple[int, int]] = []
-    for size, gives in requests:
-        if gives and taken:
-            arena.give_back(*taken.pop(len(taken) // 2))
-        elif (start := arena.take(size)) is not None:
-            taken.append((start, size))
-        used = sorted(taken)
-        assert all(a + n <= b for (a, n), (b, _) in pairwise(used))
-        free = sum(end - start for start, end in arena.holes)
-        assert free + sum(size for _, size in taken) == 24
-    for place in taken:
-        arena.give_back(*place)
-    assert arena.empty
 
 
 def test_what_was_written_is_read(memory: Memory) -> None:

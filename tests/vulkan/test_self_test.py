@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accel.kernels.judging import TINY, Found, samples
+from accel.kernels.judging import ALL_NATIVE, TINY, Found, samples, traits_of
 from accel.kernels.source import Traits
-from accel.vulkan.self_test import ALL_NATIVE, ask, traits_of
+from accel.vulkan.self_test import ask
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import OpenTier
 
@@ -27,14 +27,14 @@ def spoiled(name: str, traits: Traits) -> Found:
 @pytest.mark.parametrize("name", REMEDIES)
 def test_what_the_device_gets_wrong_integers_do(name: str) -> None:
     """One bit of one sample is enough; everything else stays with the device."""
-    traits = traits_of(lambda asked: spoiled(name, asked), "device", True)
+    traits = traits_of(lambda asked: spoiled(name, asked), "vulkan", "device", True)
     assert traits == replace(ALL_NATIVE, **{REMEDIES[name]: False})
 
 
 @pytest.mark.parametrize("name", ["contraction", "difference", "regrouping", "narrowing"])
 def test_what_has_no_remedy_refuses_the_device(name: str) -> None:
     with pytest.raises(TierUnavailable, match=f"does not compute exactly: {name}"):
-        traits_of(lambda asked: spoiled(name, asked), "device", True)
+        traits_of(lambda asked: spoiled(name, asked), "vulkan", "device", True)
 
 
 def test_remedies_that_fail_refuse_the_device() -> None:
@@ -44,7 +44,7 @@ def test_remedies_that_fail_refuse_the_device() -> None:
         return spoiled("divide", replace(asked, divide=True))
 
     with pytest.raises(TierUnavailable, match="does not compute exactly: divide"):
-        traits_of(wrong, "device", True)
+        traits_of(wrong, "vulkan", "device", True)
 
 
 def test_a_division_that_flushes_is_done_in_integers() -> None:
@@ -57,12 +57,12 @@ def test_a_division_that_flushes_is_done_in_integers() -> None:
             found["divide"][-TINY:] = 0
         return found
 
-    assert traits_of(flushing, "device", True) == replace(ALL_NATIVE, divide=False)
+    assert traits_of(flushing, "vulkan", "device", True) == replace(ALL_NATIVE, divide=False)
 
 
 def test_a_right_device_does_everything_itself() -> None:
     for has_dot in (True, False):
-        asked = traits_of(lambda traits: samples().expected, "device", has_dot)
+        asked = traits_of(lambda traits: samples().expected, "vulkan", "device", has_dot)
         assert asked == replace(ALL_NATIVE, dot=has_dot)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.packets import work
 from accel.packets.rules import OPCODES
-from accel.vulkan import launcher
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import FOLDER
 from accel.vulkan.tier import VulkanTier
@@ -186,7 +186,7 @@ def test_long_steps_are_cut(
     faulty: Vulkan, open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """A batch an op, or one for all: the same results, from one call."""
-    monkeypatch.setattr(launcher, "BATCH_WORK", most)
+    monkeypatch.setattr(work, "BATCH_WORK", most)
     tier = open_vulkan(faulty)
     lowered = Doubling(tier)
     counts: list[int] = []
@@ -201,14 +201,6 @@ def test_long_steps_are_cut(
     library.instead["vkQueueSubmit"] = counted
     lowered.run(3)
     assert counts == [2 if most == 1 else 1] * 3
-
-
-def test_runs_of_launches_hold_no_more_than_allowed() -> None:
-    """Each run is within the limit or a single launch, and together they are all launches."""
-    assert launcher.cut([], 5) == [range(0)]
-    assert launcher.cut([9, 1, 2, 3, 1, 9, 9], 5) == [
-        range(1), range(1, 3), range(3, 5), range(5, 6), range(6, 7)
-    ]  # fmt: skip
 
 
 def lost(tier: VulkanTier, lowered: Doubling) -> None:

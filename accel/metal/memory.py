@@ -1,0 +1,225 @@
+"""Memory that device and host share: places in a few large MTLBuffers, known by GPU address."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.metal.objc import NoObject
+from accel.metal.queue import Queue
+from accel.packets.holes import Holes
+from accel.packets.packet import ALIGNMENT, aligned
+from contract.errors import OutOfMemory
+
+MIN_ARENA_BYTES = 64 << 10
+MAX_ARENA_BYTES = 1 << 30
+"""Of an arena for more than one allocation."""
+STEPS_ARENA_BYTES = 1 << 20
+GROWTH = 64
+"""An arena for what nobody expected is this part of all that is held."""
+SHARED_TRACKED = 0
+"""MTLResourceOptions: shared storage, the default cache, and hazards Metal looks after."""
+VIEW_BYTES = 1 << 20
+"""Of a mapped file at least so much is read where it is; less is copied, since every view is one
+more buffer that each step has to name."""
+BUFFER_METHODS = ("contents", "gpuAddress")
+
+Bytes = NDArray[np.uint8]
+
+
+class Kind(Enum):
+    """What an arena is for."""
+
+    MODEL = auto()
+    """Buffers of graphs and what forms keep: what a plan counts."""
+    STEPS = auto()
+    """What steps under way pass to the device or get of it."""
+    VIEW = auto()
+    """Memory of the host that the device sees."""
+
+
+@dataclass(slots=True, eq=False)
+class Arena:
+    """One MTLBuffer. ``host`` are its bytes; ``holes`` what nobody has of it."""
+
+    buffer: Any
+    address: int
+    nbytes: int
+    host: Bytes
+    holes: Holes
+    kind: Kind
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """``nbytes`` at ``address``, ``offset`` bytes into its arena."""
+
+    arena: Arena
+    offset: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """What a packet holds."""
+        return self.arena.address + self.offset
+
+    @property
+    def host(self) -> Bytes:
+        """Its bytes."""
+        return self.arena.host[self.offset : self.offset + self.nbytes]
+
+
+class Memory:
+    """All memory of one device. Sizes in bytes. ``capacity`` is the most it takes."""
+
+    def __init__(self, queue: Queue, capacity: int) -> None:
+        self.queue = queue
+        self.capacity = capacity
+        self._arenas: list[Arena] = []
+        self._resources: tuple[Any, int] | None = None
+        self._expected = 0
+        self._placed = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes taken for the model, those included that nothing uses yet."""
+        return sum(arena.nbytes for arena in self._arenas if arena.kind is Kind.MODEL)
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be taken: of the capacity, and of what macOS recommends."""
+        send, device = self.queue.objc.send, self.queue.device
+        current = int(send(device.handle, "currentAllocatedSize"))
+        return max(0, min(self.capacity - self.held, device.memory_bytes - current))
+
+    @property
+    def resources(self) -> tuple[Any, int]:
+        """``id[]`` of every buffer and how many there are, for kernels that know addresses."""
+        if self._resources is None:
+            buffers = [arena.buffer for arena in self._arenas]
+            self._resources = self.queue.objc.ffi.new("id[]", buffers), len(buffers)
+        return self._resources
+
+    def expect(self, nbytes: int) -> None:
+        """Allocations of so many bytes in all, aligned, are about to follow."""
+        self._expected = self._placed + nbytes
+
+    def allocate(self, what: str, nbytes: int, kind: Kind = Kind.MODEL) -> Allocation:
+        """Zeroed memory. Raises OutOfMemory naming ``what``."""
+        size = aligned(nbytes)
+        allocation = self._place(what, nbytes, size, kind)
+        if kind is Kind.MODEL:
+            self._placed += size
+        allocation.host[:] = 0
+        return allocation
+
+    def adopt(self, what: str, data: Bytes) -> Allocation:
+        """Memory that holds ``data``: a view of a mapped file where that is worth while, else a
+        copy."""
+        seen = self.view(data) if data.nbytes >= VIEW_BYTES else None
+        if seen is not None:
+            return seen
+        allocation = self.allocate(what, data.nbytes)
+        allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        return allocation
+
+    def view(self, data: Bytes) -> Allocation | None:
+        """The pages around ``data`` as the device sees them, None unless they are of one mapped
+        file and Metal takes them."""
+        file = mapped_file(data)
+        if file is None or not data.nbytes:
+            return None
+        ffi, send = self.queue.objc.ffi, self.queue.objc.send
+        address = data.__array_interface__["data"][0]
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(address + data.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        nbytes = end - start
+        if nbytes > self.queue.device.max_buffer_bytes:
+            return None
+        method = "newBufferWithBytesNoCopy:length:options:deallocator:"
+        place = ffi.cast("void *", start)
+        device = self.queue.device.handle
+        buffer = send(device, method, place, nbytes, SHARED_TRACKED, ffi.NULL)
+        if buffer == ffi.NULL:
+            return None
+        arena = self._added(buffer, nbytes, Kind.VIEW)
+        return Allocation(arena, address - start, data.nbytes)
+
+    def free(self, allocation: Allocation) -> None:
+        """Give the memory back, which nothing committed may still use."""
+        arena = allocation.arena
+        if arena not in self._arenas:
+            return
+        if arena.kind is not Kind.VIEW:
+            size = aligned(allocation.nbytes)
+            arena.holes.give_back(allocation.offset, size)
+            self._placed -= size if arena.kind is Kind.MODEL else 0
+        if arena.holes.whole:
+            # What was committed has the buffer among its own, used by then or not.
+            self.queue.finish()
+            self._arenas.remove(arena)
+            self._resources = None
+            self.queue.objc.release(arena.buffer)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._resources = None
+        while self._arenas:
+            self.queue.objc.release(self._arenas.pop().buffer)
+
+    def _place(self, what: str, nbytes: int, size: int, kind: Kind) -> Allocation:
+        for arena in self._arenas:
+            if arena.kind is kind and (offset := arena.holes.take(size)) is not None:
+                return Allocation(arena, offset, nbytes)
+        arena = self._new_arena(what, size, kind)
+        offset = arena.holes.take(size)
+        assert offset is not None
+        return Allocation(arena, offset, nbytes)
+
+    def _new_arena(self, what: str, size: int, kind: Kind) -> Arena:
+        left = self.available
+        most = self.queue.device.max_buffer_bytes
+        if size > min(left, most):
+            raise OutOfMemory(what, size, self.held, min(left, most))
+        wanted = self._expected - self._placed if kind is Kind.MODEL else STEPS_ARENA_BYTES
+        if wanted <= 0:
+            wanted = max(self.held // GROWTH, MIN_ARENA_BYTES)
+        wanted = min(wanted, MAX_ARENA_BYTES, left, most) // ALIGNMENT * ALIGNMENT
+        nbytes = max(wanted, size)
+        objc, device = self.queue.objc, self.queue.device.handle
+        method = "newBufferWithLength:options:"
+        try:
+            buffer = objc.made(what, device, method, nbytes, SHARED_TRACKED)
+        except NoObject:
+            raise OutOfMemory(what, nbytes, self.held, left) from None
+        return self._added(buffer, nbytes, kind)
+
+    def _added(self, buffer: Any, nbytes: int, kind: Kind) -> Arena:
+        objc = self.queue.objc
+        try:
+            objc.check(buffer, BUFFER_METHODS)
+            contents = objc.ffi.buffer(objc.send(buffer, "contents"), nbytes)
+            address = int(objc.send(buffer, "gpuAddress"))
+        except BaseException:
+            objc.release(buffer)
+            raise
+        host = np.frombuffer(contents, np.uint8)
+        arena = Arena(buffer, address, nbytes, host, Holes(nbytes), kind)
+        self._arenas.append(arena)
+        self._resources = None
+        return arena
+
+
+def mapped_file(data: Bytes) -> mmap.mmap | None:
+    """The mapped file an array's bytes lie in, side by side; None where it is other memory."""
+    if not data.flags.c_contiguous:
+        return None
+    base: Any = data
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base if isinstance(base, mmap.mmap) else None

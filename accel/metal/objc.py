@@ -1,0 +1,193 @@
+"""The Objective-C runtime and Metal.framework behind cffi: messages with exact signatures.
+
+A method whose name begins with ``new`` gives an object that is the caller's, to be released once;
+any other one gives an object of the innermost pool, to be retained where it is to live longer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accel.metal.signatures import (
+    DECLARATIONS,
+    METAL_DECLARATIONS,
+    SIGNATURES,
+    kinds_of,
+    wanted_kinds,
+)
+from contract.errors import TierError, TierUnavailable
+
+TIER = "metal"
+RUNTIME = "/usr/lib/libobjc.A.dylib"
+FRAMEWORKS = (
+    "/System/Library/Frameworks/Foundation.framework/Foundation",
+    "/System/Library/Frameworks/Metal.framework/Metal",
+)
+NO_METAL = "this system has no Metal.framework"
+NO_METAL_HINT = "Metal is part of macOS; --device simulated runs the tier without a GPU"
+EXTRA_HINT = "pip install 'zinc-rt[metal]'"
+
+
+class MetalError(TierError):
+    """Metal refused something: ``what`` it was, and what it said of it."""
+
+    def __init__(self, what: str, said: str) -> None:
+        self.what = what
+        self.said = said
+        super().__init__(f"{what}: {said}")
+
+
+class NoObject(MetalError):
+    """A method that makes an object made none, which it does where memory has run out."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "Metal made no object, for want of memory as a rule")
+
+
+class ObjectiveC:
+    """The functions of one runtime; ``metal`` has MTLCreateSystemDefaultDevice.
+
+    ``simulated`` says that it is none of Apple's.
+    """
+
+    def __init__(self, ffi: Any, runtime: Any, metal: Any, simulated: bool = False) -> None:
+        self.ffi = ffi
+        self.runtime = runtime
+        self.metal = metal
+        self.simulated = simulated
+        self._messages: dict[str, tuple[Any, Any]] = {}
+        self._checked: set[tuple[Any, str]] = set()
+
+    def send(self, receiver: Any, selector: str, *arguments: Any) -> Any:
+        """Send one message; its types are those of ``SIGNATURES``."""
+        message = self._messages.get(selector)
+        if message is None:
+            message = self._messages[selector] = self._message(selector)
+        function, name = message
+        return function(receiver, name, *arguments)
+
+    def made(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
+        """The same for a method that makes an object. Raises NoObject naming ``what``."""
+        made = self.send(receiver, selector, *arguments)
+        if made == self.ffi.NULL:
+            raise NoObject(what)
+        return made
+
+    def tried(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
+        """The same for one that says in an NSError why it made none. Raises MetalError."""
+        error = self.ffi.new("id *")
+        with self.pool():
+            made = self.send(receiver, selector, *arguments, error)
+            if made == self.ffi.NULL:
+                raise MetalError(what, self.said(error[0]))
+        return made
+
+    def new(self, name: str) -> Any:
+        """A new object of the class called ``name``, the caller's. Raises NoObject."""
+        return self.made(name, self.kind(name), "new")
+
+    def kind(self, name: str) -> Any:
+        """A class. Raises MetalError where this system has none of that name."""
+        found = self.runtime.objc_getClass(name.encode())
+        if found == self.ffi.NULL:
+            raise MetalError(name, "this version of macOS has no such class")
+        return found
+
+    def string(self, text: str) -> Any:
+        """An NSString of the innermost pool."""
+        characters = self.ffi.new("char[]", text.encode())
+        kind = self.kind("NSString")
+        return self.made("a string", kind, "stringWithUTF8String:", characters)
+
+    def text(self, string: Any) -> str:
+        """What an NSString holds; nothing for nil."""
+        if string == self.ffi.NULL:
+            return ""
+        return str(self.ffi.string(self.send(string, "UTF8String")).decode(errors="replace"))
+
+    def said(self, error: Any) -> str:
+        """What an NSError says, or that there is none."""
+        if error == self.ffi.NULL:
+            return "Metal gave no reason"
+        return self.text(self.send(error, "localizedDescription"))
+
+    def responds(self, receiver: Any, selector: str) -> bool:
+        """Whether an object has a method."""
+        name = self.runtime.sel_registerName(selector.encode())
+        return bool(self.send(receiver, "respondsToSelector:", name))
+
+    def check(self, receiver: Any, selectors: Sequence[str]) -> None:
+        """Raise MetalError unless the object has these methods, with the types of ``SIGNATURES``.
+
+        A method the runtime finds only when it is called is taken to be as declared.
+        """
+        kind = self.runtime.object_getClass(receiver)
+        for selector in selectors:
+            if (kind, selector) in self._checked:
+                continue
+            if not self.responds(receiver, selector):
+                raise MetalError(selector, "this version of macOS has no such method")
+            name = self.runtime.sel_registerName(selector.encode())
+            method = self.runtime.class_getInstanceMethod(kind, name)
+            if method != self.ffi.NULL:
+                encoding = self.ffi.string(self.runtime.method_getTypeEncoding(method)).decode()
+                if kinds_of(encoding) != wanted_kinds(selector):
+                    raise MetalError(selector, f"its types here are {encoding}, not the known ones")
+            self._checked.add((kind, selector))
+
+    def retain(self, thing: Any) -> Any:
+        """One more reference to an object, which is given back."""
+        return self.runtime.objc_retain(thing)
+
+    def release(self, thing: Any) -> None:
+        """One reference less; nil is none."""
+        self.runtime.objc_release(thing)
+
+    @contextmanager
+    def owned(self, thing: Any) -> Iterator[Any]:
+        """An object of the caller's until the end of the block."""
+        try:
+            yield thing
+        finally:
+            self.release(thing)
+
+    @contextmanager
+    def pool(self) -> Iterator[None]:
+        """Objects that are nobody's live until its end."""
+        pool = self.runtime.objc_autoreleasePoolPush()
+        try:
+            yield
+        finally:
+            self.runtime.objc_autoreleasePoolPop(pool)
+
+    def _message(self, selector: str) -> tuple[Any, Any]:
+        gives, *takes = SIGNATURES[selector]
+        types = ", ".join(["id", "SEL", *takes])
+        function = self.ffi.cast(f"{gives} (*)({types})", self.runtime.objc_msgSend)
+        return function, self.runtime.sel_registerName(selector.encode())
+
+
+def import_cffi() -> Any:
+    """The module cffi. Raises TierUnavailable."""
+    try:
+        import cffi
+    except ImportError as error:
+        raise TierUnavailable(TIER, f"{error}", EXTRA_HINT) from None
+    return cffi
+
+
+def load_metal() -> ObjectiveC:
+    """The runtime and the framework of this machine. Raises TierUnavailable."""
+    if sys.platform != "darwin":
+        raise TierUnavailable(TIER, NO_METAL, NO_METAL_HINT)
+    ffi = import_cffi().FFI()
+    ffi.cdef(DECLARATIONS + METAL_DECLARATIONS)
+    try:
+        runtime = ffi.dlopen(RUNTIME)
+        metal = [ffi.dlopen(path) for path in FRAMEWORKS][-1]
+    except OSError as error:
+        raise TierUnavailable(TIER, f"{NO_METAL} ({error})", NO_METAL_HINT) from None
+    return ObjectiveC(ffi, runtime, metal)

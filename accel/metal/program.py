@@ -1,0 +1,142 @@
+"""The texts of the kernels, and the pipelines Metal makes of them on the user's machine.
+
+macOS keeps what it compiled, so there is no cache of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from accel.kernels.source import Language, Module, Traits, module_source
+from accel.metal.objc import MetalError
+from accel.metal.queue import Queue
+from accel.packets.build import BuildError
+from contract.errors import TierError
+
+LANGUAGE_VERSION = 3 << 16
+"""MTLLanguageVersion3_0."""
+SAFE, PRECISE = 0, 1
+"""MTLMathModeSafe, MTLMathFloatingPointFunctionsPrecise."""
+SETTINGS_METHODS = ("setLanguageVersion:",)
+MATH_MODE = ("setMathMode:", "setMathFloatingPointFunctions:")
+FAST_MATH = "setFastMathEnabled:"
+DESCRIPTOR_METHODS = (
+    *("setComputeFunction:", "setMaxTotalThreadsPerThreadgroup:"),
+    "setSupportIndirectCommandBuffers:",
+)
+LIBRARY_METHODS = ("newFunctionWithName:",)
+PIPELINE_METHODS = ("maxTotalThreadsPerThreadgroup",)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A kernel the device can be told to run in groups of ``items``."""
+
+    handle: Any
+    items: int
+
+
+class Program:
+    """The pipelines of one device, made when first asked for."""
+
+    def __init__(self, queue: Queue, traits: Traits) -> None:
+        self.queue = queue
+        self.traits = traits
+        self._pipelines: dict[tuple[Module, Traits], Pipeline] = {}
+
+    def pipelines(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
+        """The pipelines of ``modules``. Raises BuildError."""
+        return {module: self.pipeline(module) for module in dict.fromkeys(modules)}
+
+    def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
+        """One pipeline, for what the device was found to do or for other ``traits``."""
+        traits = traits or self.traits
+        known = self._pipelines.get((module, traits))
+        if known is None:
+            text = module_source(Language.METAL, module, traits)
+            known = self.build(str(module), text, module.entry, module.group_size)
+            self._pipelines[module, traits] = known
+        return known
+
+    def build(self, name: str, text: str, entry: str, items: int) -> Pipeline:
+        """A pipeline of the kernel ``entry`` of a text. Raises BuildError with what the compiler
+        says, and MetalError when the device cannot run groups of so many items."""
+        objc, device = self.queue.objc, self.queue.device
+        with objc.pool(), objc.owned(self._settings()) as settings:
+            try:
+                library = objc.tried(
+                    name,
+                    device.handle,
+                    "newLibraryWithSource:options:error:",
+                    objc.string(text),
+                    settings,
+                )
+            except MetalError as error:
+                raise BuildError(device.name, name, error.said) from None
+            with objc.owned(library):
+                objc.check(library, LIBRARY_METHODS)
+                what = f"the kernel {entry} of {name}"
+                selector = "newFunctionWithName:"
+                function = objc.made(what, library, selector, objc.string(entry))
+            with objc.owned(function):
+                return self._pipeline(name, function, items)
+
+    def discard(self, pipeline: Pipeline) -> None:
+        """Give back a pipeline from ``build``."""
+        self.queue.objc.release(pipeline.handle)
+
+    def close(self) -> None:
+        """Give everything back."""
+        for pipeline in self._pipelines.values():
+            self.discard(pipeline)
+        self._pipelines.clear()
+
+    def _settings(self) -> Any:
+        """How texts are compiled: every operation as it is written."""
+        objc = self.queue.objc
+        settings = objc.new("MTLCompileOptions")
+        try:
+            objc.check(settings, SETTINGS_METHODS)
+            objc.send(settings, "setLanguageVersion:", LANGUAGE_VERSION)
+            if objc.responds(settings, MATH_MODE[0]):
+                objc.check(settings, MATH_MODE)
+                objc.send(settings, MATH_MODE[0], SAFE)
+                objc.send(settings, MATH_MODE[1], PRECISE)
+            else:
+                # Before macOS 15.
+                objc.check(settings, (FAST_MATH,))
+                objc.send(settings, FAST_MATH, False)
+        except BaseException:
+            objc.release(settings)
+            raise
+        return settings
+
+    def _pipeline(self, name: str, function: Any, items: int) -> Pipeline:
+        objc, device = self.queue.objc, self.queue.device
+        with objc.owned(objc.new("MTLComputePipelineDescriptor")) as descriptor:
+            objc.check(descriptor, DESCRIPTOR_METHODS)
+            objc.send(descriptor, "setComputeFunction:", function)
+            # So the compiler leaves each item as many registers as groups of this size have.
+            objc.send(descriptor, "setMaxTotalThreadsPerThreadgroup:", items)
+            objc.send(descriptor, "setSupportIndirectCommandBuffers:", True)
+            handle = objc.tried(
+                f"the pipeline of {name}",
+                device.handle,
+                "newComputePipelineStateWithDescriptor:options:reflection:error:",
+                descriptor,
+                0,
+                objc.ffi.NULL,
+            )
+        try:
+            objc.check(handle, PIPELINE_METHODS)
+            most = int(objc.send(handle, "maxTotalThreadsPerThreadgroup"))
+            if most < items:
+                raise TierError(
+                    f"{device.name}: groups of {name} have {items} items, it takes {most}"
+                )
+        except BaseException:
+            objc.release(handle)
+            raise
+        return Pipeline(handle, items)

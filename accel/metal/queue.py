@@ -1,0 +1,204 @@
+"""An opened device with one command queue, on which everything runs in the order of its commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accel.metal.device import Device
+from accel.metal.objc import MetalError, NoObject, ObjectiveC
+from contract.errors import DeviceLost, OutOfMemory, TierError
+
+PATIENCE_SECONDS = 600.0
+"""Longest that memory waits for what was committed before it."""
+SLICE_SECONDS = 0.1
+"""Between two looks whether what is awaited has failed: then its event never comes."""
+COMPLETED, FAILED = 4, 5
+"""MTLCommandBufferStatus."""
+READ_AND_WRITE = 3
+"""MTLResourceUsage."""
+
+QUEUE_METHODS = ("commandBuffer",)
+BUFFER_METHODS = (
+    *("computeCommandEncoder", "blitCommandEncoder", "encodeSignalEvent:value:"),
+    *("commit", "status", "error"),
+)
+COMPUTE_METHODS = (
+    *("useResources:count:usage:", "setComputePipelineState:", "setBuffer:offset:atIndex:"),
+    "dispatchThreadgroups:threadsPerThreadgroup:",
+    *("executeCommandsInBuffer:withRange:", "endEncoding"),
+)
+BLIT_METHODS = (
+    "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
+    "endEncoding",
+)
+EVENT_METHODS = ("signaledValue", "waitUntilSignaledValue:timeoutMS:")
+
+Encode = Callable[[Any], None]
+"""Encodes into the command buffer it is given."""
+
+
+class Submission:
+    """Command buffers that were committed together, kept until they have ended."""
+
+    def __init__(self, number: int, buffers: list[Any]) -> None:
+        self.number = number
+        self.buffers = buffers
+
+
+class Queue:
+    """The one queue of ``device``, which it takes over. Every submission has a number.
+
+    Raises MetalError when it cannot be made.
+    """
+
+    def __init__(self, objc: ObjectiveC, device: Device) -> None:
+        self.objc = objc
+        self.device = device
+        self.submitted = 0
+        self._running: list[Submission] = []
+        self._handle = objc.made("the command queue", device.handle, "newCommandQueue")
+        try:
+            self._event = objc.made("an event", device.handle, "newSharedEvent")
+        except MetalError:
+            objc.release(self._handle)
+            raise
+        try:
+            self._check_methods()
+        except MetalError:
+            objc.release(self._event)
+            objc.release(self._handle)
+            raise
+
+    def submit(self, encodes: Sequence[Encode]) -> Submission:
+        """Commit a command buffer of each, after everything before them. Raises MetalError, and
+        then nothing of it was committed."""
+        objc = self.objc
+        made: list[Any] = []
+        number = self.submitted + 1
+        try:
+            with objc.pool():
+                for encode in encodes:
+                    made.append(objc.retain(objc.made("commands", self._handle, "commandBuffer")))
+                    encode(made[-1])
+                objc.send(made[-1], "encodeSignalEvent:value:", self._event, number)
+                for buffer in made:
+                    objc.send(buffer, "commit")
+        except BaseException:
+            for buffer in made:
+                objc.release(buffer)
+            raise
+        self.submitted = number
+        submission = Submission(number, made)
+        self._running.append(submission)
+        return submission
+
+    @contextmanager
+    def encoding(self, buffer: Any, kind: str) -> Iterator[Any]:
+        """An encoder of a command buffer, which ends whatever happens: one that is left open may
+        not be released."""
+        encoder = self.objc.made("an encoder", buffer, kind)
+        try:
+            yield encoder
+        finally:
+            self.objc.send(encoder, "endEncoding")
+
+    def reached(self, submission: Submission) -> bool:
+        """Whether a submission has ended. Raises DeviceLost when it has failed."""
+        send = self.objc.send
+        for buffer in submission.buffers:
+            status = send(buffer, "status")
+            if status == FAILED:
+                with self.objc.pool():
+                    said = self.objc.said(send(buffer, "error"))
+                raise DeviceLost(f"{self.device.name}: {said}")
+            if status != COMPLETED:
+                return False
+        self._forget(submission)
+        return True
+
+    def wait(self, submission: Submission, seconds: float) -> bool:
+        """Sleep until a submission has ended, at most ``seconds``; whether it has. Raises
+        DeviceLost when it has failed."""
+        deadline = time.monotonic() + seconds
+        while not self.reached(submission):
+            if time.monotonic() > deadline:
+                return False
+            self._sleep(submission, deadline)
+        return True
+
+    def finish(self) -> None:
+        """Wait for everything committed. Raises DeviceLost when it does not end."""
+        while self._running:
+            self.await_end(self._running[-1])
+            # All before the last one have ended, and say whether they failed.
+            for submission in list(self._running):
+                self.reached(submission)
+
+    def await_end(self, submission: Submission) -> None:
+        """Wait for one. Raises DeviceLost when it does not end."""
+        if not self.wait(submission, PATIENCE_SECONDS):
+            raise DeviceLost(
+                f"{self.device.name}: what was committed did not end within {PATIENCE_SECONDS:g} s"
+            )
+
+    def drain(self, seconds: float) -> bool:
+        """Let everything committed end, well or not; False when it has not within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for submission in list(self._running):
+            for buffer in submission.buffers:
+                while self.objc.send(buffer, "status") not in (COMPLETED, FAILED):
+                    if time.monotonic() > deadline:
+                        return False
+                    self._sleep(submission, deadline)
+            self._forget(submission)
+        return True
+
+    def close(self) -> None:
+        """Give the device back, of which nothing is in use. Safe to call twice."""
+        if self._handle is None:
+            return
+        for submission in list(self._running):
+            self._forget(submission)
+        for handle in (self._event, self._handle, self.device.handle):
+            self.objc.release(handle)
+        self._handle = None
+
+    @contextmanager
+    def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
+        """Errors of Metal become the contract's, an object it did not make is memory that ran out
+        for ``what``; ``sizes`` says how much is used and free."""
+        try:
+            yield
+        except NoObject as error:
+            raise OutOfMemory(f"{what} ({error})", 0, *sizes()) from None
+        except MetalError as error:
+            raise TierError(f"{self.device.name}: {what}: {error}") from None
+
+    def _sleep(self, submission: Submission, deadline: float) -> None:
+        """Until its event comes, for a slice of time at most."""
+        seconds = min(deadline - time.monotonic(), SLICE_SECONDS)
+        milliseconds = max(1, int(seconds * 1000))
+        event = "waitUntilSignaledValue:timeoutMS:"
+        self.objc.send(self._event, event, submission.number, milliseconds)
+
+    def _forget(self, submission: Submission) -> None:
+        for buffer in submission.buffers:
+            self.objc.release(buffer)
+        submission.buffers = []
+        self._running = [running for running in self._running if running is not submission]
+
+    def _check_methods(self) -> None:
+        """Look at every method used of a queue, its buffers, encoders and event."""
+        objc = self.objc
+        with objc.pool():
+            objc.check(self._event, EVENT_METHODS)
+            objc.check(self._handle, QUEUE_METHODS)
+            buffer = objc.made("commands", self._handle, "commandBuffer")
+            objc.check(buffer, BUFFER_METHODS)
+            with self.encoding(buffer, "computeCommandEncoder") as encoder:
+                objc.check(encoder, COMPUTE_METHODS)
+            with self.encoding(buffer, "blitCommandEncoder") as encoder:
+                objc.check(encoder, BLIT_METHODS)

@@ -1,0 +1,33 @@
+"""What there is to say about the Metal device of a machine."""
+
+from __future__ import annotations
+
+from accel.kernels.judging import kernels_of
+from accel.metal.device import any_device
+from accel.metal.objc import ObjectiveC, load_metal
+from accel.metal.tier import MetalTier
+from contract.errors import TierUnavailable
+
+MEBIBYTE = 1 << 20
+
+
+def device_lines(objc: ObjectiveC | None = None) -> tuple[str, ...]:
+    """A line about the device: system, memory, what it lacks or which kernels it runs.
+
+    Raises TierUnavailable where there is no framework or no device.
+    """
+    objc = objc or load_metal()
+    device = any_device(objc)
+    objc.release(device.handle)
+    about = f"{device.name}: {device.driver}, {device.memory_bytes // MEBIBYTE:,} MiB shared"
+    if device.missing:
+        return (f"{about}; lacks {', '.join(device.missing)}",)
+    try:
+        with MetalTier(metal=objc) as tier:
+            return (f"{about}; kernels: {kernels_of(tier.traits)}",)
+    except TierUnavailable as error:
+        return (f"{about}; {error.reason}",)
+
+
+if __name__ == "__main__":
+    print(*device_lines(), sep="\n")

@@ -1,0 +1,80 @@
+"""An opened device: queue, memory, program and what the self-test found."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from accel.kernels.judging import ALL_NATIVE, traits_of
+from accel.kernels.source import Traits
+from accel.metal.device import NEWER_HINT, default_device
+from accel.metal.memory import Memory
+from accel.metal.objc import TIER, ObjectiveC
+from accel.metal.program import Program
+from accel.metal.queue import Queue
+from accel.metal.self_test import ask
+from accel.packets.places import Places
+from contract.errors import TierError, TierUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a caller may decide about a device; None leaves it to what the device says.
+
+    ``memory_bytes`` is the most memory. ``traits`` replaces what the self-test finds, so that
+    integers do what the device could.
+    """
+
+    memory_bytes: int | None = None
+    traits: Traits | None = None
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Everything a tier needs of an opened device."""
+
+    queue: Queue
+    memory: Memory
+    program: Program
+    places: Places = field(default_factory=Places)
+
+    def close(self) -> None:
+        """Give everything back."""
+        with ExitStack() as undo:
+            undo.callback(self.queue.close)
+            undo.callback(self.memory.close)
+            undo.callback(self.program.close)
+
+
+def open_runtime(objc: ObjectiveC, wanted: str, choices: Choices) -> Runtime:
+    """Open the device and test it.
+
+    Raises TierUnavailable when there is none, it lacks something, it cannot keep to the arithmetic,
+    or its memory is used up.
+    """
+    with ExitStack() as undo:
+        device = default_device(objc, wanted)
+        undo.callback(objc.release, device.handle)
+        try:
+            queue = Queue(objc, device)
+            # The queue has the device from now on.
+            undo.pop_all()
+            undo.callback(queue.close)
+            capacity = device.memory_bytes
+            if choices.memory_bytes is not None:
+                capacity = min(capacity, choices.memory_bytes)
+            memory = Memory(queue, capacity)
+            undo.callback(memory.close)
+            program = Program(queue, choices.traits or ALL_NATIVE)
+            undo.callback(program.close)
+            if choices.traits is None:
+                answer = partial(ask, memory, program)
+                program.traits = traits_of(answer, TIER, device.name, has_dot=False)
+        except TierUnavailable:
+            raise
+        except TierError as error:
+            reason = f"{device.name} cannot be used ({error})"
+            raise TierUnavailable(TIER, reason, NEWER_HINT) from None
+        undo.pop_all()
+        return Runtime(queue, memory, program)

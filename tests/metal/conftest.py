@@ -1,0 +1,58 @@
+"""Tiers on a simulated Mac, with nothing wrong and nothing left when they are closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.metal.fake_machine import Behaviour
+from accel.metal.fake_metal import FakeMetal
+from accel.metal.runtime import Choices
+from accel.metal.tier import MetalTier
+from tests.needs import need_device, need_installed
+
+OpenTier = Callable[..., MetalTier]
+MakeMac = Callable[..., FakeMetal]
+
+
+def new_mac(cache: Path, **behaviour: Any) -> FakeMetal:
+    """A simulated Mac; skips where there is no g++."""
+    need_installed("cffi", "metal")
+    return need_device(lambda: FakeMetal(Behaviour(**behaviour), cache))
+
+
+@pytest.fixture
+def make_mac(kernel_cache: Path) -> MakeMac:
+    """``make_mac(**behaviour)`` is one that a test judges itself."""
+    return lambda **behaviour: new_mac(kernel_cache, **behaviour)
+
+
+@pytest.fixture
+def mac(make_mac: MakeMac) -> Iterator[FakeMetal]:
+    """A Mac on which nothing goes wrong and everything is given back."""
+    made = make_mac()
+    yield made
+    assert (made.problems, made.left_over, made.taken) == ([], [], 0)
+
+
+@pytest.fixture
+def open_metal(mac: FakeMetal) -> Iterator[OpenTier]:
+    """``open_metal(**choices)`` opens a tier that is closed after the test."""
+    opened: list[MetalTier] = []
+
+    def open_it(**choices: Any) -> MetalTier:
+        opened.append(MetalTier(choices=Choices(**choices), metal=mac.metal))
+        return opened[-1]
+
+    yield open_it
+    for tier in opened:
+        tier.close()
+
+
+@pytest.fixture
+def tier(open_metal: OpenTier) -> MetalTier:
+    """A tier as a user gets it."""
+    return open_metal()

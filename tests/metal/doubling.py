@@ -1,0 +1,78 @@
+"""A small graph of two dependent ops on one tier."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accel.metal.tier import MetalTier
+from contract.dtypes import F32
+from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+
+KEY = ShapeKey(3, 0)
+WIDTH = 40
+STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
+
+
+def doubling() -> Graph:
+    """y = (x + x) * x."""
+    builder = GraphBuilder("doubling")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+    total = builder.emit(Opcode.ADD, a=x, b=x)
+    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
+    return builder.build()
+
+
+GRAPH = doubling()
+LAYOUT = input_layout(GRAPH, KEY)
+NBYTES = KEY.tokens * WIDTH * 4
+
+
+def values_of(number: int) -> np.ndarray:
+    """float32[tokens, WIDTH] of a step, of any number of tokens."""
+    tokens = KEY.tokens - number % (KEY.tokens + 1)
+    return np.random.default_rng(number).standard_normal((tokens, WIDTH), dtype=np.float32)
+
+
+def inputs_of(values: np.ndarray) -> np.ndarray:
+    """A step whose tokens have ``values``."""
+    return pack_inputs(LAYOUT, ShapeKey(len(values), 0), {"x": values})
+
+
+class Doubling:
+    """The graph lowered on one tier."""
+
+    def __init__(self, tier: MetalTier) -> None:
+        self.tier = tier
+        self.y = tier.alloc(GRAPH.buffers["y"], NBYTES, Heap.BAR)
+        try:
+            self.batch = tier.lower(GRAPH, {"y": self.y}, KEY, LAYOUT)
+        except BaseException:
+            tier.free(self.y)
+            raise
+
+    def run(self, rounds: int = 1) -> None:
+        """New inputs, of any number of tokens, and every result as it should be."""
+        for number in range(rounds):
+            values = values_of(number)
+            fence = self.tier.submit(self.batch, inputs_of(values), ("y",))
+            self.tier.wait(fence)
+            self.check(fence.outputs["y"], values)
+            got = self.tier.map(self.y)[: values.nbytes]
+            self.check(got, values)
+
+    def check(self, got: np.ndarray, values: np.ndarray) -> None:
+        """The bytes of y are those of (x + x) * x."""
+        assert np.array_equal(got.view(np.float32).reshape(-1, WIDTH), (values + values) * values)
+
+
+def run_doubling(tier: MetalTier, rounds: int = 1) -> None:
+    """A graph lowered, run and forgotten."""
+    lowered = Doubling(tier)
+    try:
+        lowered.run(rounds)
+    finally:
+        tier.free(lowered.y)

@@ -1,0 +1,341 @@
+"""What the simulated Metal must not put up with: one wrong message each, and it says which.
+
+A simulation that lets mistakes pass proves nothing of a tier that runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.kernels.source import Module, Traits
+from accel.metal import queue
+from accel.metal.fake_metal import FakeMetal
+from accel.metal.objc import ObjectiveC
+from accel.metal.runtime import Choices, Runtime, open_runtime
+from accel.metal.tier import MetalTier
+from contract.errors import DeviceLost
+from tests.metal.conftest import MakeMac
+from tests.metal.doubling import Doubling, inputs_of, run_doubling, values_of
+
+
+@dataclass
+class Bench:
+    """An opened device of a Mac, and its objects by hand."""
+
+    mac: FakeMetal
+    runtime: Runtime
+
+    @property
+    def objc(self) -> ObjectiveC:
+        """The runtime."""
+        return self.mac.metal
+
+    @property
+    def device(self) -> Any:
+        """The MTLDevice."""
+        return self.runtime.queue.device.handle
+
+    def buffer(self, nbytes: int = 4096) -> Any:
+        """An MTLBuffer, the caller's."""
+        return self.objc.send(self.device, "newBufferWithLength:options:", nbytes, 0)
+
+    def commands(self) -> Any:
+        """A command buffer of the innermost pool."""
+        return self.objc.send(self.runtime.queue._handle, "commandBuffer")
+
+    def encoder(self, commands: Any, kind: str = "computeCommandEncoder") -> Any:
+        """An encoder of it."""
+        return self.objc.send(commands, kind)
+
+
+@pytest.fixture
+def bench(make_mac: MakeMac) -> Iterator[Bench]:
+    """Opened without questions, closed whatever is wrong."""
+    mac = make_mac()
+    made = Bench(mac, open_runtime(mac.metal, "", Choices(traits=Traits())))
+    yield made
+    made.runtime.close()
+
+
+def no_end(bench: Bench) -> None:
+    with bench.objc.pool():
+        commands = bench.commands()
+        bench.encoder(commands)
+        bench.objc.send(commands, "commit")
+
+
+def encoder_dropped(bench: Bench) -> None:
+    with bench.objc.pool():
+        bench.encoder(bench.commands())
+
+
+def two_encoders(bench: Bench) -> None:
+    with bench.objc.pool():
+        commands = bench.commands()
+        first = bench.encoder(commands)
+        bench.encoder(commands, "blitCommandEncoder")
+        bench.objc.send(first, "endEncoding")
+
+
+def ended_twice(bench: Bench) -> None:
+    with bench.objc.pool():
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "endEncoding")
+        bench.objc.send(encoder, "endEncoding")
+
+
+def behind_the_end(bench: Bench) -> None:
+    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "endEncoding")
+        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 0)
+
+
+def committed_twice(bench: Bench) -> None:
+    with bench.objc.pool():
+        commands = bench.commands()
+        bench.objc.send(commands, "commit")
+        bench.objc.send(commands, "commit")
+
+
+def wrong_index(bench: Bench) -> None:
+    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 31)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def wrong_offset(bench: Bench) -> None:
+    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 4096, 0)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def misaligned(bench: Bench) -> None:
+    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 12, 0)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def released_resource(bench: Bench) -> None:
+    buffer = bench.buffer()
+    bench.objc.release(buffer)
+    with bench.objc.pool():
+        encoder = bench.encoder(bench.commands())
+        resources = bench.objc.ffi.new("id[]", [buffer])
+        bench.objc.send(encoder, "useResources:count:usage:", resources, 1, 3)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def released_receiver(bench: Bench) -> None:
+    buffer = bench.buffer()
+    bench.objc.release(buffer)
+    bench.objc.send(buffer, "contents")
+
+
+def released_in_use(bench: Bench) -> None:
+    buffer = bench.buffer()
+    with bench.objc.pool():
+        commands = bench.commands()
+        encoder = bench.encoder(commands)
+        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 0)
+        bench.objc.send(encoder, "endEncoding")
+        bench.objc.send(commands, "commit")
+    bench.objc.release(buffer)
+
+
+def no_pool(bench: Bench) -> None:
+    bench.commands()
+
+
+def long_copy(bench: Bench) -> None:
+    copied(bench, 8192)
+
+
+def odd_copy(bench: Bench) -> None:
+    copied(bench, 7)
+
+
+def copied(bench: Bench, nbytes: int) -> None:
+    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
+        encoder = bench.encoder(bench.commands(), "blitCommandEncoder")
+        selector = "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:"
+        bench.objc.send(encoder, selector, buffer, 0, buffer, 0, nbytes)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def large_groups(bench: Bench) -> None:
+    pipeline = bench.runtime.program.pipeline(Module("add"))
+    with bench.objc.pool():
+        encoder = bench.encoder(bench.commands())
+        bench.objc.send(encoder, "setComputePipelineState:", pipeline.handle)
+        size = (1, 1, 1), (256, 1, 1)
+        bench.objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", *size)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def no_pipeline(bench: Bench) -> None:
+    with bench.objc.pool():
+        encoder = bench.encoder(bench.commands())
+        size = (1, 1, 1), (128, 1, 1)
+        bench.objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", *size)
+        bench.objc.send(encoder, "endEncoding")
+
+
+def empty_buffer(bench: Bench) -> None:
+    assert bench.buffer(0) == bench.objc.ffi.NULL
+
+
+def private_buffer(bench: Bench) -> None:
+    made = bench.objc.send(bench.device, "newBufferWithLength:options:", 64, 2 << 4)
+    assert made == bench.objc.ffi.NULL
+
+
+def ragged_view(bench: Bench) -> None:
+    data = np.zeros(9000, np.uint8)
+    place = bench.objc.ffi.cast("void *", data.ctypes.data | 1)
+    selector = "newBufferWithBytesNoCopy:length:options:deallocator:"
+    bench.objc.send(bench.device, selector, place, 4096, 0, bench.objc.ffi.NULL)
+
+
+def unknown_method(bench: Bench) -> None:
+    bench.objc.send(bench.device, "commit")
+
+
+WRONG: dict[Callable[[Bench], None], str] = {
+    no_end: "commit while an encoder is open",
+    encoder_dropped: "an encoder was released without endEncoding",
+    two_encoders: "blitCommandEncoder while an encoder is open",
+    ended_twice: "endEncoding twice",
+    behind_the_end: "something was encoded behind endEncoding",
+    committed_twice: "commit behind commit",
+    wrong_index: "a buffer bound at index 31, offset 0",
+    wrong_offset: "offset 4096 of a buffer of 4096 bytes",
+    misaligned: "a buffer bound at index 0, offset 12",
+    released_resource: "a resource is no FakeBuffer that is alive",
+    released_receiver: "contents was sent to a released MTLBuffer",
+    released_in_use: "a buffer was released that committed commands use",
+    no_pool: "a MTLCommandBuffer was left to a pool and there is none",
+    long_copy: "a copy beyond a buffer's end",
+    odd_copy: "a copy from 0 to 0 of 7: all multiples of 4",
+    large_groups: "256 threads of a pipeline for 128",
+    no_pipeline: "a dispatch without a pipeline",
+    empty_buffer: "a buffer of 0 bytes, at most 2147483648",
+    private_buffer: "buffer options 32: the simulation has shared ones alone",
+    ragged_view: "a view of memory that is not whole pages",
+    unknown_method: "MTLDevice does not know commit",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_wrong_messages_are_told(bench: Bench, wrong: Callable[[Bench], None]) -> None:
+    """Each mistake of a caller has a line of its own."""
+    wrong(bench)
+    assert WRONG[wrong] in bench.mac.problems
+
+
+def spoiled(
+    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch, selector: str, instead: Any
+) -> FakeMetal:
+    """A Mac on which the tier sends ``instead(own, receiver, *arguments)`` for one selector."""
+    mac = make_mac()
+    send = ObjectiveC.send
+
+    def sent(self: ObjectiveC, receiver: Any, name: str, *arguments: Any) -> Any:
+        if name != selector:
+            return send(self, receiver, name, *arguments)
+        return instead(lambda *given: send(self, receiver, name, *given), *arguments)
+
+    monkeypatch.setattr(ObjectiveC, "send", sent)
+    return mac
+
+
+TRICKS: dict[str, tuple[str, Callable[..., Any], type[BaseException], str]] = {
+    "no resources": (
+        *("useResources:count:usage:", lambda own, *a: None),
+        *(DeviceLost, "PageFault"),
+    ),
+    "resources are read alone": (
+        "useResources:count:usage:",
+        lambda own, resources, count, usage: own(resources, count, 1),
+        *(DeviceLost, "PageFault"),
+    ),
+    "pipelines not dispatched": (
+        "dispatchThreadgroups:threadsPerThreadgroup:",
+        lambda own, groups, items: own(groups, items) if groups[0] else None,
+        *(DeviceLost, "InvalidResource"),
+    ),
+    "pipelines not for commands": (
+        *("setSupportIndirectCommandBuffers:", lambda own, on: own(False)),
+        *(DeviceLost, "InvalidResource"),
+    ),
+    "no barrier": ("setBarrier", lambda own: None, AssertionError, ""),
+    "another launch's arguments": (
+        "setKernelBuffer:offset:atIndex:",
+        lambda own, buffer, offset, index: own(buffer, offset // 512 * 512, index),
+        *(AssertionError, ""),
+    ),
+    "no commit": ("commit", lambda own: None, DeviceLost, "did not end"),
+    "smaller groups": (
+        "concurrentDispatchThreadgroups:threadsPerThreadgroup:",
+        lambda own, groups, items: own(groups, (64, 1, 1)),
+        *(AssertionError, ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_step_without_one_of_its_messages_fails(
+    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch, trick: str
+) -> None:
+    """Nothing a step says is there in vain: an error, or wrong bits."""
+    selector, instead, error, said = TRICKS[trick]
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.2)
+    mac = spoiled(make_mac, monkeypatch, selector, instead)
+    tier = MetalTier(choices=Choices(traits=Traits()), metal=mac.metal)
+    with pytest.raises(error, match=said or None):
+        one_step(tier)
+    monkeypatch.undo()
+    monkeypatch.setattr("accel.metal.tier.GRACE_SECONDS", 0.01)
+    tier.close()
+
+
+def one_step(tier: MetalTier) -> None:
+    """Lowered, run within 0.2 s, compared."""
+    lowered = Doubling(tier)
+    values = values_of(0)
+    fence = tier.submit(lowered.batch, inputs_of(values), ("y",))
+    tier.wait(fence, 0.2)
+    lowered.check(fence.outputs["y"], values)
+
+
+def test_inputs_in_one_place_for_all_steps_fail(
+    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps under way must not share a recording: the host writes before the device reads."""
+    mac = make_mac(looks=1 << 30)
+    with MetalTier(metal=mac.metal) as tier:
+        lowered = Doubling(tier)
+        lowered.run()
+        recording = lowered.batch.recordings[0]
+        monkeypatch.setattr(tier._submissions, "_recording", lambda batch: recording)
+        fences = [tier.submit(lowered.batch, inputs_of(values_of(n)), ("y",)) for n in range(2)]
+        tier.wait(fences[0])
+        with pytest.raises(AssertionError):
+            lowered.check(fences[0].outputs["y"], values_of(0))
+        tier.wait(fences[1])
+        tier.free(lowered.y)
+
+
+def test_the_bench_is_right(bench: Bench) -> None:
+    """Without a mistake nothing is told."""
+    with MetalTier(metal=bench.mac.metal) as tier:
+        run_doubling(tier, 2)
+    assert bench.mac.problems == []

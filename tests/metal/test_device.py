@@ -1,0 +1,134 @@
+"""Finding a device: what is missing, in words, and nothing left of what was refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.metal import objc, program
+from accel.metal.device import NEWER_HINT, NO_DEVICE
+from accel.metal.fake_compiler import NO_COMPILER
+from accel.metal.fake_compiler import _compiler as find_compiler
+from accel.metal.fake_machine import APPLE_M1
+from accel.metal.fake_metal import FakeMetal
+from accel.metal.objc import NO_METAL, load_metal
+from accel.metal.report import device_lines
+from accel.metal.runtime import Choices
+from accel.metal.tier import MetalTier
+from contract.errors import TierUnavailable
+from harness.tiers import SIMULATED, TierOptions, open_tier
+from tests.metal.conftest import MakeMac
+
+LACKS: dict[str, tuple[dict[str, Any], str]] = {
+    "no device": ({"present": False}, NO_DEVICE),
+    "Intel": ({"families": frozenset((2002, 5001)), "unified": False},
+              "lacks GPU family Apple7, memory it shares with the host"),
+    "old system": ({"families": APPLE_M1 - {5001}}, "lacks GPU family Metal3"),
+    "small groups": ({"group_memory_bytes": 8 << 10}, "lacks 16384 bytes of group memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKS)
+def test_what_is_missing(make_mac: MakeMac, case: str) -> None:
+    """One line that names it, and the device is given back."""
+    behaviour, reason = LACKS[case]
+    mac = make_mac(**behaviour)
+    with pytest.raises(TierUnavailable, match=reason) as caught:
+        MetalTier(metal=mac.metal)
+    assert caught.value.remedy
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
+    mac = make_mac()
+    with pytest.raises(TierUnavailable, match="no Metal device matches 'm4'; there is Apple M1"):
+        MetalTier("m4", metal=mac.metal)
+    with MetalTier("m1", metal=mac.metal) as tier:
+        assert tier.info.device == "Apple M1 (simulated)"
+    assert mac.left_over == []
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="this machine has Metal")
+def test_a_machine_without_metal_says_so() -> None:
+    """Opened by name, and nothing but a name is simulated."""
+    with pytest.raises(TierUnavailable, match=NO_METAL) as caught:
+        open_tier("metal")
+    assert "--device simulated" in caught.value.remedy
+
+
+def test_a_framework_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(objc, "RUNTIME", "/nowhere/libobjc.A.dylib")
+    with pytest.raises(TierUnavailable, match=f"{NO_METAL} .*libobjc"):
+        load_metal()
+
+
+def test_cffi_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cffi", None)
+    with pytest.raises(TierUnavailable, match=r"pip install 'zinc-rt\[metal\]'"):
+        FakeMetal()
+
+
+def test_the_simulated_device_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find_compiler.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        with pytest.raises(TierUnavailable, match=re.escape(NO_COMPILER)):
+            FakeMetal(cache=tmp_path)
+    finally:
+        find_compiler.cache_clear()
+
+
+def test_simulated_is_a_device_one_can_name() -> None:
+    """What it is called says so wherever it is shown."""
+    with open_tier("metal", TierOptions(device=SIMULATED)) as tier:
+        assert tier.info.device.endswith("(simulated)")
+
+
+def test_lines_about_devices(make_mac: MakeMac) -> None:
+    """System, memory, kernels, or what is missing."""
+    mac = make_mac()
+    assert device_lines(mac.metal) == (
+        "Apple M1 (simulated): Metal, simulated, 4,096 MiB shared; kernels: products without "
+        "packed dot products, nothing in integers",
+    )
+    old = make_mac(families=APPLE_M1 - {5001})
+    (line,) = device_lines(old.metal)
+    assert line.endswith("; lacks GPU family Metal3")
+    assert (mac.left_over, old.left_over) == ([], [])
+
+
+def test_fast_mathematics_are_found_out(make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that regroups sums is refused by what it computes, on old and new systems."""
+    monkeypatch.setattr(program, "SAFE", 2)
+    mac = make_mac()
+    with pytest.raises(TierUnavailable, match=r"does not compute exactly: .*regrouping"):
+        MetalTier(metal=mac.metal)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+def test_methods_are_checked_before_they_are_called(
+    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other types than the known ones are an error with both, and no call."""
+    wrong = dict(objc.SIGNATURES) | {"maxBufferLength": ("void", "uint64_t")}
+    monkeypatch.setattr("accel.metal.signatures.SIGNATURES", wrong)
+    mac = make_mac()
+    with pytest.raises(TierUnavailable, match="maxBufferLength: its types here are Q@:") as caught:
+        MetalTier(metal=mac.metal)
+    assert caught.value.remedy == NEWER_HINT
+    assert mac.left_over == []
+
+
+def test_memory_can_be_limited(make_mac: MakeMac) -> None:
+    """Too little to open is an error of opening."""
+    mac = make_mac()
+    with pytest.raises(TierUnavailable, match=r"cannot be used \(out of memory for self-test"):
+        MetalTier(choices=Choices(memory_bytes=1000), metal=mac.metal)
+    assert (mac.problems, mac.left_over) == ([], [])

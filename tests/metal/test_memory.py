@@ -1,0 +1,46 @@
+"""What a plan predicts is what the tier allocates, views of the model file apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.metal import memory, tier
+from contract.dtypes import F16
+from reference.limits import whole_contexts
+from reference.model.open import open_model
+from reference.runner import ModelRunner
+from tests.memory.test_allocation import FEW_STEPS, LLAMA, close, plan_on, step_of
+from tests.metal.conftest import OpenTier
+
+SyntheticModel = Callable[..., Path]
+
+
+@pytest.mark.parametrize("quant", ["q4_k_m", "f16"])
+@pytest.mark.parametrize("view_bytes", [1, 1 << 30], ids=["views", "copies"])
+def test_plans(
+    open_metal: OpenTier,
+    synthetic_model: SyntheticModel,
+    monkeypatch: pytest.MonkeyPatch,
+    quant: str,
+    view_bytes: int,
+) -> None:
+    """Of a file's weights that stay as stored nothing is allocated where they are views."""
+    for module in (memory, tier):
+        monkeypatch.setattr(module, "VIEW_BYTES", view_bytes)
+    model = open_model(synthetic_model(**{**LLAMA, "quant": quant}))
+    limits = whole_contexts(4, 100, F16, 4, 4)
+    opened = open_metal()
+    plan, footprint = plan_on(model, opened, limits)
+    assert bool(footprint.mapped) == (view_bytes == 1)
+    with ModelRunner(model, opened, limits) as runner:
+        runner.prepare()
+        for tokens in FEW_STEPS:
+            runner.step(step_of(tokens, limits))
+        assert close(opened.allocated_bytes, plan.allocated)
+        views = sum(
+            arena.nbytes for arena in opened._memory._arenas if arena.kind is memory.Kind.VIEW
+        )
+        assert (views > 0) == (view_bytes == 1)

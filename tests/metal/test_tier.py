@@ -1,0 +1,305 @@
+"""The Metal tier behind the contract: memory, steps, messages of a step, errors, a lost device."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.kernels.source import Language, Module, module_source
+from accel.metal import memory
+from accel.metal import tier as tier_module
+from accel.metal.fake_machine import APPLE_M1
+from accel.metal.fake_metal import FakeMetal
+from accel.metal.tier import MetalTier
+from accel.packets.rules import OPCODES
+from contract.dtypes import F32, Q8_0
+from contract.errors import CodecError, DeviceLost, OutOfMemory
+from contract.ir.graph import BufferDecl, BufferKind
+from contract.ir.inputs import input_layout
+from contract.kernel import GpuTarget, KernelHeader, encode_kernel
+from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Heap
+from tests.growth import refused_growth
+from tests.metal.conftest import MakeMac, OpenTier
+from tests.metal.doubling import (
+    GRAPH,
+    STATE,
+    WIDTH,
+    Doubling,
+    inputs_of,
+    run_doubling,
+    values_of,
+)
+from tests.quant.samples import random_blocks
+
+STEP = (
+    "MTLCommandQueue commandBuffer",
+    "MTLCommandBuffer computeCommandEncoder",
+    "MTLComputeCommandEncoder useResources:count:usage:",
+    "MTLComputeCommandEncoder executeCommandsInBuffer:withRange:",
+    "MTLComputeCommandEncoder endEncoding",
+    "MTLCommandBuffer blitCommandEncoder",
+    "MTLBlitCommandEncoder copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
+    "MTLBlitCommandEncoder endEncoding",
+    "MTLCommandBuffer encodeSignalEvent:value:",
+    "MTLCommandBuffer commit",
+)
+"""All that a step says on a device of the family Apple9 when one output is wanted."""
+EMPTY_DISPATCH = (
+    "MTLComputeCommandEncoder setComputePipelineState:",
+    "MTLComputeCommandEncoder dispatchThreadgroups:threadsPerThreadgroup:",
+)
+
+
+def test_replays_read_new_inputs(tier: MetalTier) -> None:
+    """Commands encoded once, many submissions."""
+    run_doubling(tier, rounds=6)
+
+
+@pytest.mark.parametrize("newer", [True, False], ids=["Apple9", "Apple7"])
+def test_messages_of_a_step(make_mac: MakeMac, newer: bool) -> None:
+    """One list, whatever the step holds; older devices have each pipeline dispatched once more."""
+    mac = make_mac(families=APPLE_M1 | {1009} if newer else APPLE_M1)
+    expected = list(STEP)
+    if not newer:
+        expected[3:3] = EMPTY_DISPATCH * 2
+    with MetalTier(metal=mac.metal) as tier:
+        lowered = Doubling(tier)
+        lowered.run(1)
+        for number in range(3):
+            tier.wait(tier.submit(lowered.batch, inputs_of(values_of(number))))
+            mac.calls = []
+            tier.submit(lowered.batch, inputs_of(values_of(number)), ("y",))
+            said = [call for call in mac.calls if not call.endswith(" status")]
+            mac.calls = None
+            assert said == expected
+        tier.free(lowered.y)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+def test_steps_under_way_keep_inputs_and_outputs_apart(tier: MetalTier, mac: FakeMetal) -> None:
+    """Eight steps are committed before any of them runs; their inputs are overwritten at once."""
+    mac.behaviour.looks = 1 << 30
+    lowered = Doubling(tier)
+    steps = []
+    for number in range(8):
+        values = values_of(number)
+        inputs = inputs_of(values)
+        steps.append((values, tier.submit(lowered.batch, inputs, ("y",))))
+        inputs[:] = 0xFF
+    assert not steps[0][1].done
+    for values, fence in reversed(steps):
+        tier.wait(fence)
+        lowered.check(fence.outputs["y"], values)
+    assert len(lowered.batch.recordings) == 8
+    lowered.run(9)
+    assert len(lowered.batch.recordings) == 8
+    tier.free(lowered.y)
+
+
+def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
+    """More steps than Metal has command buffers for."""
+    lowered = Doubling(tier)
+    values = values_of(0)
+    fences = [tier.submit(lowered.batch, inputs_of(values)) for _ in range(80)]
+    tier.wait(fences[-1])
+    assert all(fence.done for fence in fences)
+    tier.free(lowered.y)
+
+
+def test_info_names_device_and_opcodes(tier: MetalTier) -> None:
+    """What a conformance package records, and that none of it is of an Apple GPU."""
+    info = tier.info
+    assert (info.name, info.device) == ("metal", "Apple M1 (simulated)")
+    assert info.driver == "Metal, simulated"
+    assert info.opcodes == OPCODES == frozenset(Opcode)
+    assert info.arithmetic == "exact-2"
+
+
+def test_memory_is_zeroed_and_state_is_kept(tier: MetalTier) -> None:
+    """State keeps what the host wrote; places that were freed are zeros again."""
+    state = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    assert not tier.map(state).any()
+    tier.write(state, 0, np.full(64, 7, np.uint8))
+    run_doubling(tier)
+    assert (tier.map(state) == 7).all()
+    assert (tier.read(state, 3, 5) == 7).all()
+    tier.free(state)
+    again = tier.alloc(STATE, 64, Heap.DEVICE_LOCAL)
+    assert not tier.map(again).any()
+    with pytest.raises(ValueError, match="state: bytes 60 to 70 of a buffer of 64"):
+        tier.read(again, 60, 10)
+    tier.free(again)
+
+
+def test_upload_holds_the_bytes(tier: MetalTier) -> None:
+    """A weight's bytes can be read back."""
+    data = random_blocks(Q8_0, 64, 256, 5)
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
+    buffer = tier.upload(decl, data)
+    assert np.array_equal(tier.map(buffer).reshape(data.shape), data)
+    tier.free(buffer)
+
+
+def test_large_weights_are_views_of_the_file(
+    tier: MetalTier, mac: FakeMetal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy, from any byte of the file on; freed with the weight."""
+    monkeypatch.setattr(memory, "VIEW_BYTES", 4096)
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(range(256)) * 100)
+    decl = BufferDecl("w", BufferKind.WEIGHT, F32, (20, 256), "w")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapped, np.uint8)[96 : 96 + 20 * 1024].reshape(20, 1024)
+    before = tier.allocated_bytes
+    mac.calls = []
+    buffer = tier.upload(decl, data)
+    assert "MTLDevice newBufferWithBytesNoCopy:length:options:deallocator:" in mac.calls
+    assert tier.allocated_bytes == before
+    assert buffer.allocation is not None
+    assert np.array_equal(buffer.allocation.host, data.reshape(-1))
+    run_doubling(tier)
+    tier.free(buffer)
+    del buffer, data
+
+
+def test_out_of_memory_says_need_and_have(open_metal: OpenTier) -> None:
+    """Nothing is allocated when it does not fit, and what was freed can be had again."""
+    tier = open_metal(memory_bytes=100 << 20)
+    first = tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    with pytest.raises(OutOfMemory, match=r"state: need 62,914,560 bytes") as caught:
+        tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL)
+    assert 0 < caught.value.free <= 40 << 20
+    decl = BufferDecl("w", BufferKind.CONSTANT, F32, (1, 15 << 20))
+    with pytest.raises(OutOfMemory, match="w: need"):
+        tier.upload(decl, np.zeros((1, 60 << 20), np.uint8))
+    tier.free(first)
+    tier.free(tier.alloc(STATE, 60 << 20, Heap.DEVICE_LOCAL))
+
+
+def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
+    """Refused with that number, before Metal is asked."""
+    mac = make_mac(max_buffer_bytes=32 << 20)
+    with MetalTier(metal=mac.metal) as tier:
+        with pytest.raises(OutOfMemory, match="33,554,432 free"):
+            tier.alloc(STATE, 33 << 20, Heap.DEVICE_LOCAL)
+        run_doubling(tier)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal) -> None:
+    """A form that is forgotten leaves nothing behind, neither memory nor objects."""
+    run_doubling(tier)
+    tier.wait(tier.submit(Doubling(tier).batch, inputs_of(values_of(0))))
+    run_doubling(tier)
+    before = tier.allocated_bytes, mac.left_over
+    for _ in range(5):
+        run_doubling(tier)
+    assert (tier.allocated_bytes, mac.left_over) == before
+
+
+def test_what_steps_share_stays_when_it_cannot_grow(
+    tier: MetalTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches lowered before still use it."""
+    refused_growth(tier, tier._memory, "scratch", monkeypatch)
+
+
+def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
+    """A larger graph moves what all share: batches lowered before go on with it."""
+    first = Doubling(tier)
+    first.run()
+    largest = ShapeKey(2000, 0)
+    layout = input_layout(GRAPH, largest)
+    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
+    tier.lower(GRAPH, {"y": y}, largest, layout)
+    first.run(4)
+
+
+def lost(tier: MetalTier, lowered: Doubling) -> None:
+    """Every way to use the tier now says that its device is lost."""
+    with pytest.raises(DeviceLost):
+        tier.submit(lowered.batch, inputs_of(values_of(0)))
+    with pytest.raises(DeviceLost):
+        tier.alloc(STATE, 64, Heap.BAR)
+    tier.free(lowered.y)
+    tier.close()
+
+
+def test_a_step_that_does_not_end_in_time_loses_the_device(mac: FakeMetal) -> None:
+    """The deadline is the caller's; another tier opens, and nothing is left of the first."""
+    tier = MetalTier(metal=mac.metal)
+    lowered = Doubling(tier)
+    lowered.run(2)
+    mac.behaviour.hangs = True
+    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
+    with pytest.raises(DeviceLost, match=r"did not end within 0.25 s"):
+        tier.wait(fence, 0.25)
+    mac.behaviour.hangs = False
+    lost(tier, lowered)
+    with MetalTier(metal=mac.metal) as other:
+        run_doubling(other)
+
+
+def test_what_a_device_that_hangs_may_still_use_is_left_to_it(
+    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing does not wait for ever, and pulls no memory from under a kernel."""
+    monkeypatch.setattr(tier_module, "GRACE_SECONDS", 0.05)
+    mac = make_mac()
+    tier = MetalTier(metal=mac.metal)
+    lowered = Doubling(tier)
+    mac.behaviour.hangs = True
+    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
+    with pytest.raises(DeviceLost):
+        tier.wait(fence, 0.05)
+    lost(tier, lowered)
+    assert mac.problems == []
+    assert "MTLBuffer" in mac.left_over
+
+
+def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> None:
+    """What Metal says of it is in the error; steps committed behind it fail, too."""
+    tier = MetalTier(metal=mac.metal)
+    lowered = Doubling(tier)
+    lowered.run(2)
+    lowered.batch.recordings[0].place.host.view(np.uint64)[0] = 1 << 40
+    first = tier.submit(lowered.batch, inputs_of(values_of(0)))
+    second = tier.submit(lowered.batch, inputs_of(values_of(1)))
+    with pytest.raises(DeviceLost, match=r"Apple M1 \(simulated\): .*PageFault"):
+        tier.wait(first)
+    with pytest.raises(DeviceLost, match="SubmissionsIgnored"):
+        _ = second.done
+    lost(tier, lowered)
+    with MetalTier(metal=mac.metal) as other:
+        run_doubling(other)
+
+
+def test_load_kernel_takes_metal_text_alone(tier: MetalTier) -> None:
+    """A kernel of the dialect is taken; another target and text that does not compile are not."""
+    text = module_source(Language.METAL, Module("add")).encode()
+    header = KernelHeader("launch_add", GpuTarget.APPLE_METAL, text, workgroup_size=(128, 1, 1))
+    assert tier.load_kernel(encode_kernel(header)).header.name == "launch_add"
+    broken = text.replace(b"A(a) + A(b)", b"A(a) +")
+    for target, code, problem in (
+        (GpuTarget.OPENCL_C, text, "target OPENCL_C, not APPLE_METAL"),
+        (GpuTarget.APPLE_METAL, broken, r"add\.k:6"),
+        (GpuTarget.APPLE_METAL, b"\xff\xfe", "can't decode"),
+    ):
+        other = KernelHeader("launch_add", target, code, workgroup_size=(128, 1, 1))
+        with pytest.raises(CodecError, match=problem):
+            tier.load_kernel(encode_kernel(other))
+
+
+def test_closing_twice_is_harmless(open_metal: OpenTier) -> None:
+    """And closing with a step under way."""
+    tier = open_metal()
+    lowered = Doubling(tier)
+    tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
+    tier.close()
+    tier.close()

@@ -1,0 +1,13 @@
+"""Steps cut into pieces."""
+
+from __future__ import annotations
+
+from accel.packets import work
+
+
+def test_runs_of_launches_hold_no_more_than_allowed() -> None:
+    """Each run is within the limit or a single launch, and together they are all launches."""
+    assert work.cut([], 5) == [range(0)]
+    assert work.cut([9, 1, 2, 3, 1, 9, 9], 5) == [
+        range(1), range(1, 3), range(3, 5), range(5, 6), range(6, 7)
+    ]  # fmt: skip
