@@ -15,7 +15,6 @@ from accel.opencl.arrange import ArrangedMatrix, Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
-from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
@@ -28,7 +27,6 @@ from accel.packets.footprint import (
     step_memory,
 )
 from accel.packets.forms import step_forms
-from accel.packets.fused import fuse
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
@@ -73,6 +71,16 @@ class OpenClKernel:
     program: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A graph's steps by form, and what they take together."""
+
+    graph: Graph
+    largest: ShapeKey
+    memory: StepMemory
+    steps: Mapping[ShapeKey, tuple[Step, Schedule]]
+
+
 class OpenClTier:
     """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
 
@@ -96,7 +104,7 @@ class OpenClTier:
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
         self._waiting = Waiting()
-        self._planned: tuple[Graph, ShapeKey, StepMemory] | None = None
+        self._planned: _Planned | None = None
         self._lost = ""
 
     @property
@@ -155,6 +163,8 @@ class OpenClTier:
         """Make the scratch memory, in a bank that has room for the buffers to come."""
         steps = self._step_memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
+        step, _ = self._scheduled(graph, largest)
+        self._runtime.launcher.expect(step.ops)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
         self._reserve_inputs(input_layout(graph, largest).nbytes)
@@ -184,6 +194,8 @@ class OpenClTier:
 
     def free(self, buffer: OpenClBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
+        if not self._lost:
+            self._arranger.finish()
         self._buffers.remove(buffer)
         matrix = buffer.matrix.allocation if buffer.matrix is not None else None
         for allocation in {id(a): a for a in (buffer.allocation, matrix) if a}.values():
@@ -291,6 +303,7 @@ class OpenClTier:
             raise self._fail(f"a step failed: {error}") from None
         if status < 0:
             raise self._fail(f"a step ended with error {status}")
+        self._arranger.forget()
         try:
             self._runtime.launcher.check()
         except WorkersLost:
@@ -335,25 +348,36 @@ class OpenClTier:
         return buffer.allocation
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+        """The step of a form, from the plan if the graph is the one that was planned last."""
+        planned = self._planned
+        if planned is not None and planned.graph is graph and form in planned.steps:
+            return planned.steps[form]
+        return self._schedule(graph, form)
+
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         runtime = self._runtime
         step = lower_graph(graph, form, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
-        if isinstance(runtime.launcher, ModuleLauncher):
+        if runtime.launcher.by_modules:
+            from accel.packets.fused import fuse
+
             step = fuse(step)
         return step, schedule_launches(step)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers
-        arranged = planes_bytes if isinstance(self._runtime.launcher, ModuleLauncher) else None
+        arranged = planes_bytes if self._runtime.launcher.by_modules else None
         return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """The answer for the graph asked about last is kept: what is planned is then made."""
-        if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
-            self._planned = (graph, largest, steps)
-        return self._planned[2]
+        planned = self._planned
+        if planned is None or (planned.graph, planned.largest) != (graph, largest):
+            steps = {form: self._schedule(graph, form) for form in step_forms(largest)}
+            planned = _Planned(graph, largest, step_memory(steps.__getitem__, largest), steps)
+            self._planned = planned
+        return planned.memory
 
     def _reserve(self, shared_bytes: int, own_bytes: int) -> None:
         """Grow the scratch memory; batches lowered before follow it."""
