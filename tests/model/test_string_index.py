@@ -23,7 +23,7 @@ def test_an_index_is_a_dictionary(texts: list[bytes], first: bool, data: st.Data
         if texts[place]:
             expected[texts[place]] = place
     among = None if some is None else np.array(places, np.intp)
-    index = StringIndex(StringArray.of(texts), among, first=first)
+    index = StringIndex(StringArray.of(texts), int, among, first=first)
     asked = [*texts, b"", b"a", b"ab", b"zzzzzzzz", *(text + b"x" for text in texts)]
     assert [index.get(text) for text in asked] == [expected.get(text) for text in asked]
     assert index.made == sum(len(texts[place]) > 0 for place in places)
@@ -32,7 +32,7 @@ def test_an_index_is_a_dictionary(texts: list[bytes], first: bool, data: st.Data
 def test_only_what_begins_alike_becomes_objects() -> None:
     """Of 10,000 strings a few do; one asked for again makes none."""
     texts = [b"%06d%d" % (number // 10, number % 10) for number in range(10_000)]
-    index = StringIndex(StringArray.of(texts))
+    index = StringIndex(StringArray.of(texts), int)
     assert (index.get(b"0001234"), index.get(b"000123"), index.get(b"")) == (1234, None, None)
     made = index.made
     assert 10 <= made < 100

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.model.gguf.strings import LENGTH_BYTES, StringArray
+
+Value = TypeVar("Value")
 
 HEAD_BYTES = 6
 """Of a text, that choose its bucket."""
@@ -14,8 +19,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: a product's upper bits depend on all bits of the head."""
 
 
-class StringIndex:
-    """Places of the strings of an array that are not empty, by text.
+class StringIndex(Generic[Value]):
+    """What stands for the strings of an array that are not empty, by text: ``value`` of a place.
 
     Strings are sorted into buckets by how they begin, at once. A bucket's become keys of a
     dictionary when a text of that bucket is asked for: a prompt meets few of them. Of equal
@@ -24,30 +29,36 @@ class StringIndex:
     """
 
     def __init__(
-        self, strings: StringArray, among: NDArray[np.intp] | None = None, *, first: bool = False
+        self,
+        strings: StringArray,
+        value: Callable[[int], Value],
+        among: NDArray[np.intp] | None = None,
+        *,
+        first: bool = False,
     ) -> None:
         lengths = strings.lengths
         places = np.arange(len(strings)) if among is None else among
         places = places[lengths[places] > 0]
         buckets = _buckets(strings, places)
         self._strings = strings
+        self._value = value
         self._places = places[np.argsort(buckets, kind="stable")]
         counts = np.bincount(buckets, minlength=1 << BUCKET_BITS)
         self._ends = np.cumsum(counts)
         self._first = first
         self._filled = bytearray(1 << BUCKET_BITS)
         self._left = len(places)
-        self._found: dict[bytes, int] = {}
+        self._found: dict[bytes, Value] = {}
 
-    def get(self, text: bytes, /) -> int | None:
-        """The place of ``text``, None where there is no such string."""
-        place = self._found.get(text)
-        if place is None and self._left:
+    def get(self, text: bytes, /) -> Value | None:
+        """What stands for ``text``, None where there is no such string."""
+        value = self._found.get(text)
+        if value is None and self._left:
             bucket = _bucket(text)
             if not self._filled[bucket]:
                 self._fill(bucket)
                 return self._found.get(text)
-        return place
+        return value
 
     @property
     def made(self) -> int:
@@ -59,7 +70,7 @@ class StringIndex:
         places = self._places[start : self._ends[bucket]].tolist()
         if self._first:
             places.reverse()
-        self._found.update((self._strings[place], place) for place in places)
+        self._found.update((self._strings[place], self._value(place)) for place in places)
         if not self._filled[bucket]:
             self._filled[bucket] = 1
             self._left -= len(places)

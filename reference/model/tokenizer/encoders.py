@@ -38,9 +38,9 @@ class _TokenTable:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.texts
-        normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
+        self.normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
         # Of tokens with equal text the last one counts, as in llama.cpp's map.
-        self.ids = StringIndex(texts, normal)
+        self.ids = StringIndex(texts, int, self.normal)
         self._unknown = vocabulary.named_ids.get("unknown")
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
         self._id_of_byte: dict[int, int] = {
@@ -76,25 +76,12 @@ class _TokenTable:
         return self._unknown
 
 
-def _ranks(merges: StringArray) -> StringIndex:
+def _ranks(merges: StringArray) -> StringIndex[int]:
     """Rank of each "left right"; the first of equal merges counts.
 
     The stored string is its own key: symbols hold no space, so no other pair can spell it.
     """
-    return StringIndex(merges, first=True)
-
-
-class _Scores:
-    """What SentencePiece merges are worth: the score of the token they spell, negated."""
-
-    def __init__(self, ids: StringIndex, scores: np.ndarray) -> None:
-        self._ids = ids
-        self._negated = -scores
-
-    def get(self, text: bytes, /) -> float | None:
-        """See ``merging.Priorities``."""
-        token = self._ids.get(text)
-        return None if token is None else float(self._negated[token])
+    return StringIndex(merges, int, first=True)
 
 
 class _Encoder:
@@ -122,7 +109,7 @@ class ByteLevelEncoder(_Encoder):
         self._pre_tokenizer = pre_tokenizer
 
     @cached_property
-    def _rank_of_pair(self) -> StringIndex:
+    def _rank_of_pair(self) -> StringIndex[int]:
         return _ranks(self._merges)
 
     def encode(self, text: str) -> list[int]:
@@ -153,7 +140,7 @@ class RawBPEEncoder(_Encoder):
         self._merges = merges
 
     @cached_property
-    def _rank_of_pair(self) -> StringIndex:
+    def _rank_of_pair(self) -> StringIndex[int]:
         return _ranks(self._merges)
 
     def encode(self, text: str) -> list[int]:
@@ -180,8 +167,11 @@ class SentencePieceEncoder(_Encoder):
         self._scores = scores
 
     @cached_property
-    def _worth(self) -> _Scores:
-        return _Scores(self._table.ids, self._scores)
+    def _worth(self) -> StringIndex[float]:
+        """What a merge is worth: the score of the token it spells, negated."""
+        return StringIndex(
+            self._vocabulary.texts, lambda token: -float(self._scores[token]), self._table.normal
+        )
 
     def encode(self, text: str) -> list[int]:
         symbols = [letter.encode() for letter in text.replace(" ", SPACE)]
