@@ -25,7 +25,7 @@ from accel.amd.runtime import Choices, open_runtime
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
-from accel.packets.footprint import StepMemories, device_footprint
+from accel.packets.footprint import PlannedSteps, device_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
@@ -73,7 +73,7 @@ class AmdTier:
         self._buffers: set[AmdBuffer] = set()
         self._batches: weakref.WeakSet[AmdBatch] = weakref.WeakSet()
         self._scratch: Allocation | None = None
-        self._step_memory = StepMemories(self._scheduled)
+        self._steps = PlannedSteps(self._schedule)
         self._lost = ""
         self._closed = False
 
@@ -107,12 +107,12 @@ class AmdTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory.of(graph, largest), planes_bytes)
+        return device_footprint(graph, largest, self._steps.memory(graph, largest), planes_bytes)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory."""
         with self._guarded("scratch"):
-            self._reserve(self._step_memory.of(graph, largest).shared)
+            self._reserve(self._steps.memory(graph, largest).shared)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> AmdBuffer:
         """Zeroed memory: the GPU's own, but what the host reads after a step. Raises OutOfMemory
@@ -180,7 +180,7 @@ class AmdTier:
         inputs: InputLayout,
     ) -> AmdBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._scheduled(graph, form)
+        step, schedule = self._steps.of(graph, form)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes)
             packets = bind_step(
@@ -280,7 +280,7 @@ class AmdTier:
             )
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, form, ROW_PARTS, self._device.tier))
         return step, schedule_levels(step)
 

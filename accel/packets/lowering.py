@@ -258,9 +258,8 @@ def cheap(count: Count, columns: int) -> bool:
 
 
 def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
-    known = {operand.name for operand in device.operands} | {*device.sizes, *device.reals}
     for name in fields:
-        if name not in known:
+        if name not in device.fields:
             raise ValueError(f"{device.name}: the table of device ops has no {name!r} for it")
 
 

@@ -21,6 +21,8 @@ MAX_REPEATING_WORKERS = 64
 memory. There whole groups share ops, so that no op continues a split of the one before."""
 
 Lifetimes = dict[str, tuple[int, int]]
+Pending = dict[str, list[Touch]]
+"""What was touched of each buffer since the last barrier."""
 
 
 def schedule_workers(step: Step, workers: int) -> Schedule:
@@ -28,7 +30,7 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     writers = Counter(name for op in step.ops for name in op.results())
     placements: list[Placement] = []
     own: set[str] = set()
-    pending: list[Touch] = []
+    pending: Pending = {}
     level = 0
     shared = workers > MAX_REPEATING_WORKERS
     for op in step.ops:
@@ -41,11 +43,12 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
         touches = [
             touch for touch in op.touches(columns, everyone) if touch.tensor.buffer not in own
         ]
-        wait = not all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+        wait = not _safe(touches, pending)
         if wait:
-            pending = []
+            pending = {}
             level += 1
-        pending += touches
+        for touch in touches:
+            pending.setdefault(touch.tensor.buffer, []).append(touch)
         placements.append(Placement(wait, everyone, columns, level))
     return _placed(step, placements, own)
 
@@ -64,15 +67,24 @@ def schedule_levels(step: Step) -> Schedule:
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 
-def _follows_columns(op: Op, pending: Sequence[Touch]) -> bool:
+def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
+    """Whether no worker meets an element that only another one touched since the last barrier."""
+    for touch in touches:
+        for earlier in pending.get(touch.tensor.buffer, ()):
+            if not touch.safe_after(earlier):
+                return False
+    return True
+
+
+def _follows_columns(op: Op, pending: Pending) -> bool:
     """True when dividing columns makes ``op`` continue a column split without a barrier."""
     touches = op.touches(columns=True)
     follows = any(
         earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
         for touch in touches
-        for earlier in pending
+        for earlier in pending.get(touch.tensor.buffer, ())
     )
-    return follows and all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+    return follows and _safe(touches, pending)
 
 
 def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Schedule:

@@ -55,7 +55,7 @@ class Tokenizer:
     @cached_property
     def longest_token(self) -> int:
         """Bytes of the longest stored text: no token stands for more bytes of a text."""
-        return max(map(len, self._vocabulary.texts))
+        return int(self._vocabulary.texts.lengths.max())
 
     def kind(self, token: int) -> TokenKind:
         """What an id is; RequestError when there is no such id."""
