@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -26,7 +26,7 @@ from harness.serve.pulls import Pulls
 from harness.serve.responses import ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
-from harness.serve.serving import Serving
+from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
 from harness.serve.wire import model_named
 from harness.tenants import Account
@@ -121,6 +121,25 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     return app
 
 
+class _Body:
+    """The body of a stream, passed on as it is; a ``lease`` lasts as long."""
+
+    def __init__(self, parts: Iterator[bytes], lease: Lease) -> None:
+        self._parts = parts
+        self._lease = lease
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._parts
+
+    def close(self) -> None:
+        """Ends it, whether or not all of it was taken."""
+        try:
+            if isinstance(self._parts, Generator):
+                self._parts.close()
+        finally:
+            self._lease.release()
+
+
 def _view(
     route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
 ) -> Callable[..., BaseResponse]:
@@ -140,10 +159,10 @@ def _view(
             return Response(msgspec.json.encode(answered), mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
-        response = Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
         # Streams outlive the request that Flask knows of.
-        response.call_on_close(g.pop("lease").release)
-        return response
+        body = _Body(answered, g.pop("lease"))
+        kind = "text/event-stream"
+        return Response(body, mimetype=kind, headers=STREAM_HEADERS, direct_passthrough=True)
 
     return view
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import openai
 import pytest
@@ -14,6 +12,7 @@ from openai import OpenAI
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
 from reference.engine import Engine
+from tests.serve.calling import client_waits
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply
 from tests.serve.test_connections import COMPLETIONS, wait_until
@@ -110,8 +109,7 @@ def test_openais_client_waits_and_asks_again(
         held.set()
         assert first().status == 200
 
-    clock = SimpleNamespace(time=time.time, sleep=wait)
-    monkeypatch.setattr("openai._base_client.time", clock)
+    client_waits(monkeypatch, wait)
     with OpenAI(base_url=f"{keyed.url}/v1", api_key=GREEDY, max_retries=2) as client:
         text = client.completions.create(**BODY).choices[0].text
     assert text == first().json["choices"][0]["text"]

@@ -98,8 +98,8 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
 
 
 def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
-    """Of an answer that ends by itself: it knows no other end."""
-    for seed in range(30):
+    """Of an answer that ends by itself: it knows no other end. Seed 3 ends soon."""
+    for seed in range(3, 33):
         asked = {**ASKED, "max_output_tokens": 150, "extra_body": {"seed": seed}}
         whole = client.responses.create(**asked)
         if whole.status == "completed":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from harness.serve.errors import RESTART_SECONDS
 from harness.serve.run import Running
 from harness.serve.transcripts import read_answer
 from harness.serve.verify import first_difference
@@ -25,6 +25,7 @@ from tests.serve.calling import (
     UNTHINKING,
     check_call,
     client_of,
+    client_waits,
     token_of,
 )
 from tests.serve.conftest import Serve
@@ -231,13 +232,22 @@ def test_streamed_calls_are_replayed(hermes: Running, tmp_path: Path) -> None:
         assert first_difference(hermes.service.model, {**body, "seed": 4}, read_answer(file))
 
 
-def test_the_client_tries_again_what_was_refused_for_now(hermes: Running) -> None:
+def test_the_client_tries_again_what_was_refused_for_now(
+    hermes: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """503 with Retry-After and x-should-retry, as the client reads them."""
     hermes.service.draining.set()
-    threading.Timer(0.5, hermes.service.draining.clear).start()
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        hermes.service.draining.clear()
+
+    client_waits(monkeypatch, wait)
     with client_of(hermes, retries=3) as client:
         asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
         assert client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert waited == [RESTART_SECONDS]
 
 
 def test_nothing_is_left_in_the_engine(hermes: Running) -> None:
