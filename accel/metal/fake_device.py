@@ -225,7 +225,7 @@ class FakeDevice:
         wanted = machine.objc.state(descriptor, FakePipelineDescriptor, "a pipeline descriptor")
         if wanted is None or wanted.function is None:
             return machine.fail(error, "computeFunction must not be nil")
-        launch = machine.objc.ffi.dlopen(str(wanted.function.path)).run
+        launch = machine.launch(wanted.function.path)
         pipeline = FakePipeline(machine, launch, wanted.items, wanted.indirect)
         selector = "newComputePipelineStateWithDescriptor:options:reflection:error:"
         made = machine.make(selector, "MTLComputePipelineState", pipeline)

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from accel.metal.fake_compiler import FakeCompiler
@@ -39,12 +40,19 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Machine:
-    """One simulated Mac. ``taken`` are bytes of its buffers."""
+    """One simulated Mac. ``taken`` are bytes of its buffers, ``kernels`` what was loaded."""
 
     objc: FakeObjc
     compiler: FakeCompiler
     behaviour: Behaviour
     taken: int = 0
+    kernels: dict[Path, Any] = field(default_factory=dict)
+
+    def launch(self, path: Path) -> Any:
+        """The C++ of a kernel, which stays loaded."""
+        if path not in self.kernels:
+            self.kernels[path] = self.objc.ffi.dlopen(str(path))
+        return self.kernels[path].run
 
     def make(self, selector: str, kind: str, state: Any) -> int:
         """What a method ``selector`` makes, 0 where the behaviour refuses it."""

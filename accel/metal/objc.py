@@ -23,6 +23,8 @@ from contract.errors import TierError, TierUnavailable
 TIER = "metal"
 RUNTIME = "/usr/lib/libobjc.A.dylib"
 FRAMEWORKS = (
+    # Without it there is no default device in a program without windows.
+    "/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics",
     "/System/Library/Frameworks/Foundation.framework/Foundation",
     "/System/Library/Frameworks/Metal.framework/Metal",
 )
@@ -50,7 +52,7 @@ class NoObject(MetalError):
 class ObjectiveC:
     """The functions of one runtime; ``metal`` has MTLCreateSystemDefaultDevice.
 
-    ``simulated`` says that it is none of Apple's.
+    ``simulated`` says that it is none of Apple's; ``kept`` is what must stay loaded.
     """
 
     def __init__(self, ffi: Any, runtime: Any, metal: Any, simulated: bool = False) -> None:
@@ -58,6 +60,7 @@ class ObjectiveC:
         self.runtime = runtime
         self.metal = metal
         self.simulated = simulated
+        self.kept: list[Any] = []
         self._messages: dict[str, tuple[Any, Any]] = {}
         self._checked: set[tuple[Any, str]] = set()
 
@@ -187,7 +190,9 @@ def load_metal() -> ObjectiveC:
     ffi.cdef(DECLARATIONS + METAL_DECLARATIONS)
     try:
         runtime = ffi.dlopen(RUNTIME)
-        metal = [ffi.dlopen(path) for path in FRAMEWORKS][-1]
+        frameworks = [ffi.dlopen(path) for path in FRAMEWORKS]
     except OSError as error:
         raise TierUnavailable(TIER, f"{NO_METAL} ({error})", NO_METAL_HINT) from None
-    return ObjectiveC(ffi, runtime, metal)
+    loaded = ObjectiveC(ffi, runtime, frameworks[-1])
+    loaded.kept = frameworks
+    return loaded

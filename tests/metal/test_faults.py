@@ -108,6 +108,26 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, wanted: set[str]) -> No
     assert wanted <= met
 
 
+@pytest.mark.parametrize("selector", ["commandBuffer", "blitCommandEncoder"])
+def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector: str) -> None:
+    """Neither recordings nor places of outputs pile up."""
+    mac = make_mac()
+    with MetalTier(metal=mac.metal) as tier:
+        lowered = Doubling(tier)
+        lowered.run()
+        held = [arena.holes.nbytes for arena in tier._memory._arenas]
+        mac.behaviour.refuse = lambda asked: asked == selector
+        for _ in range(3):
+            with pytest.raises(OutOfMemory, match="a step"):
+                tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
+        mac.behaviour.refuse = lambda asked: False
+        assert len(lowered.batch.recordings) == 1
+        assert [arena.holes.nbytes for arena in tier._memory._arenas] == held
+        lowered.run(2)
+        tier.free(lowered.y)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
 def done(tier: MetalTier, what: str, case: Case) -> None:
     """A step, or a matrix uploaded and multiplied by."""
     if what == "steps":

@@ -43,10 +43,10 @@ def test_parity(parity_tier: MetalTier, case: Case) -> None:
 
 
 @pytest.mark.soak
-def test_all(parity_tier: MetalTier) -> None:
+@pytest.mark.parametrize("case", chosen("all"), ids=str)
+def test_all(parity_tier: MetalTier, case: Case) -> None:
     """Every case of the suite."""
-    wrong = [str(case) for case in chosen("all") if compare(parity_tier, case)]
-    assert wrong == []
+    assert compare(parity_tier, case) == {}
 
 
 def test_integers_in_place_of_division_and_root(open_metal: OpenTier) -> None:

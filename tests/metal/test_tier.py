@@ -211,14 +211,34 @@ def test_what_steps_share_stays_when_it_cannot_grow(
 
 
 def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
-    """A larger graph moves what all share: batches lowered before go on with it."""
+    """A larger graph moves what all share: batches lowered before go on with it, and leave the
+    place it was in to others."""
     first = Doubling(tier)
     first.run()
+    assert tier._scratch is not None
+    before = tier._scratch
     largest = ShapeKey(2000, 0)
     layout = input_layout(GRAPH, largest)
     y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4, Heap.BAR)
     tier.lower(GRAPH, {"y": y}, largest, layout)
+    after = tier._scratch
+    assert after is not before
+    before.host[:] = 7
     first.run(4)
+    assert (before.host == 7).all()
+
+
+def test_memory_is_released_when_no_step_names_it_any_more(tier: MetalTier, mac: FakeMetal) -> None:
+    """A step names every arena, used or not: one that goes waits for the steps under way."""
+    mac.behaviour.looks = 1 << 30
+    lowered = Doubling(tier)
+    large = tier.alloc(STATE, 32 << 20, Heap.DEVICE_LOCAL)
+    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
+    held = mac.taken
+    tier.free(large)
+    assert fence.done
+    assert mac.taken <= held - (32 << 20)
+    tier.free(lowered.y)
 
 
 def lost(tier: MetalTier, lowered: Doubling) -> None:
@@ -296,8 +316,12 @@ def test_load_kernel_takes_metal_text_alone(tier: MetalTier) -> None:
             tier.load_kernel(encode_kernel(other))
 
 
-def test_closing_twice_is_harmless(open_metal: OpenTier) -> None:
-    """And closing with a step under way."""
+def test_closing_twice_is_harmless(
+    open_metal: OpenTier, mac: FakeMetal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And closing with a step under way, which is waited for like any other."""
+    monkeypatch.setattr(tier_module, "GRACE_SECONDS", 0.0)
+    mac.behaviour.looks = 1 << 30
     tier = open_metal()
     lowered = Doubling(tier)
     tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
