@@ -22,13 +22,12 @@ from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
+from accel.amd.steps import for_matrices, forms_of, step_of
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.footprint import StepMemory, device_footprint, step_memory
-from accel.packets.forms import step_forms
-from accel.packets.fused import fuse
 from accel.packets.layouts import WeightLayout, planes_bytes
-from accel.packets.rules import OPCODES, lower_graph
+from accel.packets.rules import OPCODES
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from contract.arithmetic import ARITHMETIC_VERSION
@@ -42,8 +41,6 @@ from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline of its own."""
-ROW_PARTS = 64
-"""Pieces a row reduction is cut into."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +113,7 @@ class AmdTier:
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return forms_of(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
@@ -183,7 +180,7 @@ class AmdTier:
 
     def load_kernel(self, blob: bytes) -> AmdKernel:
         """Look whether this GPU could run a ``.zrt`` file. Raises CodecError."""
-        header = checked(decode_kernel(blob))
+        header = checked(decode_kernel(blob), self._device.generation.target)
         check_code(header)
         with self._guarded(f"kernel {header.name}"):
             loaded: LoadedKernel = self._runtime.modules.load(header)
@@ -300,13 +297,15 @@ class AmdTier:
         return buffer.place
 
     def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, self._device.tier))
+        with self._guarded("the self-test of products"):
+            matrices = for_matrices(form) and self._runtime.multiplies()
+        step = step_of(graph, form, self._device.tier, matrices)
         return step, schedule_levels(step)
 
     def _step_memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """The answer for the graph asked about last is kept: what is planned is then made."""
         if self._planned is None or self._planned[:2] != (graph, largest):
-            steps = step_memory(lambda form: self._scheduled(graph, form), largest)
+            steps = step_memory(lambda form: self._scheduled(graph, form), largest, forms_of)
             self._planned = (graph, largest, steps)
         return self._planned[2]
 
