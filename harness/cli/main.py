@@ -13,6 +13,7 @@ from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
 from harness.cli import (
     asm_command,
+    card_test_command,
     check_command,
     devices_command,
     graph_command,
@@ -44,6 +45,7 @@ COMMANDS = (
     devices_command,
     asm_command,
     pm4_test_command,
+    card_test_command,
     tools_command,
 )
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
