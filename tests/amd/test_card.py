@@ -71,6 +71,7 @@ def test_a_packet_that_fails_ends_its_tier(
         return False
 
     monkeypatch.setattr("accel.amd.packet_test.TESTS", (fails,))
+    monkeypatch.setattr("harness.amd_card.conformance", lambda words: pytest.fail("was run"))
     code, out = told("--tier", "t2")
     assert (code, "FAILED  A packet does nothing." in out) == (1, True)
     assert set(members(tmp_path)) == {"report.txt", "t2/packets.trace"}

@@ -76,12 +76,14 @@ LOAD_V1, USE_V1 = (0xDC520000, 0x01040000), 0x7E040301
         ((*LOAD_V1, waitcnt(vector=1), USE_V1), "loadcnt"),
         ((*LOAD_V1, waitcnt(other=0), USE_V1), "loadcnt"),
         ((*LOAD_V1, *LOAD_V1, waitcnt(vector=0), USE_V1), ""),
+        ((*LOAD_V1, 0xDC520000, 0x02040001), "loadcnt"),
         ((*STORE_LDS, S_BARRIER), "dscnt"),
         ((*STORE_LDS, waitcnt(other=0), S_BARRIER), ""),
     ],
 )
 def test_waits_of_gfx11(code: tuple[int, ...], counter: str) -> None:
-    """One counter of scalar loads and group memory, one of loads of vectors."""
+    """One counter of scalar loads and group memory, one of loads of vectors, which end in order: a
+    register may be loaded anew, but not be where the next one is loaded from."""
     found = missing_waits(words(*code, S_ENDPGM), isa_of(GFX11.target))
     assert [missing.counter for missing in found] == ([counter] if counter else [])
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from accel.amd import pm4
 from accel.amd.fake_kernel import FakeKernel
 from accel.amd.fake_machine import PROPERTIES, Behaviour
 from accel.amd.generation import GFX11, GFX12, PRIVILEGED
+from accel.amd.isa import GFX11 as ISA
+from accel.amd.isa import SCC, decode, opcodes
 from accel.amd.runtime import Choices
+from accel.amd.semantics import access, table
 from accel.amd.system import findings
 from accel.amd.tier import AmdTier
 from accel.kernels.source import Module, modules
@@ -19,7 +24,7 @@ from contract.kernel import encode_kernel
 from harness.parity import Case, compare
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
-from tests.amd.code import shipped
+from tests.amd.code import shipped, words
 from tests.amd.conftest import DRIVERS, OpenTier
 from tests.amd.test_matrices import MANY
 from tests.amd.test_model import SHORT
@@ -126,3 +131,25 @@ def test_firmware_of_its_own() -> None:
     assert not [f for f in findings(system(firmware=versions), "t2") if f.remedy]
     old = [f for f in findings(system(firmware=versions | {"mec": 2599}), "t2") if f.remedy]
     assert [found.remedy for found in old] == ["update linux-firmware, user queues want 2600"]
+
+
+@pytest.mark.parametrize("relation", ["eq", "lg", "gt", "ge", "lt", "le"])
+def test_comparisons_with_a_constant(relation: str) -> None:
+    """The constant has a sign in a comparison of signed numbers, and none in the other."""
+    compare_them = {"lg": operator.ne}.get(relation) or getattr(operator, relation)
+    for kind, form in (("i", np.int32), ("u", np.uint32)):
+        row = table()[f"s_cmpk_{relation}_{kind}32"]
+        assert row.sources == f"{kind}k"
+        for value, constant in ((-5, -5), (-5, 3), (3, -5), (3, 3), (70_000, 3), (65_531, -5)):
+            a = np.array([value], np.int64).astype(form)
+            b = np.array([constant], np.int64).astype(np.uint32)
+            found = eval(row.expressions[0], {"a": a, "b": b, "i32": np.int32})
+            number = constant if kind == "i" else constant & 0xFFFF
+            assert bool(found[0]) is compare_them(int(a[0]), number), (kind, value, constant)
+
+
+def test_a_comparison_reads_the_register_it_names() -> None:
+    """S_CMPK_GT_I32 s5, 7 writes the condition alone."""
+    number = next(n for (e, n), name in opcodes(ISA).items() if name == "s_cmpk_gt_i32")
+    found = access(decode(words(0xB0000007 | number << 23 | 5 << 16), 0, ISA))
+    assert (found.reads, found.writes) == ({5}, {SCC})
