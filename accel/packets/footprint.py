@@ -52,8 +52,13 @@ class PlannedSteps:
     """Steps of graphs by form, which ``schedule`` makes. Those of the graph whose memory was asked
     for last are kept: what is planned is then lowered."""
 
-    def __init__(self, schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]]) -> None:
+    def __init__(
+        self,
+        schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
+        forms: Forms = step_forms,
+    ) -> None:
         self._schedule = schedule
+        self._forms = forms
         self._planned: tuple[Graph, ShapeKey] | None = None
         self._steps: dict[ShapeKey, tuple[Step, Schedule]] = {}
         self._memory: StepMemory | None = None
@@ -61,8 +66,8 @@ class PlannedSteps:
     def memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """What the steps of ``graph`` up to ``largest`` take."""
         if self._memory is None or self._planned != (graph, largest):
-            self._steps = {form: self._schedule(graph, form) for form in step_forms(largest)}
-            self._memory = step_memory(self._steps.__getitem__, largest)
+            self._steps = {form: self._schedule(graph, form) for form in self._forms(largest)}
+            self._memory = step_memory(self._steps.__getitem__, largest, self._forms)
             self._planned = graph, largest
         return self._memory
 

@@ -33,14 +33,22 @@ NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0}
 class Lowering:
     """Collects the ops of one graph for steps of one ``form``: its most tokens and rows.
 
-    ``tier`` names the device in errors.
+    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is split.
     """
 
-    def __init__(self, graph: Graph, form: ShapeKey, parts: int, tier: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        form: ShapeKey,
+        parts: int,
+        tier: str,
+        split_tokens: int = SPLIT_TOKENS,
+    ) -> None:
         self.graph = graph
         self.form = form
         self.parts = parts
         self.tier = tier
+        self.split_tokens = split_tokens
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}

@@ -37,6 +37,7 @@ COMMANDS = MappingProxyType(
         "devices": "devices_command",
         "asm": "asm_command",
         "pm4-test": "pm4_test_command",
+        "card-test": "card_test_command",
         **dict.fromkeys(TOOLS, "tools_command"),
     }
 )
