@@ -16,8 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.cuda.attention import HEADS
 from accel.cuda.device import Device
-from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, next_phase, readers
+from accel.cuda.phases import (
+    AttentionPhase,
+    Phase,
+    ProductPhase,
+    Readers,
+    next_phase,
+    readers_of,
+)
 from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.products import BARRIER_BYTES, CHUNK_UNITS, MOST_TILE_SLOTS
 from accel.cuda.program import tuned_source
@@ -44,7 +52,7 @@ MOST_TOKENS = 4
 STATE_BYTES = 256
 """Of workspace, in front of the counters: steps, and blocks that are done."""
 RECORDS = 2
-BLOCKS = ((16, 1), (12, 1), (8, 2), (8, 1), (4, 2), (4, 1), (2, 1))
+BLOCKS = ((16, 1), (12, 1), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 
@@ -52,7 +60,8 @@ Block = tuple[int, int]
 
 
 def chosen_blocks(choice: str) -> tuple[Block, ...]:
-    """What the variable says: warps and slots to try in turn, none where it is off.
+    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
+    which the chosen ones are too much memory takes the next.
 
     Raises ConfigError naming it.
     """
@@ -62,9 +71,9 @@ def chosen_blocks(choice: str) -> tuple[Block, ...]:
         return BLOCKS
     found = re.fullmatch(r"(\d+)x(\d+)", choice)
     block = (int(found[1]), int(found[2])) if found else (0, 0)
-    if block[0] not in range(1, 17) or block[1] not in range(1, 9):
-        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor warps x slots as 16x1")
-    return (block,)
+    if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
+        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
+    return (block, *BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +134,15 @@ def compose(
         return plan
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
+    reading = readers_of(ops)
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
-        phases, count = _run(plan.launches[at:], ops, local)
-        made = _launch(phases, ops, device, blocks, local, workspace)
+        phases, count = _run(plan.launches[at:], ops, reading, local)
+        made = _launch(phases, reading, device, blocks, local, workspace)
         if made is None:
-            launches.append(plan.launches[at])
-            at += 1
+            count = max(1, count)
+            launches += plan.launches[at : at + count]
+            at += count
             continue
         launches.append(made)
         assert made.table is not None
@@ -142,12 +153,18 @@ def compose(
 
 
 def _run(
-    launches: Sequence[PlannedLaunch], ops: Sequence[Op], local: Collection[str] | None
+    launches: Sequence[PlannedLaunch],
+    ops: Sequence[Op],
+    reading: Readers,
+    local: Collection[str] | None,
 ) -> tuple[list[Phase], int]:
     """The most phases that the launches begin with, and how many launches they are."""
     phases: list[Phase] = []
     at = 0
-    while at < len(launches) and (found := next_phase(launches[at:], ops)) is not None:
+    while (
+        at < len(launches)
+        and (found := next_phase(launches[at : at + 2], ops, reading)) is not None
+    ):
         phase, count = found
         if phase.tokens > MOST_TOKENS or (local is not None and phase.dropped - set(local)):
             break
@@ -168,7 +185,7 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
 
 def _launch(
     phases: list[Phase],
-    ops: Sequence[Op],
+    reading: Readers,
     device: Device,
     blocks: Sequence[Block],
     local: Collection[str] | None,
@@ -195,7 +212,7 @@ def _launch(
         return None
     first = phases[0].first
     count = sum(phase.length for phase in phases)
-    exchange = _exchange(phases, ops, first + count, local)
+    exchange = _exchange(phases, reading, first + count, local)
     works_at = _sixteenths(ring + needed)
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
     macros = {
@@ -225,7 +242,7 @@ def _launch(
 
 
 def _exchange(
-    phases: Sequence[Phase], ops: Sequence[Op], end: int, local: Collection[str] | None
+    phases: Sequence[Phase], reading: Readers, end: int, local: Collection[str] | None
 ) -> Exchange:
     """What one phase writes and another reads; outside of them it is read behind op ``end``."""
     written: dict[str, int] = {}
@@ -241,7 +258,7 @@ def _exchange(
     outside = {
         name
         for name in read
-        if (local is not None and name not in local) or max(readers(ops, name)) >= end
+        if (local is not None and name not in local) or max(reading[name]) >= end
     }
     return Exchange(offsets, frozenset(outside), size)
 

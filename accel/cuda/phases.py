@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -242,11 +242,19 @@ class AttentionPhase:
 
 
 Phase = ProductPhase | AttentionPhase
+Readers = Mapping[str, Collection[int]]
+"""Which ops read a buffer."""
 
 
-def next_phase(launches: Sequence[PlannedLaunch], ops: Sequence[Op]) -> tuple[Phase, int] | None:
-    """The phase that some launches, from the first one on, become, and how many of them."""
-    for found in (_product(launches, ops), _selected(launches, ops), _attention(launches, ops)):
+def next_phase(
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+) -> tuple[Phase, int] | None:
+    """The phase that one or two launches, from the first one on, become, and how many of them."""
+    for found in (
+        _product(launches, ops),
+        _selected(launches, ops, reading),
+        _attention(launches, ops, reading),
+    ):
         if found is not None and _readable(found[0]):
             return found
     return None
@@ -263,7 +271,7 @@ def _product(
 
 
 def _selected(
-    launches: Sequence[PlannedLaunch], ops: Sequence[Op]
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[ProductPhase, int] | None:
     """A product of picked rows that nobody else reads."""
     if len(launches) < 2 or ops[launches[0].first].name != "select_rows":
@@ -273,13 +281,13 @@ def _selected(
         return None
     phase, _ = found
     rows = result(ops[select.first])
-    if rows is None or phase.x.tensor != rows or readers(ops, rows.buffer) != {phase.x.op}:
+    if rows is None or phase.x.tensor != rows or reading.get(rows.buffer) != {phase.x.op}:
         return None
     return ProductPhase(phase.places, phase.length + select.count, select.first), 2
 
 
 def _attention(
-    launches: Sequence[PlannedLaunch], ops: Sequence[Op]
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[AttentionPhase, int] | None:
     if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
         return None
@@ -287,21 +295,21 @@ def _attention(
     queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
     if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
         return None
-    if readers(ops, queries.buffer) != {spans.first}:
+    if reading.get(queries.buffer) != {spans.first}:
         return None
     phase = AttentionPhase(heads, spans, launches[0].count + launches[1].count)
     rope = ops[heads.first + heads.macros["Q_ROPE"]]
     return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
 
 
-def readers(ops: Sequence[Op], buffer: str) -> set[int]:
-    """Which ops read a buffer."""
-    return {
-        number
-        for number, op in enumerate(ops)
-        for place, tensor in enumerate(op.operands)
-        if tensor is not None and tensor.buffer == buffer and place not in op.written
-    }
+def readers_of(ops: Sequence[Op]) -> Readers:
+    """Which ops read each buffer."""
+    found: dict[str, set[int]] = {}
+    for number, op in enumerate(ops):
+        for place, tensor in enumerate(op.operands):
+            if tensor is not None and place not in op.written:
+                found.setdefault(tensor.buffer, set()).add(number)
+    return found
 
 
 def _readable(phase: Phase) -> bool:

@@ -178,8 +178,10 @@ class PersistentSteps:
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
             for name in self._written_states(inside):
-                size = min(self.states[name].nbytes, self._recorded(name).nbytes)
-                assert self.states[name][:size].tobytes() == self._recorded(name)[:size].tobytes()
+                got, want = self.states[name], self._recorded(name)
+                assert got[: want.nbytes].tobytes() == want.tobytes(), name
+                rest = before[name][want.nbytes :]
+                assert got[want.nbytes :].tobytes() == rest.tobytes(), name
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes, seed: int) -> bool:
         """All blocks of one launch; False where they wait forever."""

@@ -4,6 +4,7 @@ drawn order says, compared with the definitions bit for bit."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.cuda.emulated_step import DEVICE
+from tests.cuda.emulated_step import DEVICE, aligned_memory
 from tests.cuda.recorded_step import PersistentSteps, RecordedModel
 from tests.cuda.test_attention import filled_pages
 
@@ -164,7 +165,19 @@ def test_the_stop_word_ends_a_step_that_waits(folder: Path) -> None:
     steps.stop[0] = 1
     steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
     (launch,) = steps.launches
-    assert steps.launch(launch, np.zeros(steps.schedule.shared_bytes, np.uint8), 1)
+    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+
+
+def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
+    """Inputs are the one whose inverted bits are zeros, and so is what blocks make of it."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+    logits = steps.states["output.logits"].view(np.float32)
+    assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
 
 
 def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
@@ -174,16 +187,21 @@ def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
     plan = plan_launches(step.ops, DEVICE, step.scratch)
     assert compose(plan, step.ops, DEVICE, chosen_blocks(""), step.scratch) is plan
     assert chosen_blocks("auto") == BLOCKS
-    assert chosen_blocks("8x2") == ((8, 2),)
-    for wrong in ("yes", "0x1", "17x1", "4x"):
+    assert chosen_blocks("8x2") == ((8, 2), *BLOCKS)
+    for wrong in ("yes", "3x1", "17x1", "4x"):
         with pytest.raises(ConfigError, match=VARIABLE):
             chosen_blocks(wrong)
 
 
-def test_a_block_that_does_not_fit_leaves_the_plan(folder: Path) -> None:
-    """Rings of sixteen warps with eight slots take more memory than a multiprocessor has."""
+def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
+    """A shape that is too much gives way to the next, and where none fits the plan stays."""
     model = recorded("qwen3", folder, ShapeKey(1, 1))
     step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
     plan = plan_launches(step.ops, DEVICE, step.scratch)
-    composed = compose(plan, step.ops, DEVICE, chosen_blocks("16x8"), step.scratch)
-    assert composed.launches == plan.launches
+    for shared_bytes, warps in ((227 << 10, 16), (120 << 10, 8), (16 << 10, 0)):
+        device = replace(DEVICE, shared_bytes=shared_bytes)
+        composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
+        found = [one for one in composed.launches if one.table is not None]
+        assert [one.block[0] for one in found] == ([32 * warps] if warps else [])
+        assert all(one.shared_bytes <= shared_bytes for one in found)
+        assert found or composed.launches == plan.launches
