@@ -53,12 +53,19 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     return _placed(step, placements, own)
 
 
-def schedule_launches(step: Step, levels: Sequence[int] | None = None) -> Schedule:
+def schedule_launches(
+    step: Step,
+    levels: Sequence[int] | None = None,
+    together: Sequence[tuple[int, int]] = (),
+) -> Schedule:
     """For launches one after the other: each op has a level of its own, or ``levels`` says which
-    ops share a launch. What ops of one launch touch never shares memory."""
+    ops share a launch. What ops of one launch touch never shares memory.
+
+    ``together`` are first and last levels that are executed as one, in an order of data: what is
+    used before or behind them, too, shares no memory with anything in them."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
-    return _placed(step, placements, set())
+    return _placed(step, placements, set(), together)
 
 
 def schedule_levels(step: Step) -> Schedule:
@@ -87,7 +94,12 @@ def _follows_columns(op: Op, pending: Pending) -> bool:
     return follows and _safe(touches, pending)
 
 
-def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Schedule:
+def _placed(
+    step: Step,
+    placements: Sequence[Placement],
+    own: set[str],
+    together: Sequence[tuple[int, int]] = (),
+) -> Schedule:
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
     for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
@@ -101,9 +113,19 @@ def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Sched
             )
             first, _ = lives.get(tensor.buffer, (now, now))
             lives[tensor.buffer] = (first, now)
+    shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
     shared, shared_bytes = _pack(shared_lives, step.scratch)
     own_offsets, own_bytes = _pack(own_lives, step.scratch)
     return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
+
+
+def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Over the whole of every range of levels that it is not inside of."""
+    first, last = life
+    for begin, end in together:
+        if first <= end and last >= begin and not (begin <= first and last <= end):
+            first, last = min(first, begin), max(last, end)
+    return first, last
 
 
 def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
