@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.opencl import tier as tier_module
 from accel.opencl.tier import OpenClTier
+from accel.packets import fused as fused_module
 from accel.packets.fused import FUSED, fuse, operands_of
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
@@ -146,7 +146,7 @@ def test_the_bits_are_those_of_the_ops_apart(
     assert together["add"] == (also_reads == "down")
     assert together["rms_norm_quantize"] == 1
     fused = run()
-    monkeypatch.setattr(tier_module, "fuse", lambda step: step)
+    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
     apart = run()
     assert {*fused} == {*apart} >= {"y"}
     for name, data in apart.items():
