@@ -58,12 +58,13 @@ install_lavapipe() {
     apt_install libvulkan1 mesa-vulkan-drivers
 }
 
-# What compiles Metal's text as C++, and kernels for Vulkan where pip has no compiler for them.
+# What compiles Metal's text as C++, and kernels for Vulkan where pip has no compiler for them; what
+# translates between the two, and the header that the binding of Vulkan is compared with.
 install_compilers() {
     vulkan='from accel.vulkan.compiler import PACKAGES, installed; [installed(p) for p in PACKAGES]'
     "$python" -c "$vulkan" 2>/dev/null && command -v g++ >/dev/null &&
-        command -v spirv-cross >/dev/null && return 0
-    apt_install glslang-tools spirv-tools g++ spirv-cross
+        command -v spirv-cross >/dev/null && [ -e /usr/include/vulkan/vulkan_core.h ] && return 0
+    apt_install glslang-tools spirv-tools g++ spirv-cross libvulkan-dev
 }
 
 # The browser that drives the pages; Playwright's own is never downloaded.

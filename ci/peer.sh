@@ -44,11 +44,12 @@ install_peer() {
         for tool in g++ cmake; do
             command -v $tool >/dev/null 2>&1 || apt_install $tool || return 1
         done
-        say "building llama.cpp for the peer tests: about five minutes, once for this processor"
+        say "building llama.cpp for the peer tests: about three minutes, once for this processor"
         mkdir -p "$kept"
         flags=$(peer_flags "${CC:-cc}")
         # Pip's own cache of wheels does not know for which processor one was built.
         CFLAGS="${CFLAGS:-} $flags" CXXFLAGS="${CXXFLAGS:-} $flags" \
+            CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_PROJECT_INCLUDE=$PWD/ci/peer.cmake" \
             CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
             "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir \
             --wheel-dir "$kept" "$requirement" || return 1

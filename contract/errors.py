@@ -58,6 +58,20 @@ class QueueFull(ZincError):
         )
 
 
+class TenantQueueFull(QueueFull):
+    """As many requests of one tenant wait as may: ``depth`` of them, while there is room for
+    others. ``rate`` says that they wait because the tenant computes as much a second as it may."""
+
+    def __init__(self, depth: int, retry_after: float, rate: bool = False) -> None:
+        super().__init__(depth, retry_after)
+        self.rate = rate
+        why = "it computes as many tokens a second as it may, and " if rate else ""
+        self.args = (
+            f"the tenant has as many requests as it may: {why}{depth:,} wait; "
+            f"try again in {retry_after:.0f} s",
+        )
+
+
 class DoesNotFit(ZincError):
     """What was asked for needs more memory than may be used; sizes in bytes."""
 

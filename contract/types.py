@@ -29,18 +29,16 @@ class QosClass(Enum):
     STANDARD = "standard"
     BATCH = "batch"
 
-    @property
-    def rank(self) -> int:
-        """0 for the most urgent class, then 1 and 2."""
-        return _CLASS_RANK[self]
+    rank: int
+    """0 for the most urgent class, then 1 and 2."""
+
+    def __init__(self, value: str) -> None:
+        self.rank = len(type(self).__members__)
 
     def lowered_to(self, asked: QosClass | None) -> QosClass:
         """The class of a request that asks for ``asked`` where its tenant has this one: the lower
         of both, the tenant's for None."""
         return self if asked is None or asked.rank < self.rank else asked
-
-
-_CLASS_RANK = {qos: rank for rank, qos in enumerate(QosClass)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +49,9 @@ class Tenant:
     a request beyond them waits. So does one while the tenant computes more than
     ``decode_tokens_per_s`` or ``prefill_tokens_per_s`` over a sliding window of 5 s: running
     requests are not slowed. A request longer than ``max_context`` tokens, prompt and answer, is
-    refused. ``reserved_pages`` of the pages are the tenant's even while others want them. Tenants
-    of one ``isolation_group`` share prefix pages, None shares with nobody.
+    refused, and so is one more while ``max_waiting`` wait. ``reserved_pages`` of the pages are the
+    tenant's even while others want them. Tenants of one ``isolation_group`` share prefix pages,
+    None shares with nobody.
     """
 
     id: int
@@ -65,6 +64,7 @@ class Tenant:
     decode_tokens_per_s: int = 1000
     prefill_tokens_per_s: int = 100_000
     max_context: int = 128_000
+    max_waiting: int = 4096
     reserved_pages: int = 0
 
     def validate(self) -> None:
@@ -98,6 +98,7 @@ _TENANT_QUOTAS = (
     "decode_tokens_per_s",
     "prefill_tokens_per_s",
     "max_context",
+    "max_waiting",
 )
 
 LOCAL_TENANT = Tenant(
@@ -108,6 +109,7 @@ LOCAL_TENANT = Tenant(
     decode_tokens_per_s=MAX_INT32,
     prefill_tokens_per_s=MAX_INT32,
     max_context=MAX_INT32,
+    max_waiting=MAX_INT32,
 )
 """The user of the machine: the engine's own limits are the only ones."""
 

@@ -115,6 +115,7 @@ card was measured**; seconds follow from a data sheet and from guesses.
 | memory | {card.bytes_per_second / 1e9:g} GB/s |
 | share of it that reads get | {card.reached:g} (guess) |
 | cycles an instruction takes a wave alone on its SIMD | {card.cycles_alone:g} (guess) |
+| cycles a product of 16 x 16 x 16 bytes takes a SIMD | {card.matrix_cycles:g} |
 | a launch, a wait for launches | {card.launch_seconds * 1e6:g}, {card.level_seconds * 1e6:g} us \
 (guesses) |
 | positions of a slot | {CONTEXT:,} |

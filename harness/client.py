@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class ServerClient:
         cut."""
         with closing(self._connection()) as connection:
             response = self._answered(connection, "POST", path, {**body, "stream": True})
-            for data in _data_lines(self._parts_of(response)):
+            for data in data_lines(self._parts_of(response)):
                 if data == DONE:
                     return
                 event = _decoded(data)
@@ -121,7 +121,7 @@ class ServerClient:
         return ServerError(f"{self.url}: {said}; is a server there? see zinc-rt ps")
 
 
-def _data_lines(parts: Iterator[bytes]) -> Iterator[str]:
+def data_lines(parts: Iterable[bytes]) -> Iterator[str]:
     """What the ``data`` lines of server-sent events hold; comments keep a connection alive."""
     held = b""
     for part in parts:

@@ -307,6 +307,8 @@ def make_engine(runner: ModelRunner, model: Model, options: SessionOptions, **mo
         chunk_tokens=min(options.chunk, runner.limits.context),
         prefix_cache=kept != 0,
         cached_pages=None if kept is None else pages_in(runner, kept),
+        # Costs a page of memory and three lowered graphs, which one sequence would rarely repay.
+        copy_pages=kept != 0 and options.slots > 1,
         host_pages=pages_in(runner, options.host_cache),
         drafter=PromptLookup() if options.draft else None,
         draft_tokens=options.draft,

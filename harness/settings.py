@@ -9,10 +9,8 @@ they come from, and an error names the place.
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,102 +19,24 @@ import platformdirs
 
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
+from harness.setting_kinds import (
+    INT32_MAX,
+    PATH,
+    TEXT,
+    UINT64_MAX,
+    Kind,
+    choice,
+    integer,
+    number,
+    path_of,
+    size,
+    tokens,
+)
 from harness.toml_file import read_toml, unknown_key
 
 ENV_PREFIX = "ZINC_RT_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-INT32_MAX = 2**31 - 1
-UINT64_MAX = 2**64 - 1
-SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIERS = ("auto", "cpu", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How the text of a value is read: ``parse`` raises ValueError on what ``accepts`` excludes.
-
-    ``toml_types`` are the types the configuration file may use; their text goes through ``parse``.
-    """
-
-    accepts: str
-    metavar: str
-    parse: Callable[[str], Any]
-    toml_types: tuple[type, ...]
-
-
-def _integer(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,20})([kKmMgG]?)", text)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]) * SIZE_SUFFIX[match[2].lower()]
-
-
-def _bounded(read: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        value = read(text)
-        if not (math.isfinite(value) and low <= value <= high):
-            raise ValueError(text)
-        return value
-
-    return parse
-
-
-def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(text)
-        return text
-
-    return parse
-
-
-def _path(text: str) -> Path:
-    if not text or "\0" in text:
-        raise ValueError(text)
-    return Path(text).expanduser()
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def integer(low: int, high: int) -> Kind:
-    """Whole numbers in ``low..high``."""
-    accepts = f"a whole number from {low} to {high}"
-    return Kind(accepts, "N", _bounded(_integer, low, high), (int, str))
-
-
-def tokens(low: int, high: int) -> Kind:
-    """Token counts in ``low..high``, with binary suffixes: ``32K`` is 32,768."""
-    accepts = f"a number of tokens from {low} to {high}, such as 4096 or 32K (1K = 1024)"
-    return Kind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
-
-
-def size(low: int) -> Kind:
-    """Bytes from ``low`` on, with binary suffixes: ``6G`` is 6 * 2^30."""
-    accepts = f"a number of bytes from {low}, such as 6G or 800M (1G = 1024M)"
-    return Kind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
-
-
-def number(low: float, high: float) -> Kind:
-    """Finite real numbers in ``low..high``."""
-    accepts = f"a number from {low:g} to {high:g}"
-    return Kind(accepts, "X", _bounded(float, low, high), (int, float, str))
-
-
-def choice(*names: str) -> Kind:
-    """Exactly one of ``names``."""
-    return Kind(f"one of {', '.join(names)}", "{" + ",".join(names) + "}", _one_of(names), (str,))
-
-
-PATH = Kind("a path", "PATH", _path, (str,))
-TEXT = Kind("text", "TEXT", _text, (str,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +181,7 @@ SETTINGS: Mapping[str, Setting] = {
             "queue_depth",
             integer(1, 4096),
             256,
-            "requests that may wait for a slot; more are refused with 503",
+            "requests that may wait for a slot; more are refused",
         ),
         Setting(
             "ray",
@@ -269,6 +189,14 @@ SETTINGS: Mapping[str, Setting] = {
             0,
             "replicas under Ray Serve that answer instead of this process; a stream goes on where "
             "one of them dies",
+            "none",
+        ),
+        Setting(
+            "beside",
+            TEXT,
+            "",
+            "models, separated by commas, that requests may name too; each is loaded when one "
+            "does, in place of another nobody uses where there is no room",
             "none",
         ),
         Setting(
@@ -386,7 +314,7 @@ def _config_path(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path
     if not named:
         return default_config_path(), False
     try:
-        return _path(named), True
+        return path_of(named), True
     except (ValueError, RuntimeError):
         raise ConfigError(f"configuration file {named!r} is not a path") from None
 

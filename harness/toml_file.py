@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,13 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
 
     A file that is not there is an error too, unless it ``may_be_absent`` and counts as empty.
     """
+    text = read_text(path, what, may_be_absent=may_be_absent)
+    if not text:
+        return {}
+    import tomllib
+
     try:
-        return tomllib.loads(read_text(path, what, may_be_absent=may_be_absent))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except (RecursionError, ValueError):
@@ -47,5 +50,7 @@ def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say of a key that is none of ``known``."""
+    import difflib
+
     near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)
     return f"unknown key {key!r}; the nearest known key is {near[0]!r}"

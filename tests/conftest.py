@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from accel.opencl import contents
 from contract.errors import CatalogError
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.settings import SETTINGS
@@ -31,7 +32,8 @@ settings.load_profile("any machine")
 
 def pytest_configure() -> None:
     """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
-    it, and so would they."""
+    it, and so would they. Tests of all formats share one OpenCL program of everything."""
+    contents.WHOLE = True
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.amd.memory_view import GpuFault
+
 Array = NDArray[Any]
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -147,6 +149,39 @@ def dot4(a: Array, b: Array, c: Array, signs: int) -> Array:
     total = products[..., 0] + products[..., 1] + products[..., 2] + products[..., 3]
     result: Array = total.view(u32) + c
     return result
+
+
+def matrix_product(
+    rows: tuple[Array, ...],
+    columns: tuple[Array, ...],
+    addend: tuple[Array, ...],
+    signs: int,
+    taking_part: Array | None,
+) -> list[Array]:
+    """V_WMMA_I32_16X16X16_IU8 of gfx12: a product of two matrices of bytes, plus an addend, which
+    may be missing. Bits 0 and 1 of ``signs``: signed.
+
+    Lane l has bytes 8 (l div 16) to 8 (l div 16) + 7 of row, or column, l mod 16; of the result,
+    and of the addend, register i of lane l is in row i + 8 (l div 16), column l mod 16. Raises
+    GpuFault where a lane takes no part: the hardware does not say what then becomes of it.
+    """
+    if taking_part is not None and not taking_part.all():
+        raise GpuFault("v_wmma_i32_16x16x16_iu8 with lanes that take no part")
+    a, b = (_matrix(part, i8 if signs >> n & 1 else u8) for n, part in enumerate((rows, columns)))
+    # Sums stay below 2^24, so that binary32 holds them.
+    product = (a @ b.transpose(0, 2, 1)).astype(i32).view(u32)
+    halves = product.reshape(-1, 2, 8, 16)
+    parts = [halves[:, :, i].reshape(-1, WAVE) for i in range(8)]
+    return [x + y for x, y in zip(parts, addend, strict=True)] if addend else parts
+
+
+def _matrix(registers: tuple[Array, ...], kind: Any) -> Array:
+    """float32[waves, 16, 16] of bytes."""
+    shape = np.broadcast_shapes(*(x.shape for x in registers))[0], WAVE
+    words = np.stack([np.broadcast_to(x, shape) for x in registers], axis=-1)
+    parts = np.ascontiguousarray(words).view(kind).reshape(-1, 2, 16, 8)
+    matrix: Array = parts.transpose(0, 2, 1, 3).reshape(-1, 16, 16).astype(f32)
+    return matrix
 
 
 def saturated(a: Array, limits: tuple[float, float]) -> Array:

@@ -8,21 +8,21 @@ from pathlib import Path
 
 from accel.amd.build import (
     COMPILER,
-    INTEGER,
-    NATIVE,
     Build,
     CompileError,
     assembled,
     kernel_made,
+    traits_of,
 )
 from accel.amd.checks import check_code
 from accel.amd.code_object import kernel_of, read_code_object
+from accel.amd.generation import GFX12, Generation
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, STORED, Language, Module, module_source
 from contract.dtypes import DType
 from contract.errors import CodecError, ConfigError
 from contract.kernel import MAX_WORKGROUP, KernelHeader, decode_kernel
 
-SOURCES = {".k": "a kernel of the dialect", ".s": "assembly of gfx1201", ".zrt": "a kernel file"}
+SOURCES = {".k": "a kernel of the dialect", ".s": "assembly", ".zrt": "a kernel file"}
 ENTRY_SUFFIX = ".kd"
 MOST_SOURCE_BYTES = 1 << 20
 
@@ -30,11 +30,12 @@ MOST_SOURCE_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a source does not say: the storage type of a ``.k``, whether the GPU divides itself,
-    the items of a work-group of a ``.s``."""
+    the items of a work-group of a ``.s``, and for which GPU."""
 
     dtype: str = ""
     native: bool = True
     items: int = GROUP_SIZE
+    gpu: Generation = GFX12
 
 
 def kernel_from(path: Path, wanted: Wanted) -> KernelHeader:
@@ -90,9 +91,8 @@ def _from_dialect(path: Path, text: str, wanted: Wanted) -> KernelHeader:
     if op not in ALL_OPS:
         raise ConfigError(f"{path}: there is no op {op}; a .k is named after one of accel/kernels")
     module = Module(op, _dtype(path, op, wanted.dtype))
-    traits = NATIVE if wanted.native else INTEGER
-    whole = module_source(Language.AMD, module, traits, text)
-    return kernel_made(Build(module, wanted.native), whole)
+    whole = module_source(Language.AMD, module, traits_of(module, wanted.native), text)
+    return kernel_made(Build(module, wanted.native, wanted.gpu), whole)
 
 
 def _dtype(path: Path, op: str, name: str) -> DType | None:
@@ -108,7 +108,7 @@ def _dtype(path: Path, op: str, name: str) -> DType | None:
 def _from_assembly(path: Path, text: str, wanted: Wanted) -> KernelHeader:
     if not 0 < wanted.items <= MAX_WORKGROUP or wanted.items % 32:
         raise ConfigError(f"--items {wanted.items}: waves have 32 items, groups at most 1024")
-    code = read_code_object(assembled(text))
+    code = read_code_object(assembled(text, wanted.gpu))
     found = [
         name.removesuffix(ENTRY_SUFFIX) for name in code.symbols if name.endswith(ENTRY_SUFFIX)
     ]

@@ -10,20 +10,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from accel.amd.isa import EXEC, Instruction, instructions
+from accel.amd.isa import EXEC, GFX12, Instruction, Isa, instructions
 from accel.amd.registers import Function
-from accel.amd.semantics import VECTOR_OFFSET, access
+from accel.amd.semantics import BARRIERS, MATRIX, VECTOR_OFFSET, access
 
 
 @dataclass(slots=True)
 class Block:
     """Instructions of which all are executed once the first one is.
 
-    ``live`` are registers something after it may read. ``functions`` are made when first wanted,
-    by whether all lanes take part and whether all waves do.
+    ``products`` of them multiply matrices. ``live`` are registers something after them may read.
+    ``functions`` are made when first wanted, by whether all lanes take part and whether all waves
+    do.
     """
 
     instructions: list[Instruction]
+    products: int = 0
     live: frozenset[int] = frozenset()
     functions: dict[tuple[bool, bool], Function] = field(default_factory=dict)
     successors: tuple[int, ...] = ()
@@ -40,12 +42,12 @@ class Block:
         return self.instructions[-1]
 
 
-def blocks_of(code: bytes) -> Mapping[int, Block]:
+def blocks_of(code: bytes, isa: Isa = GFX12) -> Mapping[int, Block]:
     """The basic blocks by their address. Raises CodecError for code that cannot be executed."""
-    listed = list(_executed(code))
+    listed = list(_executed(code, isa))
     starts = {0}
     for instruction in listed:
-        ends = instruction.name in ("s_endpgm", "s_branch", "s_barrier_wait")
+        ends = instruction.name in ("s_endpgm", "s_branch", *BARRIERS)
         if instruction.name.startswith("s_cbranch") or instruction.name == "s_branch":
             starts.add(instruction.target)
             ends = True
@@ -58,6 +60,7 @@ def blocks_of(code: bytes) -> Mapping[int, Block]:
             current = instruction.address
             blocks[current] = Block([])
         blocks[current].instructions.append(instruction)
+        blocks[current].products += instruction.name == MATRIX
     for block in blocks.values():
         block.successors = _successors(block.last)
     _find_live(blocks)
@@ -72,9 +75,9 @@ def _successors(last: Instruction) -> tuple[int, ...]:
     return (last.end, last.target) if last.name.startswith("s_cbranch") else (last.end,)
 
 
-def _executed(code: bytes) -> Iterator[Instruction]:
+def _executed(code: bytes, isa: Isa) -> Iterator[Instruction]:
     """All instructions up to the padding behind the last."""
-    for instruction in instructions(code):
+    for instruction in instructions(code, isa):
         if instruction.name == "s_code_end":
             return
         yield instruction

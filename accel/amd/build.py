@@ -1,4 +1,5 @@
-"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201, kept as ``modules/*.zrt``.
+"""Compiles the kernels ahead of time: OpenCL C to code of gfx1201, kept as ``modules/*.zrt``, and
+of gfx1100, as ``modules_gfx1100/*.zrt``.
 
 python -m accel.amd.build    needs clang and lld 19; users of the tiers do not
 """
@@ -13,12 +14,21 @@ from pathlib import Path
 
 from accel.amd.checks import check_code
 from accel.amd.code_object import kernel_of, read_code_object, uses_scratch
-from accel.kernels.source import Language, Module, Traits, module_source, modules
+from accel.amd.generation import GENERATIONS, GFX12, Generation
+from accel.kernels.source import (
+    MATRIX_OPS,
+    Language,
+    Module,
+    Traits,
+    matrix_modules,
+    module_source,
+    modules,
+)
 from accel.kernels.stored import refresh
 from contract.kernel import KernelHeader, encode_kernel
 
 COMPILER = "clang-19"
-TARGET = ("-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1201")
+TARGET = ("-target", "amdgcn-amd-amdhsa")
 OPTIONS = (
     *("-x", "cl", "-cl-std=CL2.0", *TARGET),
     *("-O2", "-mcumode", "-nogpulib", "-ffp-contract=off"),
@@ -48,6 +58,7 @@ class Build:
 
     module: Module
     native: bool
+    gpu: Generation = GFX12
 
     @property
     def name(self) -> str:
@@ -57,7 +68,12 @@ class Build:
     @property
     def text(self) -> str:
         """What clang gets."""
-        return module_source(Language.AMD, self.module, NATIVE if self.native else INTEGER)
+        return module_source(Language.AMD, self.module, traits_of(self.module, self.native))
+
+
+def traits_of(module: Module, native: bool) -> Traits:
+    """What a module is compiled for."""
+    return replace(NATIVE if native else INTEGER, matrix=module.op in MATRIX_OPS)
 
 
 def file_name(module: Module, native: bool) -> str:
@@ -65,9 +81,17 @@ def file_name(module: Module, native: bool) -> str:
     return str(module) if native else f"{module}.integer"
 
 
-def builds() -> Iterator[Build]:
-    """Every module, and once more with integers in place of division and root."""
-    return (Build(module, native) for module in modules() for native in (True, False))
+def folder_of(gpu: Generation) -> Path:
+    """Where the kernels of a GPU are kept."""
+    return FOLDER if gpu is GFX12 else FOLDER.with_name(f"{FOLDER.name}_{gpu.cpu}")
+
+
+def builds(gpu: Generation = GFX12) -> Iterator[Build]:
+    """Every module, and once more with integers in place of division and root, of which products
+    have none."""
+    yield from (Build(module, native, gpu) for module in modules() for native in (True, False))
+    if gpu.matrices:
+        yield from (Build(module, True, gpu) for module in matrix_modules())
 
 
 def compiler_version() -> str:
@@ -76,14 +100,14 @@ def compiler_version() -> str:
     return done.stdout.splitlines()[0].strip()
 
 
-def compiled(text: str, more: Sequence[str] = ()) -> bytes:
+def compiled(text: str, more: Sequence[str] = (), gpu: Generation = GFX12) -> bytes:
     """The code object clang makes of OpenCL C. Raises CompileError with its log."""
-    return _object(text, (*OPTIONS, *more))
+    return _object(text, (*OPTIONS, f"-mcpu={gpu.cpu}", *more))
 
 
-def assembled(text: str) -> bytes:
+def assembled(text: str, gpu: Generation = GFX12) -> bytes:
     """The code object clang makes of assembly. Raises CompileError with its log."""
-    return _object(text, ("-x", "assembler", *TARGET))
+    return _object(text, ("-x", "assembler", *TARGET, f"-mcpu={gpu.cpu}"))
 
 
 def _object(text: str, options: Sequence[str]) -> bytes:
@@ -103,7 +127,7 @@ def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
     module = build.module
     try:
         for more in WITHOUT_SCRATCH:
-            code = read_code_object(compiled(text or build.text, more))
+            code = read_code_object(compiled(text or build.text, more, build.gpu))
             if not uses_scratch(code, module.entry):
                 break
     except CompileError as error:
@@ -122,4 +146,5 @@ def made(build: Build) -> bytes | None:
 
 
 if __name__ == "__main__":
-    refresh(FOLDER, compiler_version(), builds(), made)
+    for generation in GENERATIONS:
+        refresh(folder_of(generation), compiler_version(), builds(generation), made)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from accel.amd.blocks import blocks_of
 from accel.amd.code_object import LDS_GRANULE, LDS_SIZE_SHIFT, VGPR_GRANULE
-from accel.amd.isa import Instruction, instructions
+from accel.amd.isa import Instruction, instructions, isa_of
 from accel.amd.semantics import VECTOR_OFFSET, access
 from accel.amd.translate import block_function
 from accel.amd.waits import missing_waits
 from contract.errors import CodecError
-from contract.kernel import GpuTarget, KernelHeader
+from contract.kernel import KernelHeader
 
 NOTED = 3
 """Missing waits an error names."""
@@ -20,8 +20,6 @@ NOTED = 3
 def check_code(kernel: KernelHeader) -> None:
     """Raises CodecError for code that is of another GPU, that has an instruction the table of
     semantics lacks, that leaves itself, or that does not wait for what it loads."""
-    if kernel.target is not GpuTarget.GFX1201:
-        raise CodecError(f"{kernel.name}: target {kernel.target.name}, not GFX1201")
     if kernel.scratch_bytes:
         raise CodecError(f"{kernel.name}: {kernel.scratch_bytes} bytes of scratch memory a lane")
     try:
@@ -48,17 +46,18 @@ def _check_registers(kernel: KernelHeader, listed: Sequence[Instruction]) -> Non
 
 
 def _check(kernel: KernelHeader) -> None:
-    listed = list(instructions(kernel.code))
+    isa = isa_of(kernel.target)
+    listed = list(instructions(kernel.code, isa))
     addresses = {instruction.address for instruction in listed}
     _check_registers(kernel, listed)
-    blocks = blocks_of(kernel.code)
+    blocks = blocks_of(kernel.code, isa)
     for block in blocks.values():
         for address in block.successors:
             if address not in addresses:
                 raise CodecError(f"{block.last.name} leads to {address:#x}, no code")
         for partial in (True, False):
             block_function(block, partial, subset=False)
-    missing = missing_waits(kernel.code)
+    missing = missing_waits(kernel.code, isa)
     if missing:
         named = "; ".join(str(found) for found in missing[:NOTED])
         raise CodecError(f"{len(missing)} waits are missing: {named}")

@@ -15,6 +15,8 @@ import numpy as np
 from accel.amd import pm4
 from accel.amd.coherence import Coherence
 from accel.amd.execute import Launch, Program, run_launch
+from accel.amd.generation import GFX12, Generation
+from accel.amd.isa import isa_of
 from accel.amd.memory_view import PAGE, GpuFault, MemoryView
 from accel.amd.pm4 import COUNTS, Opcode, Register
 from contract.kernel import MAX_WORKGROUP
@@ -25,7 +27,6 @@ CODE_END = 0xBF9F0000
 WAVE = 32
 MOST_LDS_BYTES = 64 << 10
 FLOAT_MODE = 0xF0
-USER_SGPRS = 2
 
 _programs: dict[bytes, Program] = {}
 """Translated code by its digest: every queue of this process shares it."""
@@ -53,8 +54,8 @@ class _Buffer:
 class CommandProcessor:
     """One compute queue's. ``interrupt`` is called with the context of a RELEASE_MEM that wants
     one. ``coherence`` has reads checked. ``buffer_flags`` are those INDIRECT_BUFFER has to have,
-    ``signal`` is told of PROTECTED_FENCE_SIGNAL, which only user queues take. ``launches`` and
-    ``instructions`` count what ran."""
+    ``signal`` is told of PROTECTED_FENCE_SIGNAL, which only user queues take. Code is that of a
+    ``generation``. ``launches`` and ``instructions`` count what ran."""
 
     memory: MemoryView
     interrupt: Callable[[int], None]
@@ -62,6 +63,7 @@ class CommandProcessor:
     has_eop_buffer: bool = True
     buffer_flags: int = pm4.IB_VALID
     signal: Callable[[], None] | None = None
+    generation: Generation = GFX12
     launches: int = 0
     instructions: int = 0
     _registers: dict[int, int] = field(default_factory=dict)
@@ -183,7 +185,8 @@ class CommandProcessor:
         caches = body[6]
         if self.coherence is None:
             return
-        if caches & pm4.ACQUIRE_LEVEL == pm4.ACQUIRE_LEVEL:
+        level = self.generation.caches.acquire_level
+        if caches & level == level:
             self.coherence.invalidated()
         if caches & pm4.GL2_WB:
             self.coherence.wrote_back()
@@ -237,7 +240,8 @@ class CommandProcessor:
             self.coherence.launched()
         self.launches += 1
         try:
-            self.instructions += run_launch(self.memory, launch, x, self.coherence)
+            executed = run_launch(self.memory, launch, x, self.coherence)
+            self.instructions += executed.instructions
         except GpuFault as fault:
             where = f"launch {self.launches} ({launch.program.name})"
             raise GpuFault(f"{where}: {fault}", fault.address) from None
@@ -261,7 +265,7 @@ class CommandProcessor:
             raise GpuFault(f"work-groups of {items} items")
         if rsrc1 >> 12 & 0xFF != FLOAT_MODE:
             raise GpuFault(f"float mode {rsrc1 >> 12 & 0xFF:#x}, not {FLOAT_MODE:#x}")
-        if rsrc2 & 1 or rsrc2 >> 1 & 31 != USER_SGPRS or not rsrc2 >> 7 & 1:
+        if rsrc2 & 1 or rsrc2 >> 1 & 31 != self.generation.user_registers or not rsrc2 >> 7 & 1:
             raise GpuFault(f"RSRC2 {rsrc2:#x} is not that of a kernel of ours")
         if local_bytes > MOST_LDS_BYTES:
             raise GpuFault(f"{local_bytes} bytes of group memory")
@@ -270,7 +274,12 @@ class CommandProcessor:
         code = (self._value(Register.PGM_LO) | self._value(Register.PGM_HI) << 32) << 8
         registers = ((rsrc1 & 63) + 1) * 8
         return Launch(
-            self._program(code), arguments, items[0] // WAVE, max(local_bytes, 4), registers
+            self._program(code),
+            arguments,
+            items[0] // WAVE,
+            max(local_bytes, 4),
+            registers,
+            self.generation.group_register,
         )
 
     def _program(self, address: int) -> Program:
@@ -286,7 +295,8 @@ class CommandProcessor:
                 break
             length += PAGE
         code = self.memory.bytes_at(address, 4 * max(length, 1), "code").tobytes()
-        digest = hashlib.sha256(code).digest()
+        digest = hashlib.sha256(self.generation.cpu.encode() + code).digest()
         if digest not in _programs:
-            _programs[digest] = Program(f"code at {address:#x}", code)
+            isa = isa_of(self.generation.target)
+            _programs[digest] = Program(f"code at {address:#x}", code, isa)
         return _programs[digest]

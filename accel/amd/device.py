@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.amd.generation import BY_ARCHITECTURE, Generation
 from accel.amd.kernel import Bytes, Kernel
-from accel.amd.topology import PAGE, SUPPORTED
+from accel.amd.topology import PAGE
 from contract.errors import OutOfMemory, TierUnavailable
 
 T = TypeVar("T")
@@ -78,7 +79,11 @@ class Driver(Protocol):
 
     tier: str
     gpu: str
+    architecture: str
+    """As compilers call it."""
     version: str
+    rsrc1: int
+    """Bits that its queues want in RSRC1 of every launch."""
     memory_bytes: int
     """Of the GPU's own that the host sees."""
 
@@ -111,6 +116,11 @@ class Device:
     def name(self) -> str:
         """What a user is told."""
         return f"{self.driver.gpu} (simulated)" if self.kernel.simulated else self.driver.gpu
+
+    @property
+    def generation(self) -> Generation:
+        """What it differs in from other GPUs."""
+        return BY_ARCHITECTURE[self.driver.architecture]
 
     @property
     def available(self) -> int:
@@ -175,7 +185,7 @@ def chosen(tier: str, found: Sequence[tuple[str, str, T]], wanted: str) -> T:
     Raises TierUnavailable.
     """
     named = [gpu for gpu in found if wanted.lower() in gpu[0].lower()]
-    known = SUPPORTED.values()
+    known = BY_ARCHITECTURE
     for _, architecture, gpu in named:
         if architecture in known:
             return gpu

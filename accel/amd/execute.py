@@ -1,4 +1,4 @@
-"""Runs kernels of gfx1201 on numpy: all waves of many work-groups at a time, in lockstep.
+"""Runs kernels on numpy: all waves of many work-groups at a time, in lockstep.
 
 The waves at the lowest address go first, so that those which took different ways meet again.
 Waits do nothing here, since loads are complete at once; that they are where they must be is what
@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from accel.amd import arithmetic
 from accel.amd.arithmetic import WAVE
 from accel.amd.blocks import Block, blocks_of
-from accel.amd.isa import EXEC, SCC, SGPRS, TTMP
+from accel.amd.isa import EXEC, GFX12, SCC, SGPRS, TTMP, Isa
 from accel.amd.memory_view import GpuFault, MemoryView
 from accel.amd.registers import taken
+from accel.amd.semantics import BARRIERS
 from accel.amd.translate import block_function
 
 GROUPS_AT_A_TIME = 64
 MOST_STEPS = 50_000_000
 """Blocks of one launch after which it is taken to never end."""
 WORKGROUP_ID = TTMP + 9
+"""Where gfx12 has the number of the group; gfx11 has it behind the registers a dispatch fills."""
 
 Array = NDArray[Any]
 
@@ -46,12 +48,13 @@ class Program:
 
     name: str
     code: bytes
+    isa: Isa = GFX12
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
     def block(self, address: int) -> Block:
         """Raises GpuFault for an address that no instruction of the kernel leads to."""
         if not self.blocks:
-            self.blocks = blocks_of(self.code)
+            self.blocks = blocks_of(self.code, self.isa)
         block = self.blocks.get(address)
         if block is None:
             raise GpuFault(f"{self.name}: no code at {address:#x}")
@@ -59,14 +62,24 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Executed:
+    """Instructions, counted once a wave, and how many of them are products of matrices."""
+
+    instructions: int
+    products: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """What registers say of a dispatch: its arguments, the waves of a work-group, group memory."""
+    """What registers say of a dispatch: its arguments, the waves of a work-group, group memory.
+    ``group_register`` is the scalar register that gets the number of the group."""
 
     program: Program
     arguments: int
     waves: int
     local_bytes: int
     vector_registers: int
+    group_register: int = WORKGROUP_ID
 
 
 class Machine:
@@ -77,7 +90,7 @@ class Machine:
     ) -> None:
         self.memory = memory
         self.waves = len(groups) * launch.waves
-        self.instructions = 0
+        self.instructions = self.products = 0
         self._launch = launch
         self._watcher = watcher
         self._words = memory.words
@@ -100,7 +113,7 @@ class Machine:
         self._scalar[0] = np.array([arguments & 0xFFFF_FFFF], np.uint32)
         self._scalar[1] = np.array([arguments >> 32], np.uint32)
         numbers = np.array(groups, np.uint32)
-        self._scalar[WORKGROUP_ID] = np.repeat(numbers, launch.waves)
+        self._scalar[launch.group_register] = np.repeat(numbers, launch.waves)
         self._scalar[EXEC] = np.ones((1, 1), np.bool_)
         self._scalar[SCC] = np.zeros(1, np.bool_)
         assert len(self._scalar) > SGPRS
@@ -125,7 +138,7 @@ class Machine:
             last = block.last
             if last.name == "s_endpgm":
                 ended[everyone if waves is None else waves] = True
-            elif last.name == "s_barrier_wait":
+            elif last.name in BARRIERS:
                 self._park(parked, last.end, everyone if waves is None else waves)
                 self._release(waiting, parked, ended, every=False)
             elif condition is None:
@@ -144,6 +157,7 @@ class Machine:
             full = full or bool(lanes.all())
         count = self.waves if waves is None else len(waves)
         self.instructions += count * len(block.instructions)
+        self.products += count * block.products
         function = block_function(block, not full, waves is not None)
         condition: Array | None = function(self, self._scalar, self._vector, lanes, base, waves)
         return condition
@@ -334,16 +348,14 @@ def _taking_part(
 
 def run_launch(
     memory: MemoryView, launch: Launch, groups: int, watcher: Watcher | None = None
-) -> int:
-    """All work-groups of a launch; the number of instructions, counted once a wave.
-
-    Raises GpuFault.
-    """
-    executed = 0
+) -> Executed:
+    """All work-groups of a launch. Raises GpuFault."""
+    instructions = products = 0
     with np.errstate(all="ignore"):
         for first in range(0, groups, GROUPS_AT_A_TIME):
             some = range(first, min(first + GROUPS_AT_A_TIME, groups))
             machine = Machine(memory, launch, some, watcher)
             machine.run()
-            executed += machine.instructions
-    return executed
+            instructions += machine.instructions
+            products += machine.products
+    return Executed(instructions, products)

@@ -15,6 +15,7 @@ from accel.amd.fake_gpu import BASE, FakeQueue
 from accel.amd.fake_machine import ADDRESS_SPACE, FakeMemory, Machine
 from accel.amd.kernel import memory_at
 from accel.amd.pm4 import IB_INHERIT_COMPUTE, IB_VALID
+from accel.amd.system import FIRMWARE, USER_QUEUES
 from accel.amd.topology import PAGE
 from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Create, Domain, Page, Query
@@ -79,6 +80,14 @@ class FakeDrm:
             *(f"syncobj {handle}" for handle in self._syncobjs),
             *(f"context {number}" for number in self._contexts),
         ]
+
+    def texts(self) -> Mapping[str, str]:
+        """What ``/sys`` says."""
+        behaviour = self._machine.behaviour
+        versions = behaviour.firmware.items()
+        return {USER_QUEUES: f"{behaviour.user_queue}\n"} | {
+            f"{FIRMWARE}/{name}_fw_version": f"{version:#010x}\n" for name, version in versions
+        }
 
     def answer(self, file: int, request: Request, argument: Argument) -> None:
         """One request."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from accel.amd.coherence import Coherence
 from accel.amd.command_processor import CommandProcessor
+from accel.amd.generation import GFX12, Generation
 from accel.amd.kernel import MAP_NORESERVE, Bytes
 from accel.amd.memory_view import PAGE, GpuFault, MemoryView
 
@@ -102,6 +103,7 @@ class FakeGpu:
 
     space: AddressSpace
     checked: bool
+    generation: Generation = GFX12
     queues: dict[int, FakeQueue] = field(default_factory=dict)
     interrupts: list[int] = field(default_factory=list)
 
@@ -111,7 +113,9 @@ class FakeGpu:
         """A new queue, whose pointers are at those addresses."""
         words = len(self.space.view.words)
         coherence = Coherence(words) if self.checked else None
-        processor = CommandProcessor(self.space.view, self.interrupts.append, coherence)
+        processor = CommandProcessor(
+            self.space.view, self.interrupts.append, coherence, generation=self.generation
+        )
         queue = FakeQueue(
             number,
             doorbell,

@@ -20,6 +20,7 @@ from accel.amd.fake_machine import Behaviour, Machine
 from accel.amd.kernel import Bytes
 from accel.amd.kfd import KFD
 from accel.amd.memory_view import GpuFault
+from accel.amd.system import RELEASE
 from accel.amd.topology import NODES
 from accel.amd.uapi import Request
 from accel.amd.userq import DRI
@@ -112,8 +113,9 @@ class FakeKernel:
 
     def read_text(self, path: str) -> str:
         """See ``Kernel``."""
-        self._fail(NODES)
-        texts = self._kfd.texts()
+        self._fail(NODES if path.startswith(NODES) else path)
+        texts = {**self._kfd.texts(), **self._drm.texts()}
+        texts[RELEASE] = f"{self.behaviour.release}\n"
         if path not in texts:
             raise FileNotFoundError(*GONE, path)
         return texts[path]

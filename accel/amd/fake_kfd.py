@@ -76,7 +76,7 @@ class FakeKfd:
         return {
             f"{NODES}/0/gpu_id": "0\n",
             f"{NODES}/1/gpu_id": f"{GPU_ID}\n",
-            f"{NODES}/1/name": f"{self._architecture}\n",
+            f"{NODES}/1/name": f"{behaviour.name or self._architecture}\n",
             f"{NODES}/1/properties": _listed(behaviour.properties),
             f"{NODES}/1/mem_banks/0/properties": _listed(bank),
         }

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.fake_gpu import AddressSpace, FakeGpu, FakeQueue
+from accel.amd.generation import BY_ARCHITECTURE, GFX12
 from accel.amd.kernel import Bytes
+from accel.amd.topology import Gpu
 
 ADDRESS_SPACE = 16 << 30
 MOST_QUEUES = 8
@@ -23,15 +25,19 @@ PROPERTIES = {
     "lds_size_in_kb": 64,
 }
 
+FIRMWARE_VERSIONS = {"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123}
+
 
 @dataclass(slots=True)
 class Behaviour:
     """What the simulated machine is like.
 
     ``version`` is amdkfd's, ``drm_version`` that of the graphics driver, ``drm_driver`` its name.
+    ``name`` is what amdkfd calls the GPU, its architecture if that is nothing.
     ``errors`` are numbers of errors by the path that is opened or the request that is made,
-    ``memory_bytes`` what the GPU has, ``public`` whether the host sees all of it. ``slots`` of user
-    queues are offered, for the engines in ``engines``. ``checked`` has queues check that launches
+    ``memory_bytes`` what the GPU has, ``public`` whether the host sees all of it. ``release`` is
+    Linux's, ``user_queue`` the parameter of amdgpu, ``firmware`` versions. ``slots`` of user queues
+    are offered, for the engines in ``engines``. ``checked`` has queues check that launches
     see what they read, and ``packets`` are how many a queue works off at a time, None for all.
     """
 
@@ -39,9 +45,13 @@ class Behaviour:
     drm_version: tuple[int, int] = (3, 64)
     drm_driver: str = "amdgpu"
     discovery: int = 12 << 16 | 1
+    name: str = ""
     properties: dict[str, int] = field(default_factory=lambda: dict(PROPERTIES))
     memory_bytes: int = 4 << 30
     public: bool = True
+    release: str = "6.17.0-simulated"
+    user_queue: str = "1"
+    firmware: dict[str, int] = field(default_factory=lambda: dict(FIRMWARE_VERSIONS))
     slots: int = MOST_QUEUES
     engines: int = 0b10
     checked: bool = False
@@ -76,7 +86,10 @@ class Machine:
     _numbers: int = 3
 
     def __post_init__(self) -> None:
-        self.gpu = FakeGpu(self.space, self.behaviour.checked)
+        named = Gpu("1", 0, "", self.behaviour.properties, 0).architecture
+        # A GPU that there is no code for can be found, but runs none.
+        generation = BY_ARCHITECTURE.get(named, GFX12)
+        self.gpu = FakeGpu(self.space, self.behaviour.checked, generation)
 
     @property
     def number(self) -> int:

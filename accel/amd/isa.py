@@ -1,19 +1,21 @@
-"""Machine code of gfx12 as instructions: encodings, opcodes, operands.
+"""Machine code of gfx12 and gfx11 as instructions: encodings, opcodes, operands.
 
-After AMD's "RDNA4 Instruction Set Architecture Reference Guide", chapter 16. Encodings of images,
-buffers, scratch memory, flat addresses and dual issue are not decoded: kernels have none.
+After AMD's "RDNA4 Instruction Set Architecture Reference Guide", chapter 16, and that of RDNA3,
+chapter 15. Encodings of images, buffers, scratch memory, flat addresses and dual issue are not
+decoded: kernels have none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
 from contract.errors import CodecError
+from contract.kernel import GpuTarget
 
 LITERAL = 255
 VCC, TTMP, NULL, M0, EXEC, SCC = 106, 108, 124, 125, 126, 253
@@ -39,6 +41,7 @@ CARRYING = frozenset(
     for name in (
         *("add_co_u32", "sub_co_u32", "subrev_co_u32", "mad_co_u64_u32", "mad_co_i64_i32"),
         *("add_co_ci_u32", "sub_co_ci_u32", "subrev_co_ci_u32", "div_scale_f32", "div_scale_f64"),
+        *("mad_u64_u32", "mad_i64_i32"),
     )
 )
 """Of VOP3 those that name a second, scalar result where others have their modifiers."""
@@ -68,7 +71,7 @@ def _encoding(name: str, bits: str, dwords: int, fields: str, sources: str = "")
 
 
 _VOP3_SOURCES = "src0:32:9 src1:41:9 src2:50:9"
-ENCODINGS = (
+_GFX12 = (
     _encoding("SOP1", "101111101", 1, "op:8:8 sdst:16:7 src0:0:8", "src0"),
     _encoding("SOPC", "101111110", 1, "op:16:7 src1:8:8 src0:0:8", "src0 src1"),
     _encoding("SOPP", "101111111", 1, "op:16:7 simm:0:16"),
@@ -99,6 +102,43 @@ ENCODINGS = (
     _encoding("VGLOBAL", "11101110", 3, "op:14:8 saddr:0:7 vdst:32:8 scope:50:2 th:52:3 "
               "vsrc:55:8 vaddr:64:8 offset:72:24"),
 )  # fmt: skip
+_OWN_OF_GFX11 = {
+    "SMEM": _encoding(
+        "SMEM", "111101", 2, "op:18:8 sdata:6:7 sbase:0:6 offset:32:21 soffset:57:7"
+    ),
+    # Of flat addresses those whose segment is global memory.
+    "VGLOBAL": replace(
+        _encoding("VGLOBAL", "110111", 2, "op:18:7 offset:0:13 vaddr:32:8 vsrc:40:8 saddr:48:7 "
+                  "vdst:56:8"),
+        mask=0x3F << 26 | 3 << 16,
+        match=0x37 << 26 | 2 << 16,
+    ),
+}  # fmt: skip
+OFFSET_BITS = 24
+"""Of the offsets of gfx12; shorter ones become as long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Isa:
+    """A generation of instructions, whose opcodes are in ``opcodes_NAME.txt``."""
+
+    name: str
+    encodings: tuple[Encoding, ...]
+
+
+GFX12 = Isa("gfx12", _GFX12)
+GFX11 = Isa("gfx11", tuple(_OWN_OF_GFX11.get(e.name, e) for e in _GFX12))
+ISAS: Mapping[GpuTarget, Isa] = MappingProxyType(
+    {GpuTarget.GFX1201: GFX12, GpuTarget.GFX1100: GFX11}
+)
+"""By the GPUs that code is compiled for."""
+
+
+def isa_of(target: GpuTarget) -> Isa:
+    """Raises CodecError for a GPU there is no code for."""
+    if target not in ISAS:
+        raise CodecError(f"target {target.name}, not {' or '.join(known.name for known in ISAS)}")
+    return ISAS[target]
 
 
 class Kind(Enum):
@@ -165,9 +205,9 @@ class Instruction:
 
 
 @cache
-def opcodes() -> Mapping[tuple[str, int], str]:
+def opcodes(isa: Isa = GFX12) -> Mapping[tuple[str, int], str]:
     """Mnemonic by encoding and number."""
-    text = resources.files("accel").joinpath("amd", "opcodes_gfx12.txt").read_text()
+    text = resources.files("accel").joinpath("amd", f"opcodes_{isa.name}.txt").read_text()
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     table = {(encoding, int(number, 16)): name for encoding, number, name in rows}
     for encoding, first in (("VOPC", 0), ("VOP2", 0x100), ("VOP1", 0x180)):
@@ -180,22 +220,22 @@ def opcodes() -> Mapping[tuple[str, int], str]:
     return MappingProxyType(table)
 
 
-def decode(code: bytes, address: int) -> Instruction:
+def decode(code: bytes, address: int, isa: Isa = GFX12) -> Instruction:
     """The instruction at byte ``address``. Raises CodecError for none or an unknown one."""
     if address + 4 > len(code):
         raise CodecError(f"code at {address:#x}: an instruction goes past the end")
     words = [int.from_bytes(code[address + i : address + i + 4], "little") for i in (0, 4, 8, 12)]
-    for encoding in ENCODINGS:
+    for encoding in isa.encodings:
         if words[0] & encoding.mask == encoding.match:
-            return _decoded(encoding, words, code, address)
+            return _decoded(isa, encoding, words, code, address)
     raise CodecError(f"code at {address:#x}: {words[0]:#010x} has an unknown encoding")
 
 
-def instructions(code: bytes) -> Iterator[Instruction]:
+def instructions(code: bytes, isa: Isa = GFX12) -> Iterator[Instruction]:
     """All of them, one after the other. Raises what ``decode`` raises."""
     address = 0
     while address < len(code):
-        instruction = decode(code, address)
+        instruction = decode(code, address, isa)
         yield instruction
         address = instruction.end
 
@@ -205,12 +245,17 @@ def signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _decoded(encoding: Encoding, words: list[int], code: bytes, address: int) -> Instruction:
+def _decoded(
+    isa: Isa, encoding: Encoding, words: list[int], code: bytes, address: int
+) -> Instruction:
     whole = sum(word << 32 * i for i, word in enumerate(words[: encoding.dwords]))
     fields = {
         name: whole >> first & ((1 << bits) - 1) for name, (first, bits) in encoding.fields.items()
     }
-    name = opcodes().get((encoding.name, fields["op"]))
+    if "offset" in fields:
+        bits = encoding.fields["offset"][1]
+        fields["offset"] = signed(fields["offset"], bits) & (1 << OFFSET_BITS) - 1
+    name = opcodes(isa).get((encoding.name, fields["op"]))
     if name is None:
         raise CodecError(f"code at {address:#x}: no {encoding.name} opcode {fields['op']:#x}")
     dwords, literal = encoding.dwords, None

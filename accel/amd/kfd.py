@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from accel.amd import uapi
 from accel.amd.device import QueueMemory, chosen, opened, small_bar
+from accel.amd.generation import BY_ARCHITECTURE
 from accel.amd.kernel import Kernel
 from accel.amd.pm4 import IB_VALID
 from accel.amd.topology import EOP_BYTES, Gpu, gpus
@@ -42,7 +43,8 @@ class Kfd:
             self._interface = self._asked_version()
             self.version = f"amdkfd {self._interface[0]}.{self._interface[1]}"
             self._node = _chosen(kernel, wanted)
-            self.gpu = self._node.name
+            self.gpu, self.architecture = self._node.name, self._node.architecture
+            self.rsrc1 = BY_ARCHITECTURE[self.architecture].amdkfd_rsrc1
             self.memory_bytes = self._node.memory_bytes
             self._render, _ = self._kept(self._node.render_node)
             self._acquire(new)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accel.amd import pm4
 from accel.amd.device import Device
@@ -66,6 +67,7 @@ class Recording:
         go: int,
     ) -> None:
         self._go = go
+        self._caches = device.generation.caches
         self._launches = launches
         self._packets = packets
         self._inputs_at = aligned(len(launches) * ARGUMENTS.itemsize)
@@ -99,7 +101,7 @@ class Recording:
         writer = pm4.Writer()
         # The step before reads its inputs, and what is shared, until it has ended.
         writer.put(pm4.wait_for_launches())
-        writer.put(pm4.acquire_memory())
+        writer.put(pm4.acquire_memory(self._caches.acquire_all))
         first, levels = len(writer.words), 0
         for n, launch in enumerate(self._launches):
             waits = launch.wait and n > 0
@@ -110,7 +112,7 @@ class Recording:
                 first = writer.guard(first, self._go)
             if waits:
                 writer.put(pm4.wait_for_launches())
-                writer.put(pm4.acquire_memory(pm4.ACQUIRE_LEVEL))
+                writer.put(pm4.acquire_memory(self._caches.acquire_level))
             place = arguments + n * ARGUMENTS.itemsize
             writer.dispatch(dispatch_of(launch.kernel, place, launch.groups))
         writer.guard(first, self._go)
@@ -132,17 +134,25 @@ def launch_alone(
     operands: Sequence[int],
     sizes: Sequence[int],
     groups: int,
-    seconds: float = ALONE_SECONDS,
 ) -> None:
-    """Run a kernel that belongs to no step and wait for it.
-
-    Raises DeviceLost.
-    """
-    place = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
+    """Run a kernel that belongs to no step and wait for it. Raises DeviceLost."""
     packet = np.zeros(1, PACKET)
     packet["operand"] = ABSENT
     packet["operand"][0, : len(operands)] = operands
     packet["size"][0, : len(sizes)] = sizes
+    launch_packet(device, queue, kernel, packet, groups)
+
+
+def launch_packet(
+    device: Device,
+    queue: Queue,
+    kernel: LoadedKernel,
+    packet: NDArray[np.void],
+    groups: int,
+    seconds: float = ALONE_SECONDS,
+) -> None:
+    """The same for PACKET[1]. Raises DeviceLost."""
+    place = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
     at = aligned(ARGUMENTS.itemsize)
     place.host[at:] = packet.view(np.uint8)
     arguments = np.zeros(1, ARGUMENTS)
@@ -150,8 +160,7 @@ def launch_alone(
     arguments["groups"] = groups
     place.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
     writer = pm4.Writer()
-    writer.put(pm4.wait_for_launches())
-    writer.put(pm4.acquire_memory())
+    writer.put(queue.acquire())
     writer.dispatch(dispatch_of(kernel, place.address, groups))
     queue.wait(queue.submit(writer.words), seconds)
     device.free(place)

@@ -1,4 +1,4 @@
-"""Code of gfx12 as text: what each instruction is called, writes and reads.
+"""Code as text: what each instruction is called, writes and reads.
 
 Registers are those the table of semantics names, so a listing shows what the wait check and the
 executor go by, not how an assembler would spell it.
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from accel.amd.blocks import blocks_of
 from accel.amd.isa import (
-    ENCODINGS,
     EXEC,
+    GFX12,
     LITERAL_AFTER,
     M0,
     NULL,
@@ -20,16 +20,17 @@ from accel.amd.isa import (
     Instruction,
     Kind,
     instructions,
+    isa_of,
 )
 from accel.amd.semantics import VECTOR_OFFSET, access
 from contract.kernel import KernelHeader
 
 NAMED = {VCC: "vcc", EXEC: "exec", M0: "m0", NULL: "null", SCC: "scc"}
-ENCODED = {encoding.name: encoding for encoding in ENCODINGS}
+ENCODED = {encoding.name: encoding for encoding in GFX12.encodings}
 OFFSETS = ("offset", "offset0", "offset1")
 TTMP, TTMPS = 108, 16
 VGPRS = 1536
-"""32-bit registers of a lane that a SIMD of gfx12 has for all its waves."""
+"""32-bit registers of a lane that a SIMD has for all its waves."""
 VGPR_GRANULE = 24
 MOST_WAVES = 16
 """Waves of a SIMD."""
@@ -47,8 +48,9 @@ def listing(kernel: KernelHeader) -> Iterator[str]:
         f"{x * y * z}, {kernel.vgpr_count} vector registers, {kernel.lds_bytes:,} bytes of group "
         f"memory, at most {occupancy(kernel)} waves a SIMD"
     )
-    starts = set(blocks_of(kernel.code))
-    for instruction in instructions(kernel.code):
+    isa = isa_of(kernel.target)
+    starts = set(blocks_of(kernel.code, isa))
+    for instruction in instructions(kernel.code, isa):
         if instruction.address in starts:
             yield f"{instruction.address:#x}:"
         yield f"    {line(instruction, kernel.code)}"

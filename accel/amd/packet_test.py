@@ -70,7 +70,7 @@ class Bench:
 
     def write(self, value: int) -> pm4.Words:
         """A packet that writes the word."""
-        return pm4.release_memory(self.address + WORD, value)
+        return self.queue.release(self.address + WORD, value)
 
     def launch(self) -> pm4.Words:
         """The sum with all its registers."""
@@ -82,10 +82,6 @@ class Bench:
         """An indirect buffer of these words."""
         self.host[BUFFER : BUFFER + 4 * len(words)].view(np.uint32)[:] = words
         return self.queue.indirect_buffer(self.address + BUFFER, len(words))
-
-
-FRESH = [*pm4.wait_for_launches(), *pm4.acquire_memory()]
-LEVEL = [*pm4.wait_for_launches(), *pm4.acquire_memory(pm4.ACQUIRE_LEVEL)]
 
 
 def _fence(bench: Bench) -> bool:
@@ -102,7 +98,7 @@ def _buffer(bench: Bench) -> bool:
 
 def _launch(bench: Bench) -> bool:
     """SET_SH_REG and DISPATCH_DIRECT run a kernel with its arguments."""
-    bench.run(FRESH, bench.launch())
+    bench.run(bench.queue.acquire(), bench.launch())
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
 
 
@@ -112,17 +108,17 @@ def _kept(bench: Bench) -> bool:
     writer.dispatch(bench.sum)
     before = len(writer.words)
     writer.dispatch(bench.sum)
-    bench.run(FRESH, writer.words)
+    bench.run(bench.queue.acquire(), writer.words)
     bench.array(OUT)[:] = -1
-    bench.run(FRESH, writer.words[before:])
+    bench.run(bench.queue.acquire(), writer.words[before:])
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
 
 
 def _host_writes(bench: Bench) -> bool:
     """ACQUIRE_MEM of all caches shows launches what the host wrote meanwhile."""
-    bench.run(FRESH, bench.launch())
+    bench.run(bench.queue.acquire(), bench.launch())
     bench.array(X)[:] += 100
-    bench.run(FRESH, bench.launch())
+    bench.run(bench.queue.acquire(), bench.launch())
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 2))
 
 
@@ -130,7 +126,7 @@ def _dependent(bench: Bench) -> bool:
     """EVENT_WRITE and ACQUIRE_MEM between launches of which one reads what the other wrote."""
     bench.array(OUT)[:] = bench.array(X)
     bench.aim(OUT, OUT)
-    bench.run(FRESH, *[bench.launch(), LEVEL] * 8)
+    bench.run(bench.queue.acquire(), *[bench.launch(), bench.queue.acquire(level=True)] * 8)
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 16))
 
 

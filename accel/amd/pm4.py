@@ -1,4 +1,4 @@
-"""Packets of the command processor of gfx12, as 32-bit words.
+"""Packets of the command processor of gfx12 and gfx11, as 32-bit words.
 
 Type-3 packets of a compute queue, after ``nvd.h`` and ``soc15d.h`` of the amdgpu driver and the
 packet tables of Mesa. Only what the tiers send is here, and what the queue's other end has to know.
@@ -85,11 +85,31 @@ FENCE_EVENT = 0x14 | 5 << 8
 RELEASE_GL2_WB, RELEASE_GL2_INV, RELEASE_GLV_INV = 1 << 21, 1 << 20, 1 << 14
 RELEASE_SEQ = 1 << 22
 RELEASE_CACHES = RELEASE_GL2_WB | RELEASE_GL2_INV | RELEASE_GLV_INV | RELEASE_SEQ
+GLM_WB, GLM_INV, GLK_WB, GL1_INV = 1 << 4, 1 << 5, 1 << 6, 1 << 9
+RELEASE_GLM_WB, RELEASE_GLM_INV, RELEASE_GL1_INV = 1 << 12, 1 << 13, 1 << 15
 DATA_64, INTERRUPT_CONFIRMED = 2 << 29, 2 << 24
 WAIT_MEMORY, WAIT_AT_LEAST = 1 << 4, 5
 IB_VALID, IB_INHERIT_COMPUTE = 1 << 23, 1 << 30
 MOST_IB_WORDS = (1 << 20) - 1
 MOST_CONDITIONAL_WORDS = (1 << 14) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What a generation does to its caches: before a step, between launches, behind a step."""
+
+    acquire_all: int
+    acquire_level: int
+    release: int
+
+
+GFX12_CACHES = Caches(ACQUIRE_ALL, ACQUIRE_LEVEL, RELEASE_CACHES)
+GFX11_CACHES = Caches(
+    ACQUIRE_ALL | GLM_WB | GLM_INV | GLK_WB | GL1_INV,
+    ACQUIRE_LEVEL | GL1_INV,
+    RELEASE_CACHES | RELEASE_GLM_WB | RELEASE_GLM_INV | RELEASE_GL1_INV,
+)
+"""With a cache between the first level and the second, and one of metadata."""
 
 
 def packet(opcode: Opcode, *body: int) -> Words:
@@ -117,13 +137,13 @@ def wait_for_launches() -> Words:
     return packet(Opcode.EVENT_WRITE, CS_PARTIAL_FLUSH)
 
 
-def release_memory(address: int, value: int, event: int = 0) -> Words:
+def release_memory(address: int, value: int, event: int = 0, caches: int = RELEASE_CACHES) -> Words:
     """Once everything has ended and is written back, the 64 bits of ``value`` to ``address``, and
     an interrupt for ``event`` if there is one."""
     control = DATA_64 | (INTERRUPT_CONFIRMED if event else 0)
     place = low_high(address)
     return packet(
-        Opcode.RELEASE_MEM, FENCE_EVENT | RELEASE_CACHES, control, *place, *low_high(value), event
+        Opcode.RELEASE_MEM, FENCE_EVENT | caches, control, *place, *low_high(value), event
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from accel.amd.build import FOLDER, file_name
+from accel.amd.build import file_name, folder_of
 from accel.amd.command_processor import CODE_END
 from accel.amd.device import Allocation, Device
 from accel.kernels.source import Module
@@ -37,12 +37,14 @@ class Modules:
         """Raises TierUnavailable for a damaged package, and OutOfMemory."""
         own = self.native if native is None else native
         name = file_name(module, own)
-        if not (FOLDER / f"{name}.zrt").is_file():
+        folder = folder_of(self.device.generation)
+        if not (folder / f"{name}.zrt").is_file():
             # Only modules that divide have another one.
             name = file_name(module, True)
         if name not in self._loaded:
             try:
-                header = checked(decode_kernel((FOLDER / f"{name}.zrt").read_bytes()))
+                data = (folder / f"{name}.zrt").read_bytes()
+                header = checked(decode_kernel(data), self.device.generation.target)
             except (OSError, CodecError) as error:
                 reason = f"the kernel {name} of this installation: {error}"
                 raise TierUnavailable(self.device.tier, reason, "install zinc-rt again") from None
@@ -55,7 +57,8 @@ class Modules:
         place = self.device.allocate(f"kernel {header.name}", nbytes)
         place.host[: len(header.code)] = np.frombuffer(header.code, np.uint8)
         place.host[len(header.code) :].view(np.uint32)[:] = CODE_END
-        return LoadedKernel(header, place)
+        wanted = header.rsrc1 | self.device.driver.rsrc1
+        return LoadedKernel(replace(header, rsrc1=wanted), place)
 
     def close(self) -> None:
         """Free all."""
@@ -64,10 +67,11 @@ class Modules:
         self._loaded.clear()
 
 
-def checked(header: KernelHeader) -> KernelHeader:
+def checked(header: KernelHeader, target: GpuTarget) -> KernelHeader:
     """Raises CodecError for a kernel that a launch could not run."""
-    if header.target is not GpuTarget.GFX1201:
-        raise CodecError(f"kernel {header.name}: target {header.target.name}, not GFX1201")
+    if header.target is not target:
+        named = f"target {header.target.name}, not {target.name}"
+        raise CodecError(f"kernel {header.name}: {named}")
     if header.scratch_bytes:
         raise CodecError(f"kernel {header.name}: {header.scratch_bytes} bytes of scratch memory")
     if header.subgroup_size != 32:

@@ -78,7 +78,7 @@ class Queue:
         Raises DeviceLost.
         """
         self.number += 1
-        words = [*words, *pm4.release_memory(self.fence_address, self.number)]
+        words = [*words, *self.release(self.fence_address, self.number)]
         if len(words) > self._room:
             self._until(lambda: len(words) <= self._room, FULL_RING_SECONDS)
         if self.observer is not None:
@@ -87,6 +87,18 @@ class Queue:
         if self.observer is not None:
             self.observer.after(words)
         return self.number
+
+    def release(self, address: int, value: int) -> pm4.Words:
+        """The packet that writes 64 bits once everything has ended and is written back."""
+        caches = self._device.generation.caches
+        return pm4.release_memory(address, value, caches=caches.release)
+
+    def acquire(self, level: bool = False) -> pm4.Words:
+        """Wait for all launches, then have those that follow see what was written: by the host as
+        well, or by launches alone where it is one ``level`` of a step."""
+        caches = self._device.generation.caches
+        chosen = caches.acquire_level if level else caches.acquire_all
+        return [*pm4.wait_for_launches(), *pm4.acquire_memory(chosen)]
 
     def indirect_buffer(self, address: int, words: int) -> pm4.Words:
         """The packet that has the queue go through ``words`` words at ``address``."""

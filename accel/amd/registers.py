@@ -1,6 +1,6 @@
 """The registers of a block while its text is written: the names of their values, as which types.
 
-Types are those of ``semantics_gfx12.txt`` and "r", a scalar register in either of its forms, "v"
+Types are those of ``semantics.txt`` and "r", a scalar register in either of its forms, "v"
 and "c", one as a column of unsigned or float numbers, "low" and "high", the halves of 64 bits.
 """
 

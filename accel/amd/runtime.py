@@ -11,6 +11,7 @@ from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
 from accel.amd.kfd import Kfd
 from accel.amd.packet_test import check_packets
+from accel.amd.product_test import matrices_agree
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.amd.self_test import Asked, divides
@@ -23,11 +24,13 @@ from contract.errors import OutOfMemory, TierUnavailable
 class Choices:
     """What a caller may decide; None leaves it to the device.
 
-    ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself.
+    ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
+    ``matrices`` whether products of many tokens are matrix instructions.
     """
 
     memory_bytes: int | None = None
     native: bool | None = None
+    matrices: bool | None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +41,18 @@ class Runtime:
     queue: Queue
     modules: Modules
     places: Places = field(default_factory=Places)
+    _matrices: bool | None = None
+
+    def multiplies(self) -> bool:
+        """Whether products of many tokens are for matrix instructions, asked when first wanted.
+
+        Raises DeviceLost and OutOfMemory.
+        """
+        if self._matrices is None:
+            self._matrices = self.device.generation.matrices and matrices_agree(
+                Asked(self.device, self.queue, self.modules)
+            )
+        return self._matrices
 
     def close(self) -> None:
         """Give everything back."""
@@ -74,4 +89,4 @@ def open_runtime(tier: str, kernel: Kernel, wanted: str, choices: Choices) -> Ru
             reason = f"{device.name} cannot be used: {error}"
             raise TierUnavailable(tier, reason, "free the GPU, or see dmesg") from None
         undo.pop_all()
-        return Runtime(device, queue, modules)
+        return Runtime(device, queue, modules, _matrices=choices.matrices)

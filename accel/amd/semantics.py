@@ -1,4 +1,4 @@
-"""What each instruction reads, computes and writes: the table ``semantics_gfx12.txt`` applied."""
+"""What each instruction reads, computes and writes: the table ``semantics.txt`` applied."""
 
 from __future__ import annotations
 
@@ -46,7 +46,27 @@ SIZES = {"b32": 4, "b64": 8, "b96": 12, "b128": 16, "b256": 32, "b512": 64} | {
 SCALAR_LOAD = re.compile(r"s_load_(\w+)$")
 GLOBAL = re.compile(r"global_(load|store)_(d16_hi_)?([bui]\d+)$")
 LOCAL = re.compile(r"ds_(load|store)_(2addr_)?(stride64_)?b(32|64|96|128)$")
+BARRIERS = "s_barrier_wait", "s_barrier"
+"""What a wave waits at until all of its group have come."""
+ALIASES = MappingProxyType(
+    {
+        "s_add_u32": "s_add_co_u32",
+        "s_sub_u32": "s_sub_co_u32",
+        "s_add_i32": "s_add_co_i32",
+        "s_sub_i32": "s_sub_co_i32",
+        "s_addc_u32": "s_add_co_ci_u32",
+        "s_subb_u32": "s_sub_co_ci_u32",
+        "s_addk_i32": "s_addk_co_i32",
+        "v_mad_u64_u32": "v_mad_co_u64_u32",
+        "v_max_f32": "v_max_num_f32",
+        "v_min_f32": "v_min_num_f32",
+    }
+)
+"""What gfx11 calls otherwise than gfx12, which the table follows."""
 ATOMIC = re.compile(r"ds_add_(rtn_)?u32$")
+MATRIX = "v_wmma_i32_16x16x16_iu8"
+MATRIX_DWORDS = 2, 2, 8
+"""Registers of its operands, of which the third may be a constant; its result has those of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +118,7 @@ class Access:
 def table() -> Mapping[str, Row]:
     """Every row by mnemonic."""
     rows = {}
-    text = resources.files("accel").joinpath("amd", "semantics_gfx12.txt").read_text()
+    text = resources.files("accel").joinpath("amd", "semantics.txt").read_text()
     for line in text.splitlines():
         if line and not line.startswith("#"):
             head, *expressions = (part.strip() for part in line.split(" | "))
@@ -118,7 +138,7 @@ def _joined(results: str, parts: list[str]) -> tuple[str, ...]:
 
 def row_of(instruction: Instruction) -> Row | None:
     """Its row, made for a comparison; None for what is no arithmetic."""
-    name = instruction.name
+    name = ALIASES.get(instruction.name, instruction.name)
     if instruction.fields.get("clamp") and instruction.encoding == "VOP3":
         name += ".clamp"
     if (row := table().get(name)) is not None:
@@ -187,6 +207,21 @@ def local_sizes(name: str) -> tuple[int, int, int]:
     return dwords, 2 if pair else 1, (dwords * 4 * (64 if found[3] else 1)) if pair else 1
 
 
+def matrix_sources(instruction: Instruction) -> Iterator[tuple[int, int]]:
+    """First register and number of registers of each operand of a product of matrices; 0 registers
+    of the third where that is 0. Raises CodecError for another constant or a scalar register."""
+    for place, count in zip(("src0", "src1", "src2"), MATRIX_DWORDS, strict=True):
+        operand = instruction.source(place)
+        if operand.kind is Kind.VECTOR:
+            yield operand.value, count
+        elif place == "src2" and operand == Operand(Kind.CONSTANT, 0):
+            yield 0, 0
+        else:
+            raise CodecError(
+                f"{instruction.name} at {instruction.address:#x}: {place} is not supported"
+            )
+
+
 def _results(instruction: Instruction, row: Row) -> Iterator[Typed]:
     fields, encoding, name = instruction.fields, instruction.encoding, instruction.name
     first, others = row.results[0], row.results[1:]
@@ -211,7 +246,7 @@ def _sources(instruction: Instruction, row: Row) -> Iterator[Typed]:
     names = {
         "VOP2": ["src0", "vsrc1"],
         "VOPC": ["src0", "vsrc1"],
-        "SOPK": [],
+        "SOPK": ["sdst"],
         "SOP1": ["src0"],
         "VOP1": ["src0"],
     }.get(encoding, ["src0", "src1", "src2"])
@@ -288,7 +323,8 @@ def _local_access(instruction: Instruction) -> Access:
 
 
 NO_OPERATION = re.compile(
-    r"s_(nop|clause|delay_alu|wait_\w+|sendmsg|barrier_(signal|wait)|branch|endpgm|code_end|setprio)$"
+    r"s_(nop|clause|delay_alu|wait_\w+|waitcnt\w*|sendmsg|barrier(_signal|_wait)?|branch|endpgm"
+    r"|code_end|setprio|set_inst_prefetch_distance)$"
 )
 BRANCH_READS = {"scc0": SCC, "scc1": SCC, "vccz": VCC, "vccnz": VCC, "execz": EXEC, "execnz": EXEC}
 
@@ -311,4 +347,8 @@ def _special_access(instruction: Instruction) -> Access:
         return Access(both | _vectors(fields["vdst"], 1), _vectors(fields["vdst"], 1))
     if name == "v_dot4_i32_iu8":
         return Access(_numbers(typed.values()), _vectors(fields["vdst"], 1))
+    if name == MATRIX:
+        read = [_vectors(first, count) for first, count in matrix_sources(instruction)]
+        written = _vectors(fields["vdst"], MATRIX_DWORDS[2])
+        return Access(frozenset().union(*read) | {EXEC}, written)
     raise CodecError(f"{name} at {instruction.address:#x}: has no semantics")

@@ -22,15 +22,14 @@ from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording, launches_of
 from accel.amd.program import LoadedKernel, checked
 from accel.amd.runtime import Choices, open_runtime
+from accel.amd.steps import for_matrices, forms_of, step_of
 from accel.amd.submissions import AmdBatch, AmdFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
-from accel.packets.footprint import StepMemories, device_footprint
-from accel.packets.forms import step_forms
-from accel.packets.fused import fuse
+from accel.packets.footprint import PlannedSteps, device_footprint
 from accel.packets.layouts import planes_bytes
 from accel.packets.places import grown
-from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
+from accel.packets.rules import OPCODES
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
@@ -73,7 +72,7 @@ class AmdTier:
         self._buffers: set[AmdBuffer] = set()
         self._batches: weakref.WeakSet[AmdBatch] = weakref.WeakSet()
         self._scratch: Allocation | None = None
-        self._step_memory = StepMemories(self._scheduled)
+        self._steps = PlannedSteps(self._schedule, forms_of)
         self._lost = ""
         self._closed = False
 
@@ -103,16 +102,16 @@ class AmdTier:
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
-        return step_forms(largest)
+        return forms_of(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory.of(graph, largest), planes_bytes)
+        return device_footprint(graph, largest, self._steps.memory(graph, largest), planes_bytes)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory."""
         with self._guarded("scratch"):
-            self._reserve(self._step_memory.of(graph, largest).shared)
+            self._reserve(self._steps.memory(graph, largest).shared)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> AmdBuffer:
         """Zeroed memory: the GPU's own, but what the host reads after a step. Raises OutOfMemory
@@ -165,7 +164,7 @@ class AmdTier:
 
     def load_kernel(self, blob: bytes) -> AmdKernel:
         """Look whether this GPU could run a ``.zrt`` file. Raises CodecError."""
-        header = checked(decode_kernel(blob))
+        header = checked(decode_kernel(blob), self._device.generation.target)
         check_code(header)
         with self._guarded(f"kernel {header.name}"):
             loaded: LoadedKernel = self._runtime.modules.load(header)
@@ -180,7 +179,7 @@ class AmdTier:
         inputs: InputLayout,
     ) -> AmdBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._scheduled(graph, form)
+        step, schedule = self._steps.of(graph, form)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes)
             packets = bind_step(
@@ -274,14 +273,15 @@ class AmdTier:
         """The bytes of a buffer as the graph declares them."""
         if buffer.allocation is None:
             assert buffer.source is not None
-            buffer.allocation = self._device.allocate(buffer.name, buffer.source.nbytes)
-            buffer.allocation.host[:] = (
-                np.ascontiguousarray(buffer.source).reshape(-1).view(np.uint8)
-            )
+            place = self._device.allocate(buffer.name, buffer.source.nbytes)
+            place.host[:] = np.ascontiguousarray(buffer.source).reshape(-1).view(np.uint8)
+            buffer.allocation = place
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, self._device.tier))
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+        with self._guarded("the self-test of products"):
+            matrices = for_matrices(form) and self._runtime.multiplies()
+        step = step_of(graph, form, self._device.tier, matrices)
         return step, schedule_levels(step)
 
     def _reserve(self, nbytes: int) -> None:

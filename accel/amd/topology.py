@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel.amd.kernel import Kernel
 
@@ -20,9 +20,8 @@ DEBUG_PER_WAVE = 32
 DEBUG_ALIGNMENT = 64
 PUBLIC_HEAP = 1
 """``heap_type`` of a GPU's memory that is mapped for the host as a whole."""
-SUPPORTED = {120000: "gfx1200", 120001: "gfx1201"}
-"""``gfx_target_version`` of the GPUs there are kernels for: code of gfx1201 is gfx1200's as well,
-which LLVM calls gfx12-generic without restrictions."""
+UNNAMED = "ip discovery"
+"""What the kernel calls GPUs that list their parts themselves, as all of these do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,8 @@ def gpus(kernel: Kernel) -> Iterator[Gpu]:
         if gpu_id := int(kernel.read_text(f"{folder}/gpu_id")):
             properties = _properties(kernel.read_text(f"{folder}/properties"))
             name = kernel.read_text(f"{folder}/name").strip()
-            yield Gpu(node, gpu_id, name, properties, _memory(kernel, folder))
+            gpu = Gpu(node, gpu_id, name, properties, _memory(kernel, folder))
+            yield replace(gpu, name=gpu.architecture) if name in ("", UNNAMED) else gpu
 
 
 def _memory(kernel: Kernel, folder: str) -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from accel.amd import pm4
 from accel.amd.command_processor import CommandProcessor
 from accel.amd.device import Allocation, Device
+from accel.amd.generation import BY_ARCHITECTURE, GFX12
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.memory_view import PAGE, GpuFault, MemoryView
 from accel.amd.queue import Queue
@@ -48,18 +49,19 @@ class Submission:
 
 @dataclass(slots=True)
 class Trace:
-    """``flags`` are those INDIRECT_BUFFER has on this queue."""
+    """``flags`` are those INDIRECT_BUFFER has on this queue, ``architecture`` is the code's."""
 
     tier: str
     device: str
     flags: int
     submissions: list[Submission] = field(default_factory=list)
+    architecture: str = GFX12.cpu
 
     def save(self, path: Path) -> None:
         """One file."""
         arrays: dict[str, NDArray[np.generic]] = {
             "format": np.array([FORMAT, self.flags]),
-            "names": np.array([self.tier, self.device]),
+            "names": np.array([self.tier, self.device, self.architecture]),
         }
         for n, submission in enumerate(self.submissions):
             for name in Submission.__slots__:
@@ -76,7 +78,9 @@ def load_trace(path: Path) -> Trace:
             version, flags = (int(value) for value in arrays["format"])
             if version != FORMAT:
                 raise CodecError(f"{path}: format {version}, not {FORMAT}")
-            tier, device = (str(name) for name in arrays["names"])
+            tier, device, *architecture = (str(name) for name in arrays["names"])
+            if not set(architecture) <= set(BY_ARCHITECTURE):
+                raise CodecError(f"{path}: code of {architecture[0]}, which is not known")
             count = len({name.split(".")[0] for name in arrays.files} - {"format", "names"})
             submissions = [
                 Submission(*(arrays[f"{n:05}.{name}"] for name in Submission.__slots__))
@@ -84,7 +88,7 @@ def load_trace(path: Path) -> Trace:
             ]
     except (KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise CodecError(f"{path} is no trace of packets: {error}") from None
-    return Trace(tier, device, flags, submissions)
+    return Trace(tier, device, flags, submissions, *architecture)
 
 
 class Tracer:
@@ -94,7 +98,8 @@ class Tracer:
         self._device = device
         self._queue = queue
         self._known: dict[int, NDArray[np.uint8]] = {}
-        self.trace = Trace(device.tier, device.name, queue.indirect_buffer(0, 1)[3] & ~1)
+        flags = queue.indirect_buffer(0, 1)[3] & ~1
+        self.trace = Trace(device.tier, device.name, flags, architecture=device.driver.architecture)
         self._before: tuple[list[Allocation], NDArray[np.uint64], NDArray[np.uint8]]
 
     def attach(self) -> None:
@@ -145,7 +150,12 @@ def replay(trace: Trace) -> Difference | None:
     for n, submission in enumerate(trace.submissions):
         if memory is None:
             memory = _memory(trace)
-            processor = CommandProcessor(memory, lambda _: None, buffer_flags=trace.flags)
+            processor = CommandProcessor(
+                memory,
+                lambda _: None,
+                buffer_flags=trace.flags,
+                generation=BY_ARCHITECTURE[trace.architecture],
+            )
             processor.signal = lambda: None
         memory.pages[1:] = False
         for address, nbytes in submission.ranges.tolist():

@@ -15,6 +15,8 @@ from accel.amd.semantics import (
     ATOMIC,
     GLOBAL,
     LOCAL,
+    MATRIX,
+    MATRIX_DWORDS,
     NO_OPERATION,
     SCALAR_LOAD,
     SIZES,
@@ -22,6 +24,7 @@ from accel.amd.semantics import (
     Meaning,
     Typed,
     local_sizes,
+    matrix_sources,
     meaning,
 )
 from contract.errors import CodecError
@@ -270,6 +273,8 @@ class _Emitter:
             self._registers.keep_all(number)
         elif name == "v_dot4_i32_iu8":
             self._dot(instruction)
+        elif name == MATRIX:
+            self._matrix(instruction)
         else:
             raise CodecError(f"{name} at {instruction.address:#x}: has no semantics")
 
@@ -284,6 +289,22 @@ class _Emitter:
             "u",
             self._registers.let(f"dot4({a}, {b}, {c}, {fields['neg']})"),
         )
+
+    def _matrix(self, instruction: Instruction) -> None:
+        fields = instruction.fields
+        if fields["clamp"]:
+            raise CodecError(f"{MATRIX} at {instruction.address:#x}: clamp is not supported")
+        groups = []
+        for first, count in matrix_sources(instruction):
+            names = [self._registers.read(VECTOR_OFFSET + first + n, "u") for n in range(count)]
+            groups.append(f"({''.join(f'{name}, ' for name in names)})")
+        lanes = self._registers.lanes
+        product = self._registers.let(
+            f"matrix_product({', '.join(groups)}, {fields['neg']}, {lanes})"
+        )
+        for n in range(MATRIX_DWORDS[2]):
+            number = VECTOR_OFFSET + fields["vdst"] + n
+            self._registers.write(number, "u", self._registers.let(f"{product}[{n}]"))
 
     def _condition(self, instruction: Instruction) -> str:
         what = instruction.name.removeprefix("s_cbranch_")

@@ -52,6 +52,7 @@ class UserQueues:
     """
 
     tier = TIER
+    rsrc1 = 0
 
     def __init__(self, kernel: Kernel, wanted: str) -> None:
         self._kernel = kernel
@@ -60,7 +61,7 @@ class UserQueues:
             nodes = list(self._nodes(undo))
             node = chosen(TIER, [(n.architecture, n.architecture, n) for n in nodes], wanted)
             self._file = node.file
-            self.gpu = node.architecture
+            self.gpu = self.architecture = node.architecture
             self.version = f"amdgpu {node.version[0]}.{node.version[1]}"
             _check_version(node.version)
             self.offered = self._offered()

@@ -1,7 +1,8 @@
 """Whether code waits for what it loads: no interpreter would notice, a GPU would.
 
 Loads of gfx12 end some time after they were issued, each kind with a counter of its own: those of
-vectors and of group memory in order, scalar ones in any. An instruction may touch a register that a
+vectors and of group memory in order, scalar ones in any. On gfx11 group memory and scalar loads
+share one. An instruction may touch a register that a
 load writes only behind a wait that lets no more be under way than were issued since. And what a
 wave stored in group memory must be there before it says so at a barrier.
 """
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accel.amd.blocks import Block, blocks_of
-from accel.amd.isa import Instruction
+from accel.amd.isa import GFX12, Instruction, Isa
 from accel.amd.semantics import ATOMIC, GLOBAL, LOCAL, SCALAR_LOAD, VECTOR_OFFSET, access
 
 LOADS, STORES, LOCALS, SCALARS = "loadcnt", "storecnt", "dscnt", "kmcnt"
@@ -45,9 +46,9 @@ class MissingWait:
         )
 
 
-def missing_waits(code: bytes) -> list[MissingWait]:
+def missing_waits(code: bytes, isa: Isa = GFX12) -> list[MissingWait]:
     """All of them, by address. Raises CodecError for code that cannot be executed."""
-    return list(_Search(blocks_of(code)).run())
+    return list(_Search(blocks_of(code, isa)).run())
 
 
 @dataclass(slots=True)
@@ -89,10 +90,13 @@ class _Search:
 def _found(state: Pending, instruction: Instruction) -> Iterator[MissingWait]:
     found = access(instruction)
     touched = found.reads | found.writes
-    if instruction.name == "s_barrier_signal":
+    if instruction.name in ("s_barrier_signal", "s_barrier"):
         touched |= {STORED}
+    own = counter_of(instruction)
     for counter, register in state:
-        if register in touched:
+        # Loads of one counter end in order, but for scalar ones: the later one is what stays.
+        in_order = counter == own != SCALARS and register not in found.reads
+        if register in touched and not in_order:
             yield MissingWait(instruction, counter, register)
 
 
@@ -132,6 +136,14 @@ def counter_of(instruction: Instruction) -> str | None:
 def _waits(instruction: Instruction) -> Iterator[tuple[str, int]]:
     """Counters an instruction waits for, and how many it lets be under way."""
     name = instruction.name
+    if name == "s_waitcnt_vscnt":
+        yield STORES, instruction.fields["simm"] & MOST
+    if name == "s_waitcnt":
+        simm = instruction.fields["simm"]
+        yield LOADS, simm >> 10 & MOST
+        # One counter of both: as those of group memory end in order, no more of them may be under
+        # way than of both, whichever of the others have ended.
+        yield from ((counter, simm >> 4 & MOST) for counter in (LOCALS, SCALARS))
     if not name.startswith("s_wait_"):
         return
     most = instruction.fields["simm"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
@@ -15,6 +16,9 @@ from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.ir.nodes import BufferDecl
 
+if TYPE_CHECKING:
+    from accel.cuda.persistent import StepTable
+
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups a multiprocessor gets at the launch of a plain kernel."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
@@ -24,7 +28,8 @@ PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
     """One launch. ``first`` is the first of the ``count`` ops it is for, ``workspace`` where its
-    own memory begins in that of the step; None for a plain kernel, which has none."""
+    own memory begins in that of the step; None for a plain kernel, which has none. A persistent
+    one has a ``table`` instead of packets."""
 
     source: Source
     entry: str
@@ -35,6 +40,7 @@ class PlannedLaunch:
     shared_bytes: int = 0
     cooperative: bool = False
     workspace: int | None = None
+    table: StepTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,20 @@ class Plan:
     """The launches of a step in order, and the bytes of all workspaces together.
 
     ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
-    replacement may touch their operands in any order.
+    replacement may touch their operands in any order. ``together`` are first and last levels that
+    one launch has: what others touch, too, shares no memory in all of it.
     """
 
     launches: tuple[PlannedLaunch, ...]
     workspace_bytes: int
     levels: tuple[int, ...]
+    together: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory it needs beside that of the step: workspaces, and tables."""
+        tables = sum(aligned(one.table.nbytes) for one in self.launches if one.table is not None)
+        return tables + (aligned(self.workspace_bytes) if self.workspace_bytes else 0)
 
 
 def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:

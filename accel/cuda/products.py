@@ -164,7 +164,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     numbers = {
         "FIRST": _id(formats[0]),
         "SECOND": _id(formats[-1]),
-        "SECONDS": sum(1 << i for i, p in enumerate(products) if p.dtype != formats[0]),
+        "NUMBERS": sum(1 << 4 * i for i, p in enumerate(products) if p.dtype != formats[0]),
         "MATRICES": len(products),
         "WARPS": warps,
         "SLOTS": ring_slots(together, run.gate is not None),

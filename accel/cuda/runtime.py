@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from accel.cuda.device import TIER, Device, find_device
 from accel.cuda.driver import Context, CudaError, Driver
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
+from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
 from accel.cuda.program import Builder, Compiler, Modules
 from accel.cuda.self_test import check_arithmetic
+from accel.cuda.stop_word import StopWord, make_stop_word
 from accel.cuda.upload import Uploader
 from accel.packets.build import Progress
 from contract.errors import TierUnavailable
@@ -38,18 +41,21 @@ class Choices:
 
     ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
     disk. ``graphs`` False launches every kernel of every step by itself; ``programmatic`` False
-    starts none before the one in front of it has ended.
+    starts none before the one in front of it has ended. ``step`` is what ``persistent`` says of its
+    variable.
     """
 
     memory_bytes: int | None = None
     cache: Path | None = None
     graphs: bool = True
     programmatic: bool = True
+    step: str = field(default_factory=lambda: os.environ.get(VARIABLE, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device."""
+    """Everything a tier needs of an opened device. ``blocks`` are the shapes persistent kernels may
+    have, none where there are to be none; ``stop`` ends them."""
 
     device: Device
     context: Context
@@ -60,6 +66,8 @@ class Runtime:
     compiler: str
     programmatic: bool
     graphs: bool
+    blocks: tuple[Block, ...]
+    stop: StopWord | None
 
     def close(self) -> None:
         """Wait for the device and give everything back."""
@@ -77,6 +85,8 @@ class Runtime:
 
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
+        if self.stop is not None:
+            self.stop.set()
         self.context.abandon()
         self.uploader.forget()
         self.memory.pinned.abandon()
@@ -91,9 +101,11 @@ def open_runtime(
 ) -> Runtime:
     """Open a device and test it. ``compiler`` stands in for NVRTC.
 
-    Raises TierUnavailable when there is no usable device or it cannot keep to the arithmetic, and
-    BuildError when the compiler rejects a kernel.
+    Raises TierUnavailable when there is no usable device or it cannot keep to the arithmetic,
+    BuildError when the compiler rejects a kernel, and ConfigError for a choice of ``step`` that is
+    none.
     """
+    blocks = chosen_blocks(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, wanted)
     try:
@@ -107,6 +119,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
+        stop = make_stop_word(memory, _stream(context)) if blocks else None
     except CudaError as error:
         with suppress(CudaError):
             context.close()
@@ -127,6 +140,8 @@ def open_runtime(
         compiler.version,
         programmatic,
         choices.graphs,
+        blocks,
+        stop,
     )
 
 

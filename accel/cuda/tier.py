@@ -17,6 +17,7 @@ from accel.cuda.device import TIER, Device
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
+from accel.cuda.persistent import Block, compose
 from accel.cuda.plan import (
     PLAIN_LAYOUTS,
     Plan,
@@ -35,7 +36,6 @@ from accel.packets.build import Progress
 from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.layouts import WeightLayout
 from accel.packets.mirrors import exchange_as
-from accel.packets.packet import aligned
 from accel.packets.places import Places, grown
 from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
@@ -302,6 +302,11 @@ class CudaTier:
         for launch in plan.launches:
             replaced = packets[launch.first : launch.first + launch.count]
             own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
+            if launch.table is not None:
+                assert runtime.stop is not None
+                table = launch.table.bound(packets, runtime.stop.address)
+                kept.append(memory.adopt(f"phases of {name}", table))
+                own = (np.uint64(kept[-1].address),)
             if launch.workspace is not None:
                 own = (*own, np.uint64(workspace + launch.workspace))
             launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
@@ -330,12 +335,11 @@ class CudaTier:
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
         device = self._runtime.device
-        lowered = {form: _scheduled(graph, form, device) for form in cuda_forms(largest)}
+        blocks = self._runtime.blocks
+        lowered = {form: _scheduled(graph, form, device, blocks) for form in cuda_forms(largest)}
         steps = step_memory(lambda form: lowered[form][:2], largest, cuda_forms)
         factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
-        workspaces = sum(
-            aligned(plan.workspace_bytes) for _, _, plan in lowered.values() if plan.workspace_bytes
-        )
+        workspaces = sum(plan.memory_bytes for _, _, plan in lowered.values())
 
         def arranged(decl: BufferDecl) -> int:
             return self._weights.arranged_bytes(decl) if decl.name in factors else 0
@@ -348,7 +352,7 @@ class CudaTier:
         planned = self._planned
         if planned is not None and planned.graph == graph and form in planned.lowered:
             return planned.lowered[form]
-        return _scheduled(graph, form, self._runtime.device)
+        return _scheduled(graph, form, self._runtime.device, self._runtime.blocks)
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
@@ -362,10 +366,13 @@ class CudaTier:
         return grown(self._memory, self._memory.synchronize, what, current, nbytes)
 
 
-def _scheduled(graph: Graph, form: ShapeKey, device: Device) -> tuple[Step, Schedule, Plan]:
+def _scheduled(
+    graph: Graph, form: ShapeKey, device: Device, blocks: Sequence[Block] = ()
+) -> tuple[Step, Schedule, Plan]:
     step = lower_graph(graph, form, ROW_PARTS, TIER)
-    plan = plan_launches(step.ops, device, step.scratch)
-    return step, schedule_launches(step, plan.levels), plan
+    tuned = plan_launches(step.ops, device, step.scratch)
+    plan = compose(tuned, step.ops, device, blocks, step.scratch)
+    return step, schedule_launches(step, plan.levels, plan.together), plan
 
 
 def _check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:

@@ -19,6 +19,8 @@
 #define NATIVE_WIDENED(bits) ((float)__builtin_astype((ushort)(bits), half))
 #define NATIVE_SDOT4(a, b) __builtin_amdgcn_sudot4(true, (int)(a), true, (int)(b), 0, false)
 #define NATIVE_SUDOT4(a, b) __builtin_amdgcn_sudot4(true, (int)(a), false, (int)(b), 0, false)
+#define ADD_SUDOT4(sum, a, b) \
+    sum = __builtin_amdgcn_sudot4(true, (int)(a), false, (int)(b), sum, false)
 #define atomic_add(place, x)                                                                  \
     __scoped_atomic_fetch_add(place, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP)
 
@@ -36,5 +38,36 @@
             __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");                   \
         }                                                                                     \
     } while (0)
+
+#ifdef NATIVE_MATRIX
+// Matrices of matrices.k as WMMA of gfx12 wants them: 16 x 16 x 16, so two instructions a product. An
+// item has half of a row, or of a column, which of its bytes are multiplied together being all the
+// same; a column of bytes is a row to the instruction, so that an item's elements are in one row.
+#define LANE (ITEM % 32u)
+#define SUBGROUP (ITEM / 32u)
+typedef int MATRIX_SUM __attribute__((ext_vector_type(8)));
+#define MATRIX_ROWS int4
+#define MATRIX_COLUMNS int4
+#define LOAD_ROWS(m, at, stride) \
+    m = as_int4(GROUP_U32X4((at) + (stride) * (LANE % 16u) + LANE / 16u))
+#define LOAD_COLUMNS(m, at, stride) LOAD_ROWS(m, at, stride)
+#define HALF_PRODUCT(columns, rows, sum) \
+    __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(true, columns, true, rows, sum, false)
+#define MULTIPLY(sum, rows, columns)                                 \
+    sum = HALF_PRODUCT((columns).xy, (rows).xy, (MATRIX_SUM)(0)),    \
+    sum = HALF_PRODUCT((columns).zw, (rows).zw, sum)
+#define ELEMENT(sum, e) sum[e]
+// In assembly, since no compiler sees that 24 bits are enough.
+#define ADD_PRODUCT_24(sum, a, b) \
+    __asm__("v_mad_i32_i24 %0, %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b))
+// All steps of a unit one after the other would take more registers than there are.
+#define UNROLL_STEPS _Pragma("nounroll")
+#define ROW_KEYS 1u
+#define COLUMN_KEYS 8u
+#define ROW_KEY(e) 0u
+#define COLUMN_KEY(e) (e)
+#define KEYED_ROW(key) (LANE % 16u)
+#define KEYED_COLUMN(key) ((key) + 8u * (LANE / 16u))
+#endif
 
 #include "cl.h"

@@ -23,7 +23,7 @@ from accel.metal.submissions import MetalBatch, MetalFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import BuildError
-from accel.packets.footprint import StepMemories, shared_footprint
+from accel.packets.footprint import PlannedSteps, shared_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
 from accel.packets.places import grown
@@ -71,7 +71,7 @@ class MetalTier:
         self._buffers: set[MetalBuffer] = set()
         self._batches: dict[int, list[Recording]] = {}
         self._scratch: Allocation | None = None
-        self._step_memory = StepMemories(self._scheduled)
+        self._steps = PlannedSteps(self._schedule)
         self._lost = ""
         self._closed = False
 
@@ -112,7 +112,7 @@ class MetalTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return shared_footprint(graph, largest, self._step_memory.of(graph, largest), VIEW_BYTES)
+        return shared_footprint(graph, largest, self._steps.memory(graph, largest), VIEW_BYTES)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -123,7 +123,7 @@ class MetalTier:
         planned = self.footprint(graph, largest)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         with self._guarded("scratch"):
-            self._reserve(self._step_memory.of(graph, largest).shared)
+            self._reserve(self._steps.memory(graph, largest).shared)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> MetalBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
@@ -197,7 +197,7 @@ class MetalTier:
         inputs: InputLayout,
     ) -> MetalBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._scheduled(graph, form)
+        step, schedule = self._steps.of(graph, form)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes)
             packets = bind_step(
@@ -294,7 +294,7 @@ class MetalTier:
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, form, ROW_PARTS, TIER))
         return step, schedule_levels(step)
 

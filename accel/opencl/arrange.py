@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import Module
 from accel.opencl.memory import Allocation
-from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
@@ -28,6 +27,8 @@ Bytes = NDArray[np.uint8]
 FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
 STAGED_BYTES = 1 << 25
 """Stored bytes that are on a device of its own memory at a time, before they are arranged."""
+AHEAD_BYTES = 1 << 27
+"""Most stored bytes that are to be arranged while the host does something else."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 STORED_BANK = 1
 """The bank of the staged bytes where an arrangement has banks of its own; 0 is the target's."""
@@ -41,20 +42,24 @@ class Arranger:
     cache: Path | None = None
     progress: Progress | None = None
     _kernels: dict[DType, Any] = field(default_factory=dict)
+    _under_way: deque[tuple[Any, Bytes]] = field(default_factory=deque)
+    """What the device may still read of the host's memory, and the event after which not."""
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
     ) -> ArrangedMatrix[Allocation]:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
 
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer.
+        Where memory is shared the device may still be at it afterwards: steps come later in its
+        queue, and whoever else reads the memory calls ``finish`` first. Float matrices stay as
+        they are. Raises OutOfMemory naming the buffer.
         """
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
             return ArrangedMatrix(
                 memory.adopt(name, data, borrowed=True), data.shape[1], WeightLayout.STORED
             )
-        planes = isinstance(self.runtime.launcher, ModuleLauncher)
+        planes = self.runtime.launcher.by_modules
         layout = WeightLayout.PLANES if planes else WeightLayout.LANES
         together = TILE_ROWS if planes else LANES
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, together)
@@ -62,11 +67,29 @@ class Arranger:
         place = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if memory.shared:
             source = np.uint64(stack.data.ctypes.data)
-            self._launch(stack, source, np.uint64(place.address), 0, range(stack.groups))
+            groups = range(stack.groups)
+            event = self._launch(stack, source, np.uint64(place.address), 0, groups)
+            if event is not None:
+                self._under_way.append((event, stack.data))
+            self.runtime.launch.queue.flush()
+            if sum(data.nbytes for _, data in self._under_way) > AHEAD_BYTES:
+                self.finish()
         else:
             self._stage(stack, place)
-        self.runtime.launch.queue.finish()
+            self.runtime.launch.queue.finish()
         return ArrangedMatrix(place, row_bytes, layout)
+
+    def finish(self) -> None:
+        """Wait until every matrix is arranged."""
+        if self._under_way:
+            self.runtime.launch.queue.finish()
+            self._under_way.clear()
+
+    def forget(self) -> None:
+        """Let go of what the device has read."""
+        complete = self.runtime.launch.cl.command_execution_status.COMPLETE
+        while self._under_way and self._under_way[0][0].command_execution_status <= complete:
+            self._under_way.popleft()
 
     def _stage(self, stack: Stack, place: Allocation) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""
@@ -84,22 +107,29 @@ class Arranger:
             cl.enqueue_copy(queue, staging, stack.stored(groups), is_blocking=False)
             self._launch(stack, staging, bank, place.address & OFFSET_MASK, groups)
 
-    def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> None:
-        """Arrange some row groups, the first of which begins where ``stored`` does."""
+    def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> Any:
+        """Arrange some row groups, the first of which begins where ``stored`` does.
+
+        Gives the event of their end, None when they have ended.
+        """
         launch, launcher = self.runtime.launch, self.runtime.launcher
-        if isinstance(launcher, ModuleLauncher):
+        if launcher.by_modules:
+            from accel.kernels.source import Module
+            from accel.opencl.modules import ModuleLauncher
+
+            assert isinstance(launcher, ModuleLauncher)
             packet = arrange_packet(stack, groups)
             if launch.memory.shared:
                 packet["operand"][0, :2] = stored, arranged
             else:
                 packet["operand"][0, :2] = STORED_BANK << BANK_SHIFT, offset
             launcher.run_alone(Module("arrange", stack.dtype), packet, (arranged, stored))
-            return
+            return None
         numbers = stack.rows, stack.columns, groups.start, len(groups)
         kernel = self._kernel(stack.dtype)
         kernel.set_args(stored, arranged, np.uint64(offset), *map(np.uint32, numbers))
         size = (min(launcher.workers, len(groups)),)
-        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, size, (1,))
+        return launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, size, (1,))
 
     def _kernel(self, dtype: DType) -> Any:
         if dtype not in self._kernels:

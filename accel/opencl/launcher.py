@@ -6,11 +6,12 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
 from accel.packets.step import Op
@@ -56,17 +57,34 @@ class ScratchPlace:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a launcher works with."""
+    """What a launcher works with: ``program`` has the kernels beside those of steps."""
 
     cl: Any
     queue: Any
     program: Any
     memory: Memory
     scratch: ScratchPlace
+    programs: StepPrograms | None = None
+    """Those of steps, where ops are no modules."""
 
     def version(self) -> tuple[int, int]:
         """Changes whenever ``leading_arguments`` does."""
         return self.memory.version, self.scratch.version
+
+    def step_program(self, ops: Sequence[Op]) -> Any:
+        """A program with the kernels of ``ops``. Raises BuildError."""
+        assert self.programs is not None
+        return self.programs.holding(parts_of(ops))
+
+    def expect(self, ops: Sequence[Op]) -> None:
+        """See ``Launcher.expect``."""
+        if self.programs is not None:
+            self.programs.expect(parts_of(ops))
+
+    def close(self) -> None:
+        """Wait for programs that are being made."""
+        if self.programs is not None:
+            self.programs.close()
 
     def leading_arguments(self) -> tuple[Any, ...]:
         """The arguments every kernel begins with; the address of the step's inputs follows."""
@@ -89,9 +107,17 @@ class Launcher(Protocol):
     """One way of executing packets."""
 
     workers: int
+    by_modules: ClassVar[bool]
+    """Whether every op is a module of ``accel/kernels``, on weights in planes."""
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory."""
+        """Prepare the ``packets`` of ``ops``, which lie at ``address`` in device memory.
+
+        Raises BuildError.
+        """
+
+    def expect(self, ops: Sequence[Op]) -> None:
+        """Steps of ``ops`` are about to be recorded."""
 
     def check(self) -> None:
         """Raise WorkersLost when the step that just ended was given up."""
@@ -116,6 +142,8 @@ class PersistentLauncher:
     and is told how long it took, for which the queue must keep times. Without it a step gets all.
     """
 
+    by_modules: ClassVar[bool] = False
+
     def __init__(
         self,
         launch: LaunchContext,
@@ -135,14 +163,19 @@ class PersistentLauncher:
         self._words = launch.memory.map(meeting).view(np.uint32)
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
-        """See Launcher."""
+        """See Launcher. Without ``ops`` the packets are of those of BASE_OPS."""
         trailing = (
             np.uint64(address),
             np.uint32(len(packets)),
             self._address,
             np.uint32(self._spin_limit),
         )
-        return _PersistentRecording(self, trailing)
+        program = self.launch.step_program(ops) if ops else self.launch.program
+        return _PersistentRecording(self, program, trailing)
+
+    def expect(self, ops: Sequence[Op]) -> None:
+        """See Launcher."""
+        self.launch.expect(ops)
 
     def groups_for(self, tokens: int) -> int:
         """Work-groups of a step that is about to be enqueued."""
@@ -156,6 +189,7 @@ class PersistentLauncher:
 
     def close(self) -> None:
         """See Launcher."""
+        self.launch.close()
         self._started.clear()
         if self._meeting is not None:
             self.launch.memory.free(self._meeting)
@@ -179,10 +213,12 @@ class PersistentLauncher:
 
 
 class _PersistentRecording:
-    def __init__(self, launcher: PersistentLauncher, trailing: tuple[Any, ...]) -> None:
+    def __init__(
+        self, launcher: PersistentLauncher, program: Any, trailing: tuple[Any, ...]
+    ) -> None:
         self._launcher = launcher
         self._trailing = trailing
-        self._kernel = launcher.launch.cl.Kernel(launcher.launch.program, "run_packets")
+        self._kernel = launcher.launch.cl.Kernel(program, "run_packets")
         self._bound: tuple[int, int] | None = None
         self._inputs = 0
         self._place = 0
@@ -207,13 +243,16 @@ class _PersistentRecording:
 class PacketLauncher:
     """One launch a packet, every work-item a worker: needs nothing to run at the same time."""
 
+    by_modules: ClassVar[bool] = False
+
     def __init__(self, launch: LaunchContext, workers: int) -> None:
         self.launch = launch
         self.workers = workers
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """See Launcher."""
-        kernels = [self.launch.cl.Kernel(self.launch.program, f"launch_{op.name}") for op in ops]
+        program = self.launch.step_program(ops)
+        kernels = [self.launch.cl.Kernel(program, f"launch_{op.name}") for op in ops]
         return LaunchRecording(
             self.launch,
             [(kernel, self.workers, None) for kernel in kernels],
@@ -221,11 +260,16 @@ class PacketLauncher:
             address,
         )
 
+    def expect(self, ops: Sequence[Op]) -> None:
+        """See Launcher."""
+        self.launch.expect(ops)
+
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""
 
     def close(self) -> None:
         """See Launcher."""
+        self.launch.close()
 
 
 class LaunchRecording:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import psutil
 
+from accel.opencl.host_memory import available_memory
 from accel.packets.mirrors import Bytes, Mirrors
 from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
 from contract.errors import OutOfMemory
@@ -122,7 +122,7 @@ class SharedMemory:
     @property
     def available(self) -> int:
         """See Memory."""
-        return min(self.capacity - self.used, int(psutil.virtual_memory().available))
+        return min(self.capacity - self.used, available_memory())
 
     def expect(self, nbytes: int) -> None:
         """See Memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ BuildText = Callable[[str, str], Any]
 class ModuleLauncher:
     """See ``launcher.Launcher``. Every packet is a launch of its op's module, in ``groups``
     work-groups at most; modules are built when the first step wants them."""
+
+    by_modules: ClassVar[bool] = True
 
     def __init__(
         self, launch: LaunchContext, groups: int, traits: Traits, build: BuildText
@@ -63,6 +65,9 @@ class ModuleLauncher:
         size = module.group_size
         launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self._groups * size,), (size,))
         launch.queue.finish()
+
+    def expect(self, ops: Sequence[Op]) -> None:
+        """See Launcher."""
 
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""

@@ -9,15 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel.kernels.source import Traits
+from accel.opencl.contents import (
+    EVERYTHING,
+    Parts,
+    format_lists,
+    mask_of,
+    of_mask,
+    ops_with,
+)
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_pyopencl
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
+
+if TYPE_CHECKING:
+    from accel.kernels.source import Traits
 
 HEADERS = (
     "packet.h",
@@ -44,6 +54,8 @@ HEADERS = (
 ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
 OP_NAMES = tuple(op.name for op in OPS)
+BASE_OPS = ("select_rows",)
+"""Of a small program that every process loads: it probes how the device runs workers."""
 MAGIC = b"zinc-rt opencl program 1\n"
 
 
@@ -74,6 +86,8 @@ class BuildOptions:
 
     def traits(self) -> Traits:
         """The same for the kernels that GPU tiers share."""
+        from accel.kernels.source import Traits
+
         return Traits(
             divide=self.native_divide,
             root=self.native_sqrt,
@@ -103,13 +117,27 @@ def source_of(files: Mapping[str, str]) -> str:
     return "".join(f'#line 1 "{name}"\n{text}\n' for name, text in files.items())
 
 
-def step_files(ops: Sequence[str] = OP_NAMES) -> dict[str, str]:
+def step_files(ops: Sequence[str] = OP_NAMES, parts: Parts = EVERYTHING) -> dict[str, str]:
     """Every file of the program that runs steps of ``ops``, in order, by name."""
-    return {**op_files(ops), **{name: kernel_text(name) for name in ENTRIES}}
+    return {**op_files(ops, parts), **{name: kernel_text(name) for name in ENTRIES}}
 
 
-def op_files(ops: Sequence[str]) -> dict[str, str]:
-    """The code of ``ops`` and their list, without kernels that run them.
+def base_files() -> dict[str, str]:
+    """The files of the program of BASE_OPS."""
+    ops = BASE_OPS
+    return {
+        CONSTANTS_FILE: packet_constants(),
+        "packet.h": kernel_text("packet.h"),
+        "accessors.h": packet_accessors(TABLE[name] for name in ops),
+        **{name: kernel_text(name) for name in (f"{TABLE[op].source}.cl" for op in ops)},
+        "ops.h": op_list(ops),
+        **{name: kernel_text(name) for name in ENTRIES},
+    }
+
+
+def op_files(ops: Sequence[str], parts: Parts = EVERYTHING) -> dict[str, str]:
+    """The code of ``ops`` and their list, without kernels that run them; of products those of the
+    formats among ``parts``.
 
     Raises KeyError for an op that is not in the table and BuildError for one without a kernel file.
     """
@@ -117,6 +145,7 @@ def op_files(ops: Sequence[str]) -> dict[str, str]:
     return {
         CONSTANTS_FILE: packet_constants(),
         **{name: kernel_text(name) for name in HEADERS},
+        "formats.h": format_lists(parts),
         "accessors.h": packet_accessors(TABLE[name] for name in ops),
         **{name: kernel_text(name) for name in sources},
         "ops.h": op_list(ops),
@@ -147,20 +176,81 @@ def build_program(
 
     Raises BuildError naming the kernel file and the compiler's log.
     """
-    source = source_of(files)
-    if device.is_cpu:
-        # PoCL compiles for what this processor can do and caches by the processor's name and the
-        # options: two virtual machines of one name may differ in what they can do.
-        options = f"{options} -DPROCESSOR=x{processor_key()}"
-    identity = (device.name, device.driver, device.platform, options, source)
-    path = cache_entry(cache, identity)
-    if path is not None and (binary := read_entry(path, MAGIC)) is not None:
-        program = _from_binary(context, device, binary, options)
+    options = _for_processor(device, options)
+    path = cache_entry(cache, _identity(device, options, files))
+    kept = None if path is None else _kept(context, device, path, options)
+    return kept or _made(context, device, files, options, path, progress)
+
+
+def build_step_program(
+    context: Any,
+    device: Device,
+    parts: Parts,
+    options: str,
+    cache: Path | None,
+    progress: Progress | None = None,
+) -> tuple[Parts, Any]:
+    """A built program that runs steps of ``parts``, and what it holds.
+
+    The cache may hold it, or one that holds more: of those the one with the fewest parts. Raises
+    BuildError.
+    """
+    options = _for_processor(device, options)
+    whole = cache_entry(cache, _identity(device, options, step_files()))
+    if whole is None:
+        return parts, _made(context, device, _files_with(parts), options, None, progress)
+    for held in (parts, *_larger(parts, whole)):
+        program = _kept(context, device, _with_parts(whole, held), options)
         if program is not None:
-            return program
+            return held, program
+    path = _with_parts(whole, parts)
+    return parts, _made(context, device, _files_with(parts), options, path, progress)
+
+
+def _files_with(parts: Parts) -> dict[str, str]:
+    return step_files(ops_with(parts), parts)
+
+
+def _with_parts(whole: Path, parts: Parts) -> Path:
+    """The cache entry of a program that holds ``parts`` of what ``whole`` would."""
+    return whole.with_name(f"{whole.stem}-{mask_of(parts):x}{whole.suffix}")
+
+
+def _larger(parts: Parts, whole: Path) -> list[Parts]:
+    """What else is in the cache that holds ``parts``, the smallest first."""
+    names = (path.stem.rpartition("-")[2] for path in whole.parent.glob(f"{whole.stem}-*.bin"))
+    found = (of_mask(int(name, 16)) for name in names if re.fullmatch("[0-9a-f]+", name))
+    return sorted((held for held in found if parts < held), key=lambda held: (len(held), *held))
+
+
+def _for_processor(device: Device, options: str) -> str:
+    """PoCL compiles for what this processor can do and caches by the processor's name and the
+    options: two virtual machines of one name may differ in what they can do."""
+    return f"{options} -DPROCESSOR=x{processor_key()}" if device.is_cpu else options
+
+
+def _identity(device: Device, options: str, files: Mapping[str, str]) -> tuple[str, ...]:
+    return device.name, device.driver, device.platform, options, source_of(files)
+
+
+def _kept(context: Any, device: Device, path: Path, options: str) -> Any | None:
+    """The program of a cache entry, None where there is none that the driver takes."""
+    binary = read_entry(path, MAGIC)
+    return None if binary is None else _from_binary(context, device, binary, options)
+
+
+def _made(
+    context: Any,
+    device: Device,
+    files: Mapping[str, str],
+    options: str,
+    path: Path | None,
+    progress: Progress | None,
+) -> Any:
+    """The program of ``files``, compiled, and kept at ``path``."""
     if progress is not None:
         progress(f"compiling OpenCL kernels for {device.name}")
-    program = _compile(context, device, source, files, options)
+    program = _compile(context, device, source_of(files), files, options)
     if path is not None:
         write_entry(path, MAGIC, _binary_of(program))
     return program

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.opencl.contents import StepPrograms
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.crew import Choice, Crews
 from accel.opencl.device import TIER, Device, import_pyopencl
@@ -25,13 +26,13 @@ from accel.opencl.launcher import (
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory, SharedMemory
-from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import (
     BuildOptions,
+    base_files,
     build_program,
+    build_step_program,
     copy_files,
     module_options,
-    step_files,
 )
 from accel.opencl.self_test import SelfTest, check_layout, native_arithmetic
 from accel.packets.build import Progress
@@ -104,8 +105,8 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     if device.is_cpu and choices.threads is not None:
         units = max(1, min(units, choices.threads))
 
-    def context_of(program: Any) -> LaunchContext:
-        return LaunchContext(cl, queue, program, memory, ScratchPlace())
+    def context_of(program: Any, programs: StepPrograms | None = None) -> LaunchContext:
+        return LaunchContext(cl, queue, program, memory, ScratchPlace(), programs)
 
     def build(files: Mapping[str, str], flags: str) -> Any:
         return build_program(context, device, files, flags, choices.cache, progress)
@@ -113,6 +114,8 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     if not device.is_cpu:
         copying = build(copy_files(), options.text(device)) if memory.shared else None
         launch = context_of(copying)
+        from accel.opencl.modules import ModuleLauncher
+
         modules = ModuleLauncher(
             launch,
             units * LAUNCH_GROUPS_PER_UNIT,
@@ -121,9 +124,18 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         )
         return Runtime(device, context, memory, launch, modules, Mode.LAUNCH, ROW_PARTS)
 
+    base = build(base_files(), replace(options, persistent=True).text(device))
+
     def context_for_mode(persistent: bool) -> LaunchContext:
-        built = replace(options, persistent=persistent)
-        return context_of(build(step_files(), built.text(device)))
+        flags = replace(options, persistent=persistent).text(device)
+        return context_of(
+            base,
+            StepPrograms(
+                lambda parts: build_step_program(
+                    context, device, parts, flags, choices.cache, progress
+                )
+            ),
+        )
 
     mode, chosen, launcher = _launcher(context_for_mode, choices, units)
     return Runtime(device, context, memory, chosen, launcher, mode, launcher.workers)

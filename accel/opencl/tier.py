@@ -15,16 +15,14 @@ from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_pyopencl
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
-from accel.opencl.modules import ModuleLauncher
 from accel.opencl.program import build_program
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import StepMemories, StepMemory, opencl_footprint
+from accel.packets.footprint import PlannedSteps, StepMemory, opencl_footprint
 from accel.packets.forms import step_forms
-from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
@@ -77,7 +75,7 @@ class OpenClTier:
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
         self._waiting = Waiting()
-        self._step_memory = StepMemories(self._scheduled)
+        self._steps = PlannedSteps(self._schedule)
         self._lost = ""
 
     @property
@@ -126,7 +124,7 @@ class OpenClTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return self._footprint(graph, largest, self._step_memory.of(graph, largest))
+        return self._footprint(graph, largest, self._steps.memory(graph, largest))
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -134,8 +132,10 @@ class OpenClTier:
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory, in a bank that has room for the buffers to come."""
-        steps = self._step_memory.of(graph, largest)
+        steps = self._steps.memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
+        step, _ = self._steps.of(graph, largest)
+        self._runtime.launcher.expect(step.ops)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
         self._reserve_inputs(input_layout(graph, largest).nbytes)
@@ -160,6 +160,8 @@ class OpenClTier:
 
     def free(self, buffer: OpenClBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
+        if not self._lost:
+            self._arranger.finish()
         self._buffers.remove(buffer)
         for allocation in buffer.allocations:
             self._memory.free(allocation)
@@ -213,7 +215,7 @@ class OpenClTier:
     ) -> OpenClBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         runtime = self._runtime
-        step, schedule = self._scheduled(graph, form)
+        step, schedule = self._steps.of(graph, form)
         self._reserve(schedule.shared_bytes, schedule.own_bytes)
         self._reserve_inputs(inputs.nbytes)
         packets = bind_step(
@@ -263,6 +265,7 @@ class OpenClTier:
             raise self._fail(f"a step failed: {error}") from None
         if status < 0:
             raise self._fail(f"a step ended with error {status}")
+        self._arranger.forget()
         try:
             self._runtime.launcher.check()
         except WorkersLost:
@@ -306,18 +309,20 @@ class OpenClTier:
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source, borrowed=True)
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         runtime = self._runtime
         step = lower_graph(graph, form, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
             return step, schedule_workers(step, runtime.launcher.workers)
-        if isinstance(runtime.launcher, ModuleLauncher):
+        if runtime.launcher.by_modules:
+            from accel.packets.fused import fuse
+
             step = fuse(step)
         return step, schedule_launches(step)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers
-        arranged = planes_bytes if isinstance(self._runtime.launcher, ModuleLauncher) else None
+        arranged = planes_bytes if self._runtime.launcher.by_modules else None
         return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
 
     def _reserve(self, shared_bytes: int, own_bytes: int) -> None:

@@ -48,20 +48,34 @@ def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> S
     )
 
 
-@dataclass(slots=True)
-class StepMemories:
-    """What the steps of a graph take, which ``lower`` tells. The answer for the graph asked about
-    last is kept: what is planned is then made."""
+class PlannedSteps:
+    """Steps of graphs by form, which ``schedule`` makes. Those of the graph whose memory was asked
+    for last are kept: what is planned is then lowered."""
 
-    lower: Callable[[Graph, ShapeKey], tuple[Step, Schedule]]
-    _last: tuple[Graph, ShapeKey, StepMemory] | None = None
+    def __init__(
+        self,
+        schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
+        forms: Forms = step_forms,
+    ) -> None:
+        self._schedule = schedule
+        self._forms = forms
+        self._planned: tuple[Graph, ShapeKey] | None = None
+        self._steps: dict[ShapeKey, tuple[Step, Schedule]] = {}
+        self._memory: StepMemory | None = None
 
-    def of(self, graph: Graph, largest: ShapeKey) -> StepMemory:
-        """That of ``graph`` for steps up to ``largest``."""
-        if self._last is None or self._last[:2] != (graph, largest):
-            steps = step_memory(lambda form: self.lower(graph, form), largest)
-            self._last = (graph, largest, steps)
-        return self._last[2]
+    def memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
+        """What the steps of ``graph`` up to ``largest`` take."""
+        if self._memory is None or self._planned != (graph, largest):
+            self._steps = {form: self._schedule(graph, form) for form in self._forms(largest)}
+            self._memory = step_memory(self._steps.__getitem__, largest, self._forms)
+            self._planned = graph, largest
+        return self._memory
+
+    def of(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+        """The step of a form, as planned if it was."""
+        if self._planned is not None and self._planned[0] is graph and form in self._steps:
+            return self._steps[form]
+        return self._schedule(graph, form)
 
 
 def opencl_footprint(

@@ -33,14 +33,22 @@ NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0}
 class Lowering:
     """Collects the ops of one graph for steps of one ``form``: its most tokens and rows.
 
-    ``tier`` names the device in errors.
+    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is split.
     """
 
-    def __init__(self, graph: Graph, form: ShapeKey, parts: int, tier: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        form: ShapeKey,
+        parts: int,
+        tier: str,
+        split_tokens: int = SPLIT_TOKENS,
+    ) -> None:
         self.graph = graph
         self.form = form
         self.parts = parts
         self.tier = tier
+        self.split_tokens = split_tokens
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
         self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
@@ -258,9 +266,8 @@ def cheap(count: Count, columns: int) -> bool:
 
 
 def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
-    known = {operand.name for operand in device.operands} | {*device.sizes, *device.reals}
     for name in fields:
-        if name not in known:
+        if name not in device.fields:
             raise ValueError(f"{device.name}: the table of device ops has no {name!r} for it")
 
 

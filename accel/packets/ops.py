@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 
 from accel.packets.layouts import TILE_ROWS
@@ -58,7 +59,7 @@ class DeviceOperand:
     matrix: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceOp:
     """One op: its operands, sizes and reals in the order of the packet.
 
@@ -77,17 +78,22 @@ class DeviceOp:
     by_columns: bool
     source: str
 
-    @property
+    @cached_property
     def written(self) -> tuple[int, ...]:
         """Places of the results among the operands."""
         return tuple(i for i, operand in enumerate(self.operands) if operand.written)
 
-    @property
+    @cached_property
     def splits(self) -> tuple[Split, ...]:
         """How the work divides each operand."""
         return tuple(operand.split for operand in self.operands)
 
-    @property
+    @cached_property
+    def fields(self) -> frozenset[str]:
+        """Names of the operands, sizes and reals."""
+        return frozenset((*(operand.name for operand in self.operands), *self.sizes, *self.reals))
+
+    @cached_property
     def matrix(self) -> int | None:
         """The place of the stored weights."""
         return next((i for i, operand in enumerate(self.operands) if operand.matrix), None)

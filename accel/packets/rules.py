@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.lowering import Field, Lowering, cheap
 from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
@@ -28,8 +29,11 @@ ROW_PARTS = 64
 """Pieces a row reduction is cut into on an accelerator."""
 
 
-def lower_graph(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
-    """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``.
+def lower_graph(
+    graph: Graph, form: ShapeKey, parts: int, tier: str, split_tokens: int = SPLIT_TOKENS
+) -> Step:
+    """The ops of ``graph`` for steps of ``form`` on ``tier``; row reductions are cut in ``parts``,
+    and so is the context of attention of at most ``split_tokens`` tokens.
 
     Fused opcodes without a rule are written out first. Raises UnsupportedOp for an opcode that is
     not in OPCODES and for sizes no op has room for.
@@ -38,7 +42,7 @@ def lower_graph(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:
         raise UnsupportedOp(tier, missing)
-    lowering = Lowering(graph, form, parts, tier)
+    lowering = Lowering(graph, form, parts, tier, split_tokens)
     for node in graph.nodes:
         RULES[node.opcode](lowering, node)
     return lowering.step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.lowering import Field, Lowering, cheap
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.ir.nodes import Node
@@ -16,7 +15,7 @@ PART_HEADER = 2
 def lower_attention(low: Lowering, node: Node) -> None:
     """FLASH_ATTN and FLASH_ATTN_BATCHED."""
     tokens, fields = low.count(node), _fields(low, node)
-    if 0 < tokens.most <= SPLIT_TOKENS and low.parts > 1:
+    if 0 < tokens.most <= low.split_tokens and low.parts > 1:
         _split_attention(low, node, fields)
         return
     fields |= _sinks(low, node)

@@ -21,6 +21,8 @@ MAX_REPEATING_WORKERS = 64
 memory. There whole groups share ops, so that no op continues a split of the one before."""
 
 Lifetimes = dict[str, tuple[int, int]]
+Pending = dict[str, list[Touch]]
+"""What was touched of each buffer since the last barrier."""
 
 
 def schedule_workers(step: Step, workers: int) -> Schedule:
@@ -28,7 +30,7 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     writers = Counter(name for op in step.ops for name in op.results())
     placements: list[Placement] = []
     own: set[str] = set()
-    pending: list[Touch] = []
+    pending: Pending = {}
     level = 0
     shared = workers > MAX_REPEATING_WORKERS
     for op in step.ops:
@@ -41,21 +43,29 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
         touches = [
             touch for touch in op.touches(columns, everyone) if touch.tensor.buffer not in own
         ]
-        wait = not all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+        wait = not _safe(touches, pending)
         if wait:
-            pending = []
+            pending = {}
             level += 1
-        pending += touches
+        for touch in touches:
+            pending.setdefault(touch.tensor.buffer, []).append(touch)
         placements.append(Placement(wait, everyone, columns, level))
     return _placed(step, placements, own)
 
 
-def schedule_launches(step: Step, levels: Sequence[int] | None = None) -> Schedule:
+def schedule_launches(
+    step: Step,
+    levels: Sequence[int] | None = None,
+    together: Sequence[tuple[int, int]] = (),
+) -> Schedule:
     """For launches one after the other: each op has a level of its own, or ``levels`` says which
-    ops share a launch. What ops of one launch touch never shares memory."""
+    ops share a launch. What ops of one launch touch never shares memory.
+
+    ``together`` are first and last levels that are executed as one, in an order of data: what is
+    used before or behind them, too, shares no memory with anything in them."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
-    return _placed(step, placements, set())
+    return _placed(step, placements, set(), together)
 
 
 def schedule_levels(step: Step) -> Schedule:
@@ -64,18 +74,32 @@ def schedule_levels(step: Step) -> Schedule:
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 
-def _follows_columns(op: Op, pending: Sequence[Touch]) -> bool:
+def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
+    """Whether no worker meets an element that only another one touched since the last barrier."""
+    for touch in touches:
+        for earlier in pending.get(touch.tensor.buffer, ()):
+            if not touch.safe_after(earlier):
+                return False
+    return True
+
+
+def _follows_columns(op: Op, pending: Pending) -> bool:
     """True when dividing columns makes ``op`` continue a column split without a barrier."""
     touches = op.touches(columns=True)
     follows = any(
         earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
         for touch in touches
-        for earlier in pending
+        for earlier in pending.get(touch.tensor.buffer, ())
     )
-    return follows and all(touch.safe_after(earlier) for touch in touches for earlier in pending)
+    return follows and _safe(touches, pending)
 
 
-def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Schedule:
+def _placed(
+    step: Step,
+    placements: Sequence[Placement],
+    own: set[str],
+    together: Sequence[tuple[int, int]] = (),
+) -> Schedule:
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
     for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
@@ -89,9 +113,19 @@ def _placed(step: Step, placements: Sequence[Placement], own: set[str]) -> Sched
             )
             first, _ = lives.get(tensor.buffer, (now, now))
             lives[tensor.buffer] = (first, now)
+    shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
     shared, shared_bytes = _pack(shared_lives, step.scratch)
     own_offsets, own_bytes = _pack(own_lives, step.scratch)
     return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
+
+
+def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Over the whole of every range of levels that it is not inside of."""
+    first, last = life
+    for begin, end in together:
+        if first <= end and last >= begin and not (begin <= first and last <= end):
+            first, last = min(first, begin), max(last, end)
+    return first, last
 
 
 def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

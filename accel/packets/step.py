@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from accel.packets.ops import DeviceOp, Split, pieces
 from contract.dtypes import DType
@@ -35,8 +36,7 @@ class Count:
         return Count(self.multiplier * number, self.per, self.most * number)
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """Columns ``[start, start + columns)`` of a row-major buffer of ``item_bytes`` elements."""
 
     buffer: str
@@ -56,8 +56,7 @@ class Tensor:
         return same and self.start < other.stop and other.start < self.stop
 
 
-@dataclass(frozen=True, slots=True)
-class Touch:
+class Touch(NamedTuple):
     """One tensor an op reads or writes, and which worker touches which part.
 
     ``everyone`` marks an op that every worker computes whole.
@@ -129,8 +128,9 @@ class Op:
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
         """What the op reads and writes when it divides rows, or ``columns``, or is repeated."""
+        written = self.written
         return [
-            Touch(tensor, Split.COLUMNS if columns else split, index in self.written, everyone)
+            Touch(tensor, Split.COLUMNS if columns else split, index in written, everyone)
             for index, (tensor, split) in enumerate(zip(self.operands, self.splits, strict=True))
             if tensor is not None
         ]
@@ -149,8 +149,7 @@ class Step:
     scratch: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """What the schedule decided for one op."""
 
     wait: bool

@@ -28,7 +28,7 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
 ENVIRONMENT = "vulkan1.2"
 FOLDER = Path(__file__).with_name("modules")
-DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\bSU?DOT4\(", re.MULTILINE)
+DOT_PRODUCT = re.compile(r"^(?!#define|FN ).*\b(ADD_)?SU?DOT4\(", re.MULTILINE)
 """A kernel that uses packed dot products, not their definitions."""
 
 

@@ -2,72 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
+from accel.kernels.products import FORMATS, GROUPS, KERNELS, ROWS, TOKENS, Product, product_of
 from accel.kernels.source import ALL_OPS, Module
-from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
-from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
-from accel.packets.ops import pieces
-from accel.packets.packet import ABSENT, PACKET
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
 from accel.vulkan.self_test import launch_packet
-from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
-
-FORMATS = (Q4_K, Q6_K, Q5_1)
-"""Blocks with minima, halves of blocks, blocks with scales of their own: what kernels differ in."""
-ROWS = GROUP_ROWS + 41
-TOKENS = GROUP_TOKENS + 5
-UNITS = 5
-"""Of 256 columns: more than a span."""
-BLOCKS = UNITS * UNIT_COLUMNS // 32
-GROUPS = 4
-
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """The operands of a product, by name, and their strides: random bytes wherever any will do."""
-
-    dtype: DType
-    operands: Mapping[str, Bytes]
-    strides: Mapping[str, int]
-
-    def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
-        """PACKET[1] that has ``op`` compute it."""
-        names = [operand.name for operand in ALL_OPS[op].operands]
-        packet = np.zeros(1, PACKET)
-        packet["operand"] = ABSENT
-        for name, address in addresses.items():
-            packet["operand"][0, names.index(name)] = address
-            packet["stride"][0, names.index(name)] = self.strides[name]
-        packet["size"][0, :3] = TOKENS, ROWS, UNITS * UNIT_COLUMNS
-        return packet
-
-
-def product_of(dtype: DType) -> Product:
-    """Activations with all bytes there can be, as ``kernels/quantizer.k`` writes them, and a matrix
-    in planes."""
-    rng = np.random.default_rng(dtype.ggml_id)
-    high = rng.integers(-128, 128, (TOKENS, BLOCKS, 32), np.int8)
-    low = rng.integers(0, 16, (TOKENS, BLOCKS, 32), np.int8)
-    m = 16 * high.astype(np.int16) + low
-    row_bytes = tile_bytes(dtype, UNITS * UNIT_COLUMNS)
-    operands = {
-        "x": np.stack([high, low], axis=2),
-        "scale": np.ldexp(np.float32(1), rng.integers(-20, 20, (TOKENS, UNITS))),
-        "sums": m.reshape(TOKENS, 2 * BLOCKS, 16).sum(axis=2, dtype=np.int32).astype(np.int16),
-        "weight": rng.integers(0, 256, pieces(ROWS, TILE_ROWS) * row_bytes, np.uint8),
-    }
-    strides = {"x": UNITS * UNIT_COLUMNS, "scale": UNITS, "sums": BLOCKS, "weight": row_bytes}
-    flat = {name: array.reshape(-1).view(np.uint8) for name, array in operands.items()}
-    return Product(dtype, flat, strides | {"y": ROWS})
 
 
 def matrices_agree(queue: Queue, memory: Memory, program: Program) -> bool:
@@ -84,7 +26,7 @@ def _agrees(queue: Queue, memory: Memory, program: Program, product: Product) ->
     addresses = {name: place.address for name, place in held.items()}
     results = []
     try:
-        for name in ("matmul", "matmul_tiles"):
+        for name in KERNELS:
             pipeline = program.pipeline(Module(name, product.dtype))
             packet = product.packet(name, addresses)
             launch_packet(queue, memory, program, ALL_OPS[name], pipeline, packet, GROUPS)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from accel.kernels.source import Traits
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
-from accel.packets.footprint import StepMemories, device_footprint
+from accel.packets.footprint import PlannedSteps, device_footprint
 from accel.packets.forms import step_forms
 from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
@@ -69,7 +69,7 @@ class VulkanTier:
         self._submissions = Submissions(runtime.queue, runtime.memory)
         self._buffers: set[VulkanBuffer] = set()
         self._scratch: Allocation | None = None
-        self._step_memory = StepMemories(self._scheduled)
+        self._steps = PlannedSteps(self._schedule)
         self._lost = ""
         self._closed = False
 
@@ -115,7 +115,7 @@ class VulkanTier:
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return device_footprint(graph, largest, self._step_memory.of(graph, largest), planes_bytes)
+        return device_footprint(graph, largest, self._steps.memory(graph, largest), planes_bytes)
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -126,7 +126,7 @@ class VulkanTier:
         planned = self.footprint(graph, largest)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         with self._guarded("scratch"):
-            shared = self._step_memory.of(graph, largest).shared
+            shared = self._steps.memory(graph, largest).shared
             self._reserve(shared, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> VulkanBuffer:
@@ -197,7 +197,7 @@ class VulkanTier:
         inputs: InputLayout,
     ) -> VulkanBatch:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
-        step, schedule = self._scheduled(graph, form)
+        step, schedule = self._steps.of(graph, form)
         with self._guarded(f"packets of {graph.name}"):
             self._reserve(schedule.shared_bytes, inputs.nbytes)
             packets = bind_step(
@@ -286,7 +286,7 @@ class VulkanTier:
             buffer.allocation = self._memory.adopt(buffer.name, buffer.source)
         return buffer.allocation
 
-    def _scheduled(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
+    def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, form, ROW_PARTS, TIER), self.traits.matrix)
         return step, schedule_levels(step)
 

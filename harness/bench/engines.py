@@ -14,9 +14,6 @@ import numpy as np
 
 from contract.errors import ConfigError
 from contract.types import Request, SamplingParams
-from harness.generate import Session, SessionOptions
-from harness.tiers import TierOptions
-from reference.engine import Engine
 
 PEER = "llama.cpp"
 PEER_PACKAGE = "llama-cpp-python"
@@ -107,6 +104,10 @@ class TierEngine:
     """This runtime on one tier; see ``open_engine`` for its name."""
 
     def __init__(self, name: str, setup: Setup) -> None:
+        # Here, for the peer's start is not to be charged with loading them.
+        from harness.generate import Session, SessionOptions
+        from harness.tiers import TierOptions
+
         options = SessionOptions(
             tier=name.partition(":")[0],
             tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
@@ -126,7 +127,7 @@ class TierEngine:
         self._session.close()
 
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
-        engine: Engine = self._session.engine
+        engine = self._session.engine
         self._requests += 1
         started = time.perf_counter()
         tokens = decode_tokens + 1

@@ -23,7 +23,7 @@ from typing import Any, Self
 import harness
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
-from harness.bench.machine import peak_resident_bytes
+from harness.startup import collect_rarely
 
 CLOSE_SECONDS = 30.0
 CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
@@ -124,6 +124,7 @@ def _cache_variables(cache: Path | None) -> dict[str, str]:
 
 def serve(name: str, setup: Setup, prompt: str) -> None:
     """The worker's end: one line out for the first token, then one for every line in."""
+    collect_rarely()
     engine = open_engine(name, setup)
     engine.generate(engine.encode(prompt), 0)
     _say({})
@@ -135,6 +136,8 @@ def serve(name: str, setup: Setup, prompt: str) -> None:
         elif question:
             _say(asdict(engine.generate(question["prompt"], question["decode_tokens"])))
         else:
+            from harness.bench.machine import peak_resident_bytes
+
             _say({"peak_resident_bytes": peak_resident_bytes()})
 
 

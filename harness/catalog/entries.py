@@ -5,7 +5,6 @@ The catalogued ones are data, in ``entries.toml`` beside this file.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +117,8 @@ def find(model_id: str) -> CatalogEntry:
 
 def suggestion(model_id: str) -> str:
     """A clause that offers the ids nearest to ``model_id``, or the ways to name a model."""
+    import difflib
+
     near = difflib.get_close_matches(model_id.lower(), ENTRIES, n=3)
     if near:
         return f"did you mean {' or '.join(near)}?"

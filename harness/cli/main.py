@@ -5,47 +5,43 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
-from harness.cli import (
-    asm_command,
-    check_command,
-    devices_command,
-    graph_command,
-    inspect_command,
-    logits_command,
-    model_command,
-    pm4_test_command,
-    run_command,
-    serve_command,
-    servers_command,
-    tenants_command,
-    tools_command,
-)
 from harness.cli.answer import INTERRUPTED
 from harness.cli.parser import EXIT_CODES, Parser, commands, search
+from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import printable
 from harness.settings import ENV_PREFIX
+from harness.startup import collect_rarely
 
-COMMANDS = (
-    run_command,
-    serve_command,
-    servers_command,
-    tenants_command,
-    model_command,
-    inspect_command,
-    graph_command,
-    logits_command,
-    check_command,
-    devices_command,
-    asm_command,
-    pm4_test_command,
-    tools_command,
+COMMANDS = MappingProxyType(
+    {
+        "run": "run_command",
+        "chat": "run_command",
+        "serve": "serve_command",
+        "verify": "serve_command",
+        "ps": "servers_command",
+        "stop": "servers_command",
+        "tenants": "tenants_command",
+        "model": "model_command",
+        "inspect": "inspect_command",
+        "graph": "graph_command",
+        "logits": "logits_command",
+        "check": "check_command",
+        "devices": "devices_command",
+        "asm": "asm_command",
+        "pm4-test": "pm4_test_command",
+        "card-test": "card_test_command",
+        **dict.fromkeys(TOOLS, "tools_command"),
+    }
 )
+"""The module of ``harness.cli`` that adds each command, in the order of the help."""
 DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
 INTERNAL_ERROR = 1
 BROKEN_PIPE = 141
@@ -74,6 +70,7 @@ def entry() -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    collect_rarely()
     code = main()
     if code == BROKEN_PIPE:
         # What is still buffered for the closed pipe would raise again when Python exits.
@@ -101,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(problem, INTERNAL_ERROR, debug)
 
 
-def build_parser() -> Parser:
-    """The parser of the whole command line."""
+def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
+    """The parser of the command line, with the commands ``words`` and their modules' others."""
     parser = Parser(
         prog="zinc-rt",
         description="Run GGUF language models with the same bits on every device.",
@@ -110,8 +107,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for name in dict.fromkeys(COMMANDS[word] for word in words):
+        import_module(f"harness.cli.{name}").add_parser(subparsers)
     _add_help(subparsers, parser)
     for leaf in (parser, *commands(parser)):
         leaf.add_argument(
@@ -160,22 +157,35 @@ def _add_help(subparsers: Any, root: Parser) -> None:
 
 def _run(words: list[str]) -> int:
     try:
-        code = tools_command.run_tool(words)
+        code = run_tool(words)
         if code is not None:
             return code
-        parser = build_parser()
-        args = parser.parse_args(words)
+        args = _parse(words)
     except SystemExit as finished:
         return int(finished.code or 0)
     if not hasattr(args, "func"):
-        parser.print_help()
+        build_parser().print_help()
         return 0
     result: int = args.func(args)
     return result
 
 
+def _parse(words: list[str]) -> argparse.Namespace:
+    """The arguments of a command line. Raises ConfigError.
+
+    Only the module of its command is loaded, unless there is something wrong with it: what the
+    user meant may be a flag of another command.
+    """
+    if words and words[0] in COMMANDS:
+        with suppress(ConfigError):
+            return build_parser(words[:1]).parse_args(words)
+    return build_parser().parse_args(words)
+
+
 def _report(problem: str, code: int, debug: bool) -> int:
     if debug:
+        import traceback
+
         traceback.print_exc()
     print(f"error: {printable(problem)}", file=sys.stderr)
     return code

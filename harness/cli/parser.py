@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -33,8 +32,10 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split()[0]
         if not unknown.startswith("--") or unknown == message:
             return ""
+        from difflib import get_close_matches
+
         known = {flag for _, action in actions(self) for flag in action.option_strings}
-        near = difflib.get_close_matches(unknown.partition("=")[0], sorted(known), n=1)
+        near = get_close_matches(unknown.partition("=")[0], sorted(known), n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError, TierUnavailable
+from contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel.amd.trace import Trace
@@ -43,40 +42,14 @@ def pm4_test(args: argparse.Namespace) -> int:
     """Print a line for every test, or a trace; 1 if something differs."""
     if args.replay is not None or args.list is not None:
         return _trace(args.replay or args.list, args.replay is not None)
-    from accel.amd.device import Device
-    from accel.amd.fake_kernel import FakeKernel
-    from accel.amd.kernel import Kernel, LinuxKernel
-    from accel.amd.packet_test import packet_tests
-    from accel.amd.program import Modules
-    from accel.amd.queue import Queue
-    from accel.amd.runtime import DRIVERS
-    from accel.amd.trace import Tracer
-    from harness.tiers import SIMULATED
+    from harness.amd_packets import system, try_packets
 
-    simulated = args.device == SIMULATED
-    kernel: Kernel = FakeKernel() if simulated else LinuxKernel()
-    device = Device(kernel, DRIVERS[args.tier](kernel, "" if simulated else args.device))
-    failed = False
-    with ExitStack() as undo:
-        undo.callback(device.close)
-        try:
-            queue = Queue(device)
-        except OSError as error:
-            reason = f"{device.name} cannot be used: {error}"
-            raise TierUnavailable(args.tier, reason, "free the GPU, or see dmesg") from None
-        undo.callback(queue.close)
-        tracer = Tracer(device, queue)
-        if args.record is not None:
-            tracer.attach()
-        print(f"{device.name}, {device.driver.version}")
-        for result in packet_tests(device, queue, Modules(device)):
-            print(f"{'FAILED' if result.problem else 'ok':<8}{result.proves}")
-            if result.problem:
-                print(f"        {result.problem}")
-                failed = True
-    if args.record is not None:
-        _save(tracer.trace, args.record)
-    return int(failed)
+    kernel, wanted = system(args.device)
+    record = args.record is not None
+    passed, trace = try_packets(args.tier, kernel, wanted, print, record)
+    if record:
+        _save(trace, args.record)
+    return int(not passed)
 
 
 def _save(trace: Trace, path: Path) -> None:

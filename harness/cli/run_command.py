@@ -17,6 +17,7 @@ from harness.cli.serving import (
 )
 from harness.console import note
 from harness.settings import ENV_PREFIX, Settings, add_flags, resolve
+from harness.startup import load_ahead
 
 KEY_ENV = f"{ENV_PREFIX}KEY"
 NAMES = (
@@ -104,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
         from harness.cli.remote_chat import converse_with_server
 
         return converse_with_server(args, settings)
+    load_ahead(settings["tier"])
     if args.chat:
         from harness.cli.chat import converse
 

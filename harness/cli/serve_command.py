@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ NAMES = (
     "queue_depth",
     "tenants",
     "ledger",
+    "beside",
     "allowed_hosts",
     "drain_seconds",
     "ray",
@@ -91,6 +92,7 @@ def serve(args: argparse.Namespace) -> int:
     need_server_extra()
     from harness.progress import progress_on
     from harness.serve import supervisor
+    from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
     from harness.serve.run import run_until_told, running
 
@@ -99,6 +101,7 @@ def serve(args: argparse.Namespace) -> int:
     logging.getLogger("zinc_rt.serve").setLevel(level)
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     with running(options_of(settings), progress_on(transient=True)) as server:
+        freeze_heap()
         model = server.service.model
         note(
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
@@ -124,9 +127,10 @@ def verify(args: argparse.Namespace) -> int:
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
     from harness.serve.model import open_model
-    from harness.serve.verify import first_difference, read_object
+    from harness.serve.transcripts import read_answer, read_object
+    from harness.serve.verify import first_difference
 
-    request, response = read_object(args.request), read_object(args.response)
+    request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
     options = _model_options(settings, path)
     with ExitStack() as owned:
@@ -165,6 +169,7 @@ def options_of(settings: Settings) -> ServeOptions:
 
     path = model_file(settings)
     names = settings["allowed_hosts"].split(",")
+    beside = list(filter(None, map(str.strip, settings["beside"].split(","))))
     return ServeOptions(
         path=path,
         model=_model_options(settings, path),
@@ -173,6 +178,7 @@ def options_of(settings: Settings) -> ServeOptions:
         host=settings["host"],
         port=settings["port"],
         tenants=settings["tenants"],
+        beside=_files_of(beside, settings, _name(settings["model"], path)),
         allowed_hosts=tuple(filter(None, map(str.strip, names))),
         drain_seconds=settings["drain_seconds"],
         replicas=settings["ray"],
@@ -191,15 +197,28 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
     )
     return ModelOptions(
         session,
-        name=_name(settings, path),
+        name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
         queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
     )
 
 
-def _name(settings: Settings, path: Path) -> str:
-    """What requests call the model: as it was asked for, but a file by its name alone."""
-    asked = settings["model"]
+def _files_of(asked: Sequence[str], settings: Settings, answers: str) -> dict[str, Path]:
+    """Models to serve beside the one that is called ``answers``, by name. Raises ConfigError where
+    two have one name."""
+    files = {answers: Path()}
+    for one in asked:
+        path = model_file(settings, one)
+        name = _name(one, path)
+        if name in files:
+            raise ConfigError(f"--beside: two models would be called {name!r}; rename a file")
+        files[name] = path
+    del files[answers]
+    return files
+
+
+def _name(asked: str | None, path: Path) -> str:
+    """What requests call a model: as it was asked for, but a file by its name alone."""
     if asked is not None:
         with suppress(OSError):
             return path.stem if Path(asked).exists() else str(asked)

@@ -36,13 +36,17 @@ SAMPLING_SETTINGS = (
 )
 
 
-def model_file(settings: Settings, *, pull_missing: bool = True) -> Path:
-    """The file of the model the settings name, pulled if need be. Raises CatalogError."""
+def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:
+    """The file of a model, None for the one the settings name, pulled if need be. Raises
+    CatalogError."""
     from harness import catalog
     from harness.progress import progress_on
 
     return catalog.resolve_model(
-        settings["model"], settings["cache_dir"], progress_on(), pull_missing=pull_missing
+        settings["model"] if model is None else model,
+        settings["cache_dir"],
+        progress_on(),
+        pull_missing=pull_missing,
     )
 
 

@@ -9,20 +9,36 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
-from reference.engine import Engine
+from reference.sched.tenants import Tenants
 
 LOOK_SECONDS = 1.0
 """How often the file is looked at, at most."""
 LOCAL = Account(LOCAL_TENANT, operator=True, admin=True)
 log = logging.getLogger("zinc_rt.serve")
 
-Put = Callable[[Callable[[Engine], None]], None]
+
+class Tenanted(Protocol):
+    """Whoever is told of tenants: an engine, or all of them."""
+
+    @property
+    def tenants(self) -> Tenants:
+        """Those there are."""
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """See ``Engine``."""
+
+    def remove_tenant(self, id: int) -> None:
+        """See ``Engine``."""
+
+
+Put = Callable[[Callable[[Tenanted], None]], None]
 """Has something done to the engine between two steps."""
 
 
@@ -145,11 +161,11 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def _bringing(accounts: Mapping[int, Account]) -> Callable[[Engine], None]:
+def _bringing(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
     """What brings an engine to these accounts. One who is gone and has requests under way stays
     until they ended: without a key there are no new ones."""
 
-    def bring(engine: Engine) -> None:
+    def bring(engine: Tenanted) -> None:
         for gone in {tenant.id for tenant in engine.tenants} - accounts.keys():
             engine.remove_tenant(gone)
         for account in accounts.values():

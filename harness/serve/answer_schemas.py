@@ -12,9 +12,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptDetails(Struct):
-    """Of the prompt's tokens."""
+    """Of the prompt's tokens. Nothing is kept because a request asks for it: what is computed is
+    found again as long as there is room."""
 
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class Usage(Struct):
@@ -28,12 +30,14 @@ class Usage(Struct):
 
 
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where."""
+    """What reproduces an answer, and who computed it where; ``trace`` is the file in the folder of
+    ``--record`` that holds it."""
 
     seed: int
     tenant: str
     tier: str
     preemptions: int
+    trace: str | UnsetType = UNSET
 
 
 class Called(Struct):
@@ -116,6 +120,7 @@ class CompletionLogprobs(Struct):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class TextChoice(Struct):

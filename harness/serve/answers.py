@@ -9,21 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
+from harness.serve.data_lines import LineTemplates, data_line, encode
 from harness.serve.generation import TIER_OF_CLASS, Generation, Piece
 from harness.serve.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.serve.text_offsets import TextOffsets, prompt_offsets
 from reference.model.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+CHAT_CHUNK = "chat.completion.chunk"
+TEXT = "text_completion"
+TEXTS = {Content: "content", Thought: "reasoning_content"}
+"""What a delta calls a part that is text."""
 
 
 class Shape(Protocol):
     """How a generation is told on one route."""
 
-    def chunks(self, piece: Piece) -> Iterable[Json]:
-        """The objects of a stream that say what became certain."""
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The lines of a stream that say what became certain."""
 
-    def last_chunk(self) -> Json:
-        """The object with the usage that ends a stream."""
+    def last_line(self) -> bytes:
+        """The line with the usage that ends a stream."""
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer of a request that is not streamed, from every choice's pieces."""
@@ -58,6 +64,24 @@ class Answer:
             "choices": choices,
         }
 
+    @property
+    def origin(self) -> Json:
+        """What is known of an answer before it is there: what reproduces it, and who computes it
+        for whom."""
+        model = self.generation.model
+        seed = self.generation.choices[0].request.sampling.seed
+        origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
+        return origin if model.trace is None else origin | {"trace": model.trace}
+
+    def chunk(self, kind: str, choice: Json, first: bool) -> Json:
+        """An object of a stream; the first one names the seed."""
+        chunk = self.head(kind, [choice])
+        if self.usage_in_chunks:
+            chunk["usage"] = None
+        if first:
+            chunk["x_zinc"] = self.origin
+        return chunk
+
     def with_usage(self, body: Json) -> Json:
         """``body`` with the counts and what reproduces it."""
         generation = self.generation
@@ -66,20 +90,17 @@ class Answer:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+            "prompt_tokens_details": {
+                "cached_tokens": generation.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": generation.reasoning_tokens,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },
         }
-        first = generation.choices[0].request
-        body["x_zinc"] = {
-            "seed": first.sampling.seed,
-            "tenant": self.tenant.name,
-            "tier": generation.model.tier,
-            "preemptions": generation.preemptions,
-        }
+        body["x_zinc"] = {**self.origin, "preemptions": generation.preemptions}
         if generation.logits_digests is not None:
             body["x_zinc"]["logits_sha256"] = generation.logits_digests
         return body
@@ -92,12 +113,30 @@ class ChatShape:
     answer: Answer
     listed: bool
     _opened: set[int] = field(default_factory=set)
+    _templates: LineTemplates = field(default_factory=LineTemplates)
 
-    def chunks(self, piece: Piece) -> Iterable[Json]:
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        if piece.finish is None and not self.listed and piece.choice in self._opened:
+            parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
+            return [self._more(piece.choice, part) for part in parts]
+        return list(map(data_line, map(encode, self._chunks(piece))))
+
+    def _more(self, index: int, part: Part) -> bytes:
+        """What a part says, and nothing else."""
+        name = TEXTS.get(type(part))
+        if name is None:
+            return data_line(encode(self._chunk(index, _delta_of(part))))
+        assert isinstance(part, Content | Thought)
+        return self._templates.line(
+            (index, name), lambda text: self._chunk(index, {name: text}), part.text
+        )
+
+    def _chunks(self, piece: Piece) -> Iterable[Json]:
         events = _said(piece.events)
         if not piece.parts and piece.finish is None and not (self.listed and events):
             return
         deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
+        first = not self._opened
         if piece.choice not in self._opened:
             self._opened.add(piece.choice)
             empty = None if "tool_calls" in deltas[0] else ""
@@ -105,11 +144,11 @@ class ChatShape:
         logprobs = self._logprobs(events) if events else None
         for number, delta in enumerate(deltas, 1):
             finish = piece.finish if number == len(deltas) else None
-            yield self._chunk(piece.choice, delta, logprobs, finish)
-            logprobs = None
+            yield self._chunk(piece.choice, delta, logprobs, finish, first)
+            logprobs, first = None, False
 
-    def last_chunk(self) -> Json:
-        return self.answer.with_usage(self.answer.head("chat.completion.chunk", []))
+    def last_line(self) -> bytes:
+        return data_line(encode(self.answer.with_usage(self.answer.head(CHAT_CHUNK, []))))
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = []
@@ -125,12 +164,16 @@ class ChatShape:
             )
         return self.answer.with_usage(self.answer.head("chat.completion", choices))
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+    def _chunk(
+        self,
+        index: int,
+        delta: Json,
+        logprobs: Json | None = None,
+        finish: str | None = None,
+        first: bool = False,
+    ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk = self.answer.head("chat.completion.chunk", [choice])
-        if self.answer.usage_in_chunks:
-            chunk["usage"] = None
-        return chunk
+        return self.answer.chunk(CHAT_CHUNK, choice, first)
 
     def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
         if not self.listed:
@@ -150,34 +193,48 @@ class ChatShape:
 class CompletionShape:
     """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
     tokens where those are listed. Listed is every token that counts, also one that only ends the
-    text."""
+    text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
+    go on where a stop string cut it."""
 
     answer: Answer
     listed: bool
     echoed: Sequence[str] = ()
     _opened: set[int] = field(default_factory=set)
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
+    _templates: LineTemplates = field(default_factory=LineTemplates)
 
-    def chunks(self, piece: Piece) -> Iterable[Json]:
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        if piece.finish is None and not self.listed and piece.choice in self._opened:
+            return (self._more(piece.choice, piece.text),) if piece.text else ()
+        return list(map(data_line, map(encode, self._chunks(piece))))
+
+    def _more(self, index: int, text: str) -> bytes:
+        """More text, and nothing else."""
+
+        def chunk(text: str) -> Json:
+            return self.answer.chunk(TEXT, self._choice(index, [Piece(index, text)]), first=False)
+
+        return self._templates.line(index, chunk, text)
+
+    def _chunks(self, piece: Piece) -> Iterable[Json]:
         pieces = [piece]
         if self.echoed and piece.choice not in self._opened:
             pieces = [self._prompt(piece.choice), piece]
         if all(_silent(one, self.listed) for one in pieces):
             return
+        first = not self._opened
         self._opened.add(piece.choice)
-        chunk = self.answer.head("text_completion", [self._choice(piece.choice, pieces)])
-        if self.answer.usage_in_chunks:
-            chunk["usage"] = None
-        yield chunk
+        yield self.answer.chunk(TEXT, self._choice(piece.choice, pieces), first)
 
-    def last_chunk(self) -> Json:
-        return self.answer.with_usage(self.answer.head("text_completion", []))
+    def last_line(self) -> bytes:
+        return data_line(encode(self.answer.with_usage(self.answer.head(TEXT, []))))
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = [
             self._choice(index, [self._prompt(index), *parts] if self.echoed else parts)
             for index, parts in enumerate(pieces)
         ]
-        return self.answer.with_usage(self.answer.head("text_completion", choices))
+        return self.answer.with_usage(self.answer.head(TEXT, choices))
 
     def _prompt(self, choice: int) -> Piece:
         """What comes before an answer."""
@@ -185,24 +242,36 @@ class CompletionShape:
         return Piece(choice, self.echoed[choice], events=events)
 
     def _choice(self, index: int, parts: Sequence[Piece]) -> Json:
-        events = [event for part in parts for event in part.events]
         return {
             "index": index,
             "text": "".join(part.text for part in parts),
-            "logprobs": self._logprobs(events),
+            "logprobs": self._logprobs(index, parts) if self.listed else None,
             "finish_reason": parts[-1].finish,
         }
 
-    def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
-        if not self.listed:
-            return None
+    def _logprobs(self, index: int, parts: Sequence[Piece]) -> Json:
         tokenizer = self.answer.generation.model.tokenizer
+        events = [event for part in parts for event in part.events]
         return {
             "tokens": [_text(tokenizer, event.token) for event in events],
             "token_logprobs": [event.log_probability for event in events],
             "top_logprobs": [_listed(tokenizer, event) for event in events],
-            "text_offset": None,
+            "text_offset": [at for part in parts for at in self._offsets_of(index, part)],
         }
+
+    def _offsets_of(self, index: int, part: Piece) -> list[int]:
+        """Where the tokens of a part of a choice begin: of its prompt, or of what follows it."""
+        tokenizer = self.answer.generation.model.tokenizer
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            text = self.echoed[index] if self.echoed else ""
+            offsets = self._offsets[index] = TextOffsets(len(text))
+            if self.echoed:
+                tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
+                return prompt_offsets(text, tokens)
+        said = [event for event in part.events if event.finish_reason is not FinishReason.STOP]
+        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in said]
+        return found + [offsets.of(b"")] * (len(part.events) - len(said))
 
 
 def _delta_of(part: Part) -> Json:

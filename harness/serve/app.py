@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -26,8 +26,9 @@ from harness.serve.pulls import Pulls
 from harness.serve.responses import ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.service import Began
-from harness.serve.serving import Serving
+from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
+from harness.serve.wire import model_named
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -97,11 +98,22 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
             told.encoded(), told.status, headers=told.headers, mimetype="application/json"
         )
 
+    def choose(name: str | None) -> None:
+        before = g.lease
+        g.lease = serving.lease(name)
+        g.service = g.lease.service
+        before.release()
+
     for route in ROUTES:
+        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
         app.add_url_rule(
             route.path,
             route.name,
-            _view(route, _handler(handlers, route.name)),
+            _view(
+                route,
+                _handler(handlers, route.name),
+                choose if by_name else None,
+            ),
             methods=[route.method],
             provide_automatic_options=False,
         )
@@ -109,11 +121,37 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     return app
 
 
-def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseResponse]:
+class _Body:
+    """The body of a stream, passed on as it is; a ``lease`` lasts as long."""
+
+    def __init__(self, parts: Iterator[bytes], lease: Lease) -> None:
+        self._parts = parts
+        self._lease = lease
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._parts
+
+    def close(self) -> None:
+        """Ends it, whether or not all of it was taken."""
+        try:
+            if isinstance(self._parts, Generator):
+                self._parts.close()
+        finally:
+            self._lease.release()
+
+
+def _view(
+    route: Route, handle: Callable[..., Any], choose: Callable[[str | None], None] | None
+) -> Callable[..., BaseResponse]:
+    """What answers a route; ``choose`` lets the model that a body names answer it."""
+
     def view(**arguments: str) -> BaseResponse:
         if route.body is not None:
             check_body(request.content_type, request.headers.get("Content-Encoding"))
-            arguments["raw"] = request.get_data(cache=False)  # type: ignore[assignment]
+            raw = request.get_data(cache=False)
+            arguments["raw"] = raw  # type: ignore[assignment]
+            if choose is not None:
+                choose(model_named(raw))
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered
@@ -121,10 +159,10 @@ def _view(route: Route, handle: Callable[..., Any]) -> Callable[..., BaseRespons
             return Response(msgspec.json.encode(answered), mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
-        response = Response(answered, mimetype="text/event-stream", headers=STREAM_HEADERS)
         # Streams outlive the request that Flask knows of.
-        response.call_on_close(g.pop("lease").release)
-        return response
+        body = _Body(answered, g.pop("lease"))
+        kind = "text/event-stream"
+        return Response(body, mimetype=kind, headers=STREAM_HEADERS, direct_passthrough=True)
 
     return view
 

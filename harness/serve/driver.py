@@ -13,13 +13,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from contract.errors import DeviceLost, ZincError
+from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
 from harness.serve.faults import log_fault
@@ -32,6 +33,7 @@ from reference.observer import Observer
 from reference.runner import LOGITS
 
 T = TypeVar("T")
+Stream = TypeVar("Stream")
 BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
@@ -46,8 +48,7 @@ class EngineStopped(ZincError):
     """The engine takes no more work: the server ends, or its device was lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """An event and when it was read, in seconds of ``time.monotonic``."""
 
     at: float
@@ -72,6 +73,52 @@ class Submission:
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
 
 
+def taken_from(events: SimpleQueue[Delivered | ZincError], timeout: float) -> list[Delivered]:
+    """What a queue holds, after waiting up to ``timeout`` seconds for the first event. Raises the
+    error in it."""
+    taken: list[Delivered] = []
+    with suppress(Empty):
+        item = events.get(timeout=timeout)
+        while True:
+            if isinstance(item, ZincError):
+                raise item
+            taken.append(item)
+            if events.empty():
+                break
+            item = events.get_nowait()
+    return taken
+
+
+class Submits(Protocol[Stream]):
+    """What takes requests, and tells of them on streams."""
+
+    def open_stream(self) -> Stream:
+        """A stream for requests to come."""
+
+    def submit_to(
+        self, stream: Stream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue what is submitted; for each why it was refused, or None. Raises EngineStopped."""
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
+        scores: Mapping[int, PromptScores] = NO_SCORES,
+    ) -> Stream:
+        """Queue requests that belong together, on a stream of their own; see ``Submission``.
+
+        Raises RequestError, QueueFull and EngineStopped.
+        """
+        stream = self.open_stream()
+        submission = Submission(requests, logits, masks=masks, scores=scores)
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        return stream
+
+
 class EventStream:
     """The events of any number of requests. One thread takes from it.
 
@@ -94,17 +141,7 @@ class EventStream:
         none came. Raises EngineStopped when none will."""
         if self._stalled:
             self._driver.unstall(self)
-        taken: list[Delivered | ZincError] = []
-        try:
-            taken.append(self._events.get(timeout=timeout))
-            while True:
-                taken.append(self._events.get_nowait())
-        except Empty:
-            pass
-        ends = [item for item in taken if isinstance(item, ZincError)]
-        if ends:
-            raise ends[0]
-        return [item for item in taken if isinstance(item, Delivered)]
+        return taken_from(self._events, timeout)
 
     def cancel(self, request_id: int | None = None) -> None:
         """End one request, or all of them: before the next step, without waiting for it."""
@@ -120,7 +157,7 @@ class EventStream:
             self._ready()
 
 
-class EngineDriver:
+class EngineDriver(Submits[EventStream]):
     """Runs the engine that ``make_engine`` builds around the observer it is given.
 
     ``start`` it, and ``close`` it when done. All other methods may be called from any thread.
@@ -180,24 +217,6 @@ class EngineDriver:
         """A stream for requests to come."""
         return EventStream(self, self._buffered if capacity is None else capacity, ready)
 
-    def submit(
-        self,
-        requests: Sequence[Request],
-        logits: Mapping[int, LogitsSink] = NO_SINKS,
-        masks: Mapping[int, TokenMasks] = NO_MASKS,
-        scores: Mapping[int, PromptScores] = NO_SCORES,
-    ) -> EventStream:
-        """Queue requests that belong together, on a stream of their own; see ``Submission``.
-
-        Raises RequestError, QueueFull and EngineStopped.
-        """
-        stream = self.open_stream()
-        submission = Submission(requests, logits, masks=masks, scores=scores)
-        (error,) = self.submit_to(stream, [submission])
-        if error is not None:
-            raise error
-        return stream
-
     def submit_to(
         self, stream: EventStream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
@@ -245,14 +264,17 @@ class EngineDriver:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let the requests under way end for up to ``drain_seconds``, end the rest, and stop."""
-        deadline = time.monotonic() + drain_seconds
-        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._drain(drain_seconds)
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _drain(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._ended is None and self._watch.streams and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _begin(
         self, engine: Engine, stream: EventStream, submission: Submission, now: float
@@ -269,12 +291,17 @@ class EngineDriver:
                 if mask is not None:
                     self._beside.add(request.id, mask)
                 stream._live.add(request.id)
-        except BaseException:
+        except BaseException as error:
+            nobody_else = engine.statistics.waiting == len(accepted)
             for request in submission.requests:
                 self._forget(stream, request.id)
                 stream.facts.pop(request.id, None)
             for request_id in accepted:
                 engine.cancel(request_id)
+            if isinstance(error, QueueFull) and nobody_else:
+                most = len(accepted)
+                problem = f"times the prompts is above {most}, the most that may wait at once"
+                raise RequestError("n", problem) from None
             raise
 
     def _sink_of(self, submission: Submission, request: Request) -> tuple[LogitsSink | None, int]:
@@ -319,8 +346,7 @@ class EngineDriver:
         with self._changed:
             while not self._commands and not self._closing and self._engine.idle:
                 self._changed.wait()
-            streams = self._watch.streams
-            if not self._commands and streams and all(self._rests(*one) for one in streams.items()):
+            if not self._commands and self._watch.streams and self._all_rest():
                 self._changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -333,6 +359,10 @@ class EngineDriver:
             # What ran waits again; the engine itself ends a request under which steps keep failing.
             log_fault("a step failed", error)
             return
+        self._deliver(events)
+
+    def _deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Put what a step gave on the streams."""
         now = time.monotonic()
         self._count(events)
         for event in events:
@@ -351,6 +381,9 @@ class EngineDriver:
         # Without tokens for anybody there is nothing better to do than to wait for late work.
         for request_id in self._beside.settle(IN_TIME_SECONDS if events else STALLED_STEP_SECONDS):
             self._engine.stall(request_id, patient=True)
+
+    def _all_rest(self) -> bool:
+        return all(self._rests(*one) for one in self._watch.streams.items())
 
     def _rests(self, request_id: int, stream: EventStream) -> bool:
         """Whether nothing is computed for a request for now."""
@@ -371,12 +404,16 @@ class EngineDriver:
         listener, streams = self._watch.listener, self._watch.streams
         if listener is None:
             return
-        given: Counter[Tenant] = Counter()
+        tenants: dict[int, Tenant] = {}
+        given: Counter[int] = Counter()
         for event in events:
-            if event.token >= 0 and event.request_id in streams:
-                given[streams[event.request_id].facts[event.request_id].tenant] += 1
-        for tenant, tokens in given.items():
-            listener.generated(tenant, tokens)
+            stream = streams.get(event.request_id)
+            if event.token >= 0 and stream is not None:
+                tenant = stream.facts[event.request_id].tenant
+                tenants[tenant.id] = tenant
+                given[tenant.id] += 1
+        for tenant_id, tokens in given.items():
+            listener.generated(tenants[tenant_id], tokens)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._beside.forget(request_id)

@@ -72,11 +72,11 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, gone: Gone) 
     vectors: list[Vector] = []
     tokens = sum(map(len, prompts))
     try:
-        for first in range(0, len(prompts), model.limits.slots):
-            wave = prompts[first : first + model.limits.slots]
+        while len(vectors) < len(prompts):
+            wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
             pools = [Pool(pooling, len(prompt)) for prompt in wave]
-            _compute(model, wave, pools, tenant, gone)
-            vectors += [pool.vector(body.dimensions) for pool in pools]
+            taken = _compute(model, wave, pools, tenant, gone)
+            vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
     except Exception as error:
         told = _told(error)
         if not vectors and isinstance(error, QueueFull | RequestError | EngineStopped):
@@ -141,8 +141,9 @@ def _compute(
     pools: Sequence[Pool],
     tenant: Tenant,
     gone: Gone,
-) -> None:
-    """Give every pool the hidden states of its prompt."""
+) -> int:
+    """Give pools the hidden states of their prompts; so many of them, the first ones, for which
+    there was a place in the queue. Raises QueueFull when there was none."""
     driver = model.driver
     stream = driver.open_stream()
     unpenalized = SamplingParams(repeat_last_n=0)
@@ -150,7 +151,6 @@ def _compute(
         Request(driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
         for prompt in prompts
     ]
-    left = {request.id for request in requests}
     try:
         refused = driver.submit_to(
             stream,
@@ -159,8 +159,11 @@ def _compute(
                 for request, pool in zip(requests, pools, strict=True)
             ],
         )
-        for error in filter(None, refused):
-            raise error
+        for number, error in enumerate(refused):
+            if error is not None and (number == 0 or not isinstance(error, QueueFull)):
+                raise error
+        taken = next((n for n, error in enumerate(refused) if error is not None), len(refused))
+        left = {request.id for request in requests[:taken]}
         while left:
             for delivered in stream.take(PING_SECONDS):
                 reason = delivered.event.finish_reason
@@ -169,6 +172,7 @@ def _compute(
                 left.discard(delivered.event.request_id)
             if left and gone():
                 raise CLIENT_LEFT
+        return taken
     finally:
         stream.cancel()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import QueueFull, RequestError, TemplateError
+from contract.errors import QueueFull, RequestError, TemplateError, TenantQueueFull
 from harness.serve.driver import EngineStopped
 
 TYPES = {
@@ -96,6 +96,9 @@ def as_api_error(error: Exception) -> ApiError | None:
         case TemplateError():
             message = "the model's chat template refuses these messages"
             return ApiError(400, message, param="messages", code="template_refused")
+        case TenantQueueFull(retry_after=seconds, rate=rate):
+            code = "rate_limit_exceeded" if rate else "tenant_queue_full"
+            return ApiError(429, str(error), code=code, retry_after=seconds, retry=True)
         case QueueFull(retry_after=seconds):
             return ApiError(
                 503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True

@@ -116,7 +116,10 @@ class Generation:
     @property
     def done(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.finish is not None for choice in self.choices)
+        for choice in self.choices:  # noqa: SIM110
+            if choice.finish is None:
+                return False
+        return True
 
     @property
     def prompt_tokens(self) -> int:
@@ -194,7 +197,7 @@ class Generation:
         if choice.finish is not None:
             return None
         reason = event.finish_reason
-        if reason in FAILURES:
+        if reason is not None and reason in FAILURES:
             choice.finish = reason.value
             raise FAILURES[reason]
         text = ""
@@ -326,6 +329,8 @@ def _count(choice: Choice, at: float) -> None:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """One piece for each choice, in the order of their first."""
+    if len(pieces) < 2:
+        return list(pieces)
     joined: dict[int, Piece] = {}
     for piece in pieces:
         before = joined.get(piece.choice)

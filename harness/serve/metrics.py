@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from contract.types import Tenant
 from harness.serve.driver import EngineDriver, EngineStopped
 from harness.serve.generation import Generation
-from reference.engine import Engine
+from harness.serve.histograms import Histogram
+from reference.engine import Engine, EngineStatistics
 from reference.sched.tenants import Usage
 
 NAMESPACE = "zinc_rt:"
@@ -34,6 +35,7 @@ class Metrics:
         self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
         self._generated = self._counter("generation_tokens", "Tokens generated, by step.", WHO)
+        self._generated_for: dict[tuple[str, str], Counter] = {}
         self._success = self._counter(
             "request_success", "Choices that ended.", (*WHO, "finished_reason")
         )
@@ -49,9 +51,13 @@ class Metrics:
         driver.listen(self)
 
     def follow(self, model: str, driver: EngineDriver) -> None:
-        """Another model answers from now on."""
+        """Another model answers from now on, too."""
         self._engine.follow(model, driver)
         driver.listen(self)
+
+    def leave(self, driver: EngineDriver) -> None:
+        """A model answers no more."""
+        self._engine.leave(driver)
 
     def stepped(self, seconds: float, tokens: int) -> None:
         """A step was computed."""
@@ -60,7 +66,11 @@ class Metrics:
 
     def generated(self, tenant: Tenant, tokens: int) -> None:
         """A step gave a tenant so many tokens."""
-        self._generated.labels(tenant.name, tenant.qos.value).inc(tokens)
+        who = tenant.name, tenant.qos.value
+        counter = self._generated_for.get(who)
+        if counter is None:
+            counter = self._generated_for[who] = self._generated.labels(*who)
+        counter.inc(tokens)
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""
@@ -76,8 +86,7 @@ class Metrics:
             self._decode.observe(latest - first)
             self._first.observe(first - generation.began)
             self._whole.observe(latest - generation.began)
-            for interval in choice.intervals:
-                self._between.observe(interval)
+            self._between.observe(*choice.intervals)
 
     def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
         """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
@@ -96,8 +105,10 @@ class Metrics:
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
         return Counter(NAMESPACE + name, text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-        return Histogram(NAMESPACE + name, text, registry=self._registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> Histogram:
+        histogram = Histogram(NAMESPACE + name, text, bounds)
+        self._registry.register(histogram)
+        return histogram
 
 
 TENANT_GAUGES = {
@@ -114,60 +125,73 @@ def _usages(engine: Engine) -> list[tuple[Tenant, Usage]]:
     return [(tenant, engine.tenants.usage(tenant.id)) for tenant in engine.tenants]
 
 
+OF_MODEL = ("model_name",)
+GAUGES: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
+    ("num_requests_running", "Requests that have a slot.", lambda now: now.running),
+    ("num_requests_waiting", "Requests that wait.", lambda now: now.waiting),
+    (
+        "kv_cache_usage_perc",
+        "Part of the KV pages in use, 1 is all.",
+        lambda now: _used(now) / now.pages,
+    ),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
+    ("prefix_cache_queries", "Prompt tokens looked up.", lambda now: now.prefix.tokens_asked),
+    ("prefix_cache_hits", "Prompt tokens found.", lambda now: now.prefix.tokens_hit),
+    ("preemptions", "Requests that lost their slot.", lambda now: now.preempted),
+    ("engine_steps", "Steps of the engine.", lambda now: now.steps),
+)
+"""What is told of the engine of every model, each with its text and its value."""
+
+
+def _used(now: EngineStatistics) -> int:
+    return now.pages - now.free_pages - now.cached_pages
+
+
 class _EngineGauges(Collector):
-    """Where the engine stands when it is asked, from the driver's latest snapshot."""
+    """Where the engines stand when it is asked, from the drivers' latest snapshots."""
 
     def __init__(self, model: str, driver: EngineDriver) -> None:
-        self.follow(model, driver)
+        self._models: tuple[tuple[str, EngineDriver], ...] = ((model, driver),)
 
     def follow(self, model: str, driver: EngineDriver) -> None:
-        """Tell of this one from now on."""
-        self._model = model
-        self._driver = driver
+        """Tell of this one too from now on."""
+        self._models = (*self._models, (model, driver))
+
+    def leave(self, driver: EngineDriver) -> None:
+        """Tell of it no more."""
+        self._models = tuple(one for one in self._models if one[1] is not driver)
 
     def collect(self) -> Iterable[Metric]:
-        now = self._driver.statistics
-        used = now.pages - now.free_pages - now.cached_pages
-        yield self._gauge("num_requests_running", "Requests that have a slot.", now.running)
-        yield self._gauge("num_requests_waiting", "Requests that wait.", now.waiting)
-        yield self._gauge(
-            "kv_cache_usage_perc", "Part of the KV pages in use, 1 is all.", used / now.pages
-        )
+        now = [(model, driver.statistics) for model, driver in self._models]
+        for name, text, value in GAUGES:
+            gauge = GaugeMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
+            for model, statistics in now:
+                gauge.add_metric((model,), value(statistics))
+            yield gauge
         pages = GaugeMetricFamily(
-            NAMESPACE + "kv_pages", "KV pages by state.", labels=("model_name", "state")
+            NAMESPACE + "kv_pages", "KV pages by state.", labels=(*OF_MODEL, "state")
         )
-        for state, count in (
-            ("used", used), ("cached", now.cached_pages), ("free", now.free_pages),
-        ):  # fmt: skip
-            pages.add_metric((self._model, state), count)
+        for model, here in now:
+            pages.add_metric((model, "used"), _used(here))
+            pages.add_metric((model, "cached"), here.cached_pages)
+            pages.add_metric((model, "free"), here.free_pages)
         yield pages
-        for name, text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up.", now.prefix.tokens_asked),
-            ("prefix_cache_hits", "Prompt tokens found.", now.prefix.tokens_hit),
-            ("preemptions", "Requests that lost their slot.", now.preempted),
-            ("engine_steps", "Steps of the engine.", now.steps),
-        ):
-            yield self._count(name, text, value)
+        for name, text, value in COUNTERS:
+            counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
+            for model, statistics in now:
+                counter.add_metric((model,), value(statistics))
+            yield counter
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """What every tenant holds now; nothing once the engine has ended."""
+        """What every tenant holds now; nothing once the engines have ended. They share tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()
         }
         with suppress(EngineStopped):
-            for tenant, usage in self._driver.call(_usages):
+            for tenant, usage in self._models[0][1].call(_usages):
                 for part, family in families.items():
                     family.add_metric((tenant.name, tenant.qos.value), getattr(usage, part))
         return families.values()
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(NAMESPACE + name, text, labels=("model_name",))
-        family.add_metric((self._model,), value)
-        return family
-
-    def _count(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(NAMESPACE + name, text, labels=("model_name",))
-        family.add_metric((self._model,), value)
-        return family

@@ -26,6 +26,7 @@ from harness.serve.driver import BUFFERED_EVENTS, EngineDriver
 from harness.serve.errors import ApiError
 from harness.serve.fingerprint import system_fingerprint
 from harness.serve.structured.grammars import Grammars
+from harness.serve.together import Together
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
 from reference.engine import Engine
@@ -59,7 +60,7 @@ class ModelOptions:
 class ServedModel:
     """A model that answers. ``fingerprint`` names the function it computes, ``created`` is the
     time of its file, in seconds since 1970, ``tier`` and ``device`` say where it runs; ``grammars``
-    make masks for its vocabulary."""
+    make masks for its vocabulary. ``trace`` is the name of the file that keeps what it is told."""
 
     name: str
     model: Model
@@ -72,6 +73,7 @@ class ServedModel:
     device: str
     fingerprint: str
     created: int
+    trace: str | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -164,8 +166,10 @@ def open_model(
     tenants: Iterable[Tenant],
     owned: ExitStack,
     progress: Progress = SILENT,
+    together: Together | None = None,
 ) -> ServedModel:
-    """Load a model and start the thread that drives it; both end with ``owned``.
+    """Load a model and start the thread that drives it; both end with ``owned``. With ``together``
+    that is the one of all models there, whose tenants are its own.
 
     Raises what ``harness.generate.Session.open`` raises.
     """
@@ -181,14 +185,18 @@ def open_model(
             runner,
             model,
             session,
-            tenants=Tenants(tenants, clock=time.monotonic),
+            tenants=(
+                Tenants(tenants, clock=time.monotonic) if together is None else together.tenants
+            ),
             clock=time.monotonic,
             queue_depth=options.queue_depth,
             stall_steps=STALL_STEPS,
             observer=observer,
         )
 
-    driver = EngineDriver(engine, options.buffered_events)
+    driver = (EngineDriver if together is None else together.driver)(
+        engine, options.buffered_events
+    )
     driver.start()
     owned.callback(driver.close)
     grammars = Grammars(model.tokenizer, model.config.vocab)
@@ -205,4 +213,5 @@ def open_model(
         device=prepared.tier.info.device,
         fingerprint=fingerprint,
         created=int(path.stat().st_mtime),
+        trace=None if session.recording.trace is None else session.recording.trace.name,
     )

@@ -60,22 +60,39 @@ class ModelHandlers:
         self._pulls = pulls
 
     def models(self) -> Json:
-        """OpenAI's list is of what requests may name: the model that answers."""
+        """OpenAI's list is of what requests may name: the model that answers, and those beside."""
+        tenant = g.account.tenant
         return {
             "object": "list",
-            "data": [_described(g.service.model)],
-            "x_zinc": {"managed": list(self._managed())},
+            "data": [_described(g.service.model), *self._beside()],
+            "x_zinc": {
+                "managed": list(self._managed()),
+                "tenant": {"name": tenant.name, "qos": tenant.qos.value},
+            },
         }
 
     def one_model(self, model: str) -> Json:
         served: ServedModel = g.service.model
         if model == served.name:
             return _described(served)
+        for described in self._beside():
+            if described["id"] == model:
+                return described
         for facts in self._managed():
             if facts["id"] == model:
                 return {"id": model, "object": "model", "created": 0, "owned_by": "zinc-rt",
                         "x_zinc": facts}  # fmt: skip
         raise _unknown(model)
+
+    def _beside(self) -> Iterator[Json]:
+        """The models that may be named beside the one that answers."""
+        for name, model in self._serving.others.items():
+            if model is not None:
+                yield _described(model)
+            else:
+                created = int(self._serving.by_name[name].stat().st_mtime)
+                facts = {"id": name, "object": "model", "created": created, "owned_by": "zinc-rt"}
+                yield {**facts, "x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
         need_admin()
@@ -101,6 +118,14 @@ class ModelHandlers:
                 raise ApiError(
                     400,
                     f"{name} answers requests; activate another one first",
+                    param="model",
+                    code="model_in_use",
+                )
+            if found.path.resolve() == self._serving.began_with[1].resolve():
+                raise ApiError(
+                    400,
+                    f"{name} is what the server is started with, and would be fetched again; "
+                    "start it with another --model first",
                     param="model",
                     code="model_in_use",
                 )

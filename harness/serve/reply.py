@@ -274,6 +274,9 @@ class _OpenCall:
 
 def joined(parts: Iterable[Part]) -> list[Part]:
     """Neighbours of one kind as one."""
+    parts = list(parts)
+    if len(parts) < 2:
+        return parts
     found: list[Part] = []
     for part in parts:
         match found[-1] if found else None, part:

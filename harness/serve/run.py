@@ -8,9 +8,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.service import Service
 from harness.serve.serving import Opener, Serving
+from harness.serve.together import Together
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -38,9 +39,10 @@ log = logging.getLogger("zinc_rt.serve")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Everything about a server; the settings of the same names say what each means. In the folder
-    ``record`` every model that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or
-    with 0 this process does."""
+    """Everything about a server; the settings of the same names say what each means. The models
+    ``beside``, by name, are loaded when a request names them. In the folder ``record`` every model
+    that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
+    does."""
 
     path: Path
     model: ModelOptions
@@ -49,6 +51,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 0
     tenants: Path | None = None
+    beside: Mapping[str, Path] = field(default_factory=dict)
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
     replicas: int = 0
@@ -89,7 +92,7 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        serving = owned.enter_context(_serving(options, accounts, ledger, progress))
+        serving = owned.enter_context(_serving(options, accounts, ledger, progress, owned))
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
             serving,
@@ -115,25 +118,40 @@ def running(options: ServeOptions, progress: Progress | None = None) -> Iterator
 
 
 def _serving(
-    options: ServeOptions, accounts: Accounts, ledger: LedgerStore, progress: Progress | None
+    options: ServeOptions,
+    accounts: Accounts,
+    ledger: LedgerStore,
+    progress: Progress | None,
+    owned: ExitStack,
 ) -> Serving:
-    def open_it(path: Path, name: str, owned: ExitStack) -> ServedModel:
-        recording = Recording(None if options.record is None else _new_trace(options.record, name))
-        session = replace(options.model.session, recording=recording)
-        named = replace(options.model, name=name, session=session)
-        return open_model(path, named, accounts.tenants, owned, progress or NullProgress())
-
     if options.replicas:
         return Serving(options.path, options.model.name, _replicas(options), accounts, ledger)
-    began_with = options.model.name, options.path
+    together = Together(accounts.tenants) if options.beside else None
+
+    def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
+        recording = Recording(None if options.record is None else _new_trace(options.record, name))
+        session = replace(options.model.session, recording=recording)
+        if session.memory_budget is not None:
+            session = replace(session, memory_budget=max(0, session.memory_budget - taken))
+        named = replace(options.model, name=name, session=session)
+        shown = progress or NullProgress()
+        return open_model(path, named, accounts.tenants, owned, shown, together)
+
+    def serving(path: Path, name: str) -> Serving:
+        began_with = options.model.name, options.path
+        beside = options.beside
+        return Serving(path, name, open_it, accounts, ledger, began_with, beside, together)
+
+    if together is not None:
+        together.start()
+        owned.callback(together.close)
     name = ledger.activated(options.path)
     if name is not None:
         try:
-            path = _installed(name, options.cache_dir)
-            return Serving(path, name, open_it, accounts, ledger, began_with)
+            return serving(_installed(name, options.cache_dir), name)
         except ZincError as error:
             log.warning("%s was activated and cannot answer now: %s", name, error)
-    return Serving(options.path, options.model.name, open_it, accounts, ledger)
+    return serving(options.path, options.model.name)
 
 
 def _installed(name: str, cache_dir: Path) -> Path:
@@ -149,8 +167,10 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
+    if options.beside:
+        raise ConfigError("--beside is for a server without --ray: replicas have one model")
 
-    def open_them(path: Path, name: str, owned: ExitStack) -> ServedModel:
+    def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:
             raise RequestError("model", "is not changed while replicas answer; restart the server")
         named = replace(options.model, name=name)

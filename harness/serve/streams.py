@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from harness.serve.answers import Json, Shape
+from harness.serve.data_lines import data_line
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
 from harness.serve.generation import Generation, Piece
@@ -27,7 +26,6 @@ def event_stream(
 ) -> Iterator[bytes]:
     """The body of a streamed answer. ``finish`` is called once, before the last line is sent, with
     the error that ended it if one did, or when the client leaves."""
-    encode = msgspec.json.Encoder().encode
     ended = False
 
     def end(error: ApiError | None) -> None:
@@ -38,11 +36,10 @@ def event_stream(
 
     try:
         for pieces in generation.pieces(PING_SECONDS):
-            chunks = [chunk for piece in pieces for chunk in shape.chunks(piece)]
-            yield b"".join(map(data_line, map(encode, chunks))) if chunks else PING
+            yield b"".join([line for piece in pieces for line in shape.lines(piece)]) or PING
         end(None)
         if usage:
-            yield data_line(encode(shape.last_chunk()))
+            yield shape.last_line()
         yield DONE
     except Exception as error:
         told = as_api_error(error)
@@ -71,8 +68,3 @@ def whole_answer(generation: Generation, shape: Shape, gone: Gone) -> Json:
     finally:
         generation.cancel()
     return shape.whole(parts)
-
-
-def data_line(data: bytes) -> bytes:
-    """One event."""
-    return b"data: " + data + b"\n\n"

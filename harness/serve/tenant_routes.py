@@ -43,6 +43,7 @@ class AddTenant(Struct, forbid_unknown_fields=True, omit_defaults=True):
     decode_tokens_per_s: Quota | None = None
     prefill_tokens_per_s: Quota | None = None
     max_context: Quota | None = None
+    max_waiting: Quota | None = None
     reserved_pages: Pages | None = None
     operator: bool = False
     admin: bool = False
@@ -155,7 +156,7 @@ class TenantHandlers:
         )
 
     def _reload(self) -> None:
-        self._accounts.reload(lambda change: self._serving.service.model.driver.call(change))
+        self._accounts.reload(self._serving.tell)
 
 
 def _no_such_tenant() -> ApiError:

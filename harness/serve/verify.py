@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,18 @@ import msgspec
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.serve.accounts import Accounts
+from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
-from harness.serve.service import Began, Service
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.responses import respond
+from harness.serve.service import Answered, Began, Service
+from harness.serve.strict_json import loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
+from harness.serve.wire_responses import ResponsesRequest
 
 Json = dict[str, Any]
-
-
-def read_object(path: Path) -> Json:
-    """The JSON object a file holds. Raises ConfigError."""
-    try:
-        value = loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
-    except BadJson as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: is no JSON object")
-    return value
+NOTHING = object()
 
 
 def first_difference(model: ServedModel, request: Json, response: Json) -> str | None:
@@ -44,36 +36,48 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     fingerprint = response.get("system_fingerprint")
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
-    choices = response.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise ConfigError("the response has no choices; verify an answer that was not streamed")
     asked = {k: v for k, v in request.items() if k not in ("stream", "stream_options", "model")}
-    if asked.get("seed") is None:
+    then = _told(response)
+    if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
-    answered = _answer(model, asked)
-    replayed = answered["choices"]
-    if len(choices) != len(replayed):
-        return f"choices: {len(choices)} then, {len(replayed)} now"
-    for index, (then, now) in enumerate(zip(choices, replayed, strict=True)):
-        place = _difference(f"choices[{index}]", then, now)
+    now = _told(_answer(model, asked, response))
+    for name in now:
+        place = _difference(name, then[name], now[name])
         if place is not None:
             return place
-    digests = _extra(response).get("logits_sha256")
-    return _difference("logits_sha256", digests, answered["x_zinc"].get("logits_sha256"))
+    return None
 
 
-def _answer(model: ServedModel, asked: Json) -> Json:
+def _told(response: Json) -> Json:
+    """What an answer says, by its names, without what another answer would say of itself. Raises
+    ConfigError for one that says nothing."""
+    digests = {"logits_sha256": _extra(response).get("logits_sha256")}
+    output = response.get("output")
+    if isinstance(output, list) and all(isinstance(item, dict) for item in output):
+        named = [{key: item[key] for key in item if key != "id"} for item in output]
+        ends = {name: response.get(name) for name in ("status", "incomplete_details")}
+        return {"output": named, **ends, **digests}
+    for name in ("choices", "data"):
+        if isinstance(response.get(name), list) and response[name]:
+            return {name: list(map(_without_empty, response[name])), **digests}
+    raise ConfigError("the response has no choices, no output and no vectors: it is no answer")
+
+
+def _without_empty(choice: object) -> object:
+    """A choice whose log-probabilities are none as a stream tells it: without them."""
+    if isinstance(choice, dict) and isinstance(choice.get("logprobs"), dict):
+        return choice if any(choice["logprobs"].values()) else choice | {"logprobs": None}
+    return choice
+
+
+def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
     with (
         tempfile.TemporaryDirectory() as folder,
         LedgerStore(Path(folder) / "ledger.sqlite") as ledger,
     ):
         service = Service(model, Accounts(None), ledger, Metrics(model.name, model.driver))
-        raw = msgspec.json.encode(asked)
         try:
-            if "messages" in asked:
-                answered = service.chat(decode(raw, ChatRequest), LOCAL_TENANT, _stays)
-            else:
-                answered = service.complete(decode(raw, CompletionRequest), LOCAL_TENANT, _stays)
+            answered = _ask(service, asked, response)
         except Began as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
@@ -82,23 +86,40 @@ def _answer(model: ServedModel, asked: Json) -> Json:
     return written
 
 
+def _ask(service: Service, asked: Json, response: Json) -> Answered:
+    """By the route that a request and its answer are of."""
+    raw = msgspec.json.encode(asked)
+    if "messages" in asked:
+        return service.chat(decode(raw, ChatRequest), LOCAL_TENANT, _stays)
+    if "output" in response:
+        return respond(service, decode(raw, ResponsesRequest), LOCAL_TENANT, _stays)
+    if "data" in response:
+        return embed(service, decode(raw, EmbeddingRequest), LOCAL_TENANT, _stays)
+    return service.complete(decode(raw, CompletionRequest), LOCAL_TENANT, _stays)
+
+
 def _difference(place: str, then: object, now: object) -> str | None:
     """The first place where two JSON values differ, and how."""
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
         parts = [(f"{place}.{key}", then[key], now[key]) for key in now]
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        parts = [(f"{place}[{i}]", *pair) for i, pair in enumerate(zip(then, now, strict=True))]
+    elif isinstance(then, list) and isinstance(now, list):
+        pairs = enumerate(zip_longest(then, now, fillvalue=NOTHING))
+        parts = [(f"{place}[{i}]", *pair) for i, pair in pairs]
     elif isinstance(then, str) and isinstance(now, str) and then != now:
         at = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), None)
         at = min(len(then), len(now)) if at is None else at
         return f"{place}: character {at}: {then[at : at + 20]!r} then, {now[at : at + 20]!r} now"
     else:
-        return None if then == now else f"{place}: {then!r} then, {now!r} now"
+        return None if then == now else f"{place}: {_shown(then)} then, {_shown(now)} now"
     for part in parts:
         found = _difference(*part)
         if found is not None:
             return found
     return None
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is NOTHING else repr(value)
 
 
 def _drawn_seed(response: Json) -> int:

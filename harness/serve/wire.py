@@ -206,6 +206,18 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         return _decoded(body, kind)
 
 
+class _Named(Struct):
+    model: str | None = None
+
+
+def model_named(body: bytes) -> str | None:
+    """The model that a body names; None for one that names none, or that ``decode`` will refuse."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
 def _decoded(body: bytes, kind: type[Body]) -> Body:
     try:
         value: Any = loads(body)

@@ -20,6 +20,7 @@ from harness.serve.wire import (
     TopK,
 )
 
+THOUGHTS = "reasoning_content"
 Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 
@@ -95,7 +96,8 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
 
 class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/responses``. ``store`` may be left out or false: nothing is. ``user``,
-    ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing."""
+    ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing.
+    ``logits_digest`` is that of chat completions."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
     model: Id | None = None
@@ -105,6 +107,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: Share | None = None
     top_k: TopK | None = None
     seed: int | None = None
+    logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None
     tools: list[ResponseFunction] | None = None
@@ -146,6 +149,8 @@ def chat_of(body: ResponsesRequest) -> Json:
         value = getattr(body, name)
         if value is not None:
             chat[name] = value
+    if body.logits_digest:
+        chat["logits_digest"] = True
     if body.stream:
         chat["stream_options"] = {"include_usage": True}
     if body.max_output_tokens is not None:
@@ -163,25 +168,48 @@ def _messages(body: ResponsesRequest) -> Iterable[Json]:
     if isinstance(body.input, str):
         yield {"role": "user", "content": body.input}
         return
-    calls: list[Json] = []
+    turn: Json = {}
     for index, item in enumerate(body.input):
-        if item.type == "function_call":
-            name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
-            function = {"name": name, "arguments": arguments}
-            call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
-            calls.append(call)
-            continue
-        if calls:
-            yield {"role": "assistant", "content": None, "tool_calls": calls}
-            calls = []
-        if item.type == "function_call_output":
-            call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
-            yield {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
-        elif item.type == "message":
-            role, content = _given(item, index, "role"), _given(item, index, "content")
-            yield {"role": role, "content": _text(content)}
-    if calls:
-        yield {"role": "assistant", "content": None, "tool_calls": calls}
+        more = _said_by_model(item, index)
+        # Calls go with the thoughts and the text before them; other items begin a turn.
+        if more is None or ("tool_calls" not in more and turn.keys() - {THOUGHTS}):
+            yield from _turn(turn)
+            turn = {}
+        if more is None:
+            yield _given_to_model(item, index)
+        elif "tool_calls" in more:
+            turn.setdefault("tool_calls", []).extend(more["tool_calls"])
+        else:
+            turn |= more
+    yield from _turn(turn)
+
+
+def _said_by_model(item: InputItem, index: int) -> Json | None:
+    """What an item adds to a turn of the model; None for one that the model was given."""
+    if item.type == "reasoning":
+        return {THOUGHTS: _text(item.content)} if item.content else {}
+    if item.type == "function_call":
+        name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
+        function = {"name": name, "arguments": arguments}
+        call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if item.type == "message" and item.role == "assistant":
+        return {"content": _text(_given(item, index, "content"))}
+    return None
+
+
+def _given_to_model(item: InputItem, index: int) -> Json:
+    if item.type == "function_call_output":
+        call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
+        return {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
+    role, content = _given(item, index, "role"), _given(item, index, "content")
+    return {"role": role, "content": _text(content)}
+
+
+def _turn(told: Json) -> Iterable[Json]:
+    """The message of the model that a turn is, if it is one: thoughts alone are none."""
+    if told.keys() - {THOUGHTS}:
+        yield {"role": "assistant", "content": None, **told}
 
 
 def _given(item: InputItem, index: int, name: str) -> Any:

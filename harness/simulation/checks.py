@@ -10,11 +10,11 @@ from harness.simulation.invariants import Invariant, Violation, require
 
 
 class Resident(NamedTuple):
-    """A request that has a slot and pages."""
+    """A request that has a slot and pages, and asks for a class."""
 
     request_id: int
     tenant: int
-    qos: QosClass
+    asked: QosClass | None
     slot: int
     pages: Sequence[int]
 
@@ -46,7 +46,7 @@ class State(NamedTuple):
     def charged(self, tenant: int) -> int:
         """Pages the tenant pays for."""
         pairs = zip(self.references, self.payers, strict=True)
-        return sum(count > 0 and payer == tenant for count, payer in pairs)
+        return [payer for count, payer in pairs if count].count(tenant)
 
 
 class Candidate(NamedTuple):
@@ -197,13 +197,17 @@ def check_preemption(
     """``state``, one of all ``states``, is just before ``leaver`` loses its place. An interactive
     request leaves only where all that run are, or for its own tenant's page quota: a request grows
     by at most ``growth`` pages at once."""
-    tenant = tenants[leaver.tenant]
-    if leaver.qos is not QosClass.INTERACTIVE:
+
+    def interactive(resident: Resident) -> bool:
+        qos = tenants[resident.tenant].qos.lowered_to(resident.asked)
+        return qos is QosClass.INTERACTIVE
+
+    if not interactive(leaver):
         return
-    others = [r for r in state.residents if r.qos is not QosClass.INTERACTIVE]
+    others = [resident for resident in state.residents if not interactive(resident)]
+    pages = sum(state.charged(leaver.tenant) for state in states)
     require(
-        not others
-        or sum(state.charged(tenant.id) for state in states) + growth > tenant.max_kv_pages,
+        not others or pages + growth > tenants[leaver.tenant].max_kv_pages,
         Invariant.INTERACTIVE_STAYS,
         lambda: f"request {leaver.request_id} was preempted, though {others[:1]} ran",
     )

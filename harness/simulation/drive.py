@@ -146,10 +146,11 @@ class Simulation:
         found = machine.violation
         if found is not None:
             raise found
-        if machine.steps == before and not events:
+        taken = machine.steps - before
+        if not taken and not events:
             self.clock.advance(IDLE_SECONDS)
             self.counts["idle steps"] += 1
-        self.counts["steps"] += machine.steps - before
+        self.counts["steps"] += taken
         now = self.clock()
         for event in events:
             self._deliver(event, now)
@@ -269,7 +270,7 @@ class Simulation:
         reserved = sum(other.reserved_pages for other in tenants if other.id != tenant.id)
         return (
             0 < len(request.prompt) <= context
-            and all(0 <= token < self._vocab for token in request.prompt)
+            and 0 <= min(request.prompt) <= max(request.prompt) < self._vocab
             and len(request.logit_bias) <= limits.biases
             and all(0 <= token < self._vocab for token, _ in request.logit_bias)
             and (request.log_probabilities or 0) <= limits.top_log_probabilities

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -66,8 +67,8 @@ def listed(history: int, token: int, count: int) -> tuple[float, tuple[tuple[int
     numbers that binary32 holds."""
     mixed = ((history + 1) * _MIX_FACTOR) & WORD
     chosen = -((mixed + OF_TOKEN[token]) >> 32 & 0xFFFF) / 1024
-    top = ((mixed >> 10 * place) % VOCAB for place in range(1, count + 1))
-    return chosen, tuple((id, -(id + mixed % 1024) / 512) for id in top)
+    top = [(mixed >> 10 * place) % VOCAB for place in range(1, count + 1)]
+    return chosen, tuple([(id, -(id + mixed % 1024) / 512) for id in top])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def histories_of(tokens: Sequence[int]) -> list[int]:
     return histories
 
 
+@lru_cache(maxsize=64)
 def solo_run(
     request: Request, context: int, constraint: Constraint | None = None, model: int = 0
 ) -> Solo:

@@ -58,13 +58,15 @@ class Machine:
     @property
     def steps(self) -> int:
         """Steps of all models so far."""
-        return sum(world.runner.steps for world in self._worlds)
+        return sum([world.runner.steps for world in self._worlds])
 
     @property
     def violation(self) -> Violation | None:
         """What was found broken while an engine was working."""
-        found = (served.violation for served in self.served.values())
-        return next((violation for violation in found if violation is not None), None)
+        for served in self.served.values():
+            if (found := served.violation) is not None:
+                return found
+        return None
 
     def waiting(self, model: int) -> list[int]:
         """Ids of the requests that wait for a model."""
@@ -81,7 +83,7 @@ class Machine:
         """See ``Models``. Raises Violation where a model finds no room though one is idle."""
         idle = [number for number, served in self.served.items() if served.engine.idle]
         try:
-            self._models.submit(str(model), request, sink, allowed)
+            self._models.submit(str(model), request, sink, allowed=allowed)
         except DoesNotFit as error:
             if idle:
                 raise Violation(Invariant.MODEL_ROOM, f"{idle} are idle: {error}") from error
@@ -154,11 +156,15 @@ class Machine:
     def _watched_step(self, served: Served, step: Any) -> list[TokenEvent]:
         self.latest = served
         self._use(served.number)
+        events: list[TokenEvent]
+        if len(self._worlds) == 1:
+            events = step()
+            return events
         began = self._clock()
         clients = (self._clients.by_id[id] for id in served.watch.live())
         weight = sum(self.tenants[id].weight for id in {one.request.tenant for one in clients})
         try:
-            events: list[TokenEvent] = step()
+            events = step()
             return events
         finally:
             share = (self._clock() - began) / weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
@@ -94,13 +95,27 @@ def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
 def run_batch(profile: Profile, first: int, count: int) -> Report:
     """Play the seeds from ``first`` on, up to the first that fails."""
     report = Report()
-    for seed in range(first, first + count):
-        outcome = play_seed(profile, seed, twice=seed == first)
-        failure = None if outcome.violation is None else (seed, str(outcome.violation))
-        report.add(Report(1, outcome.counts, int(outcome.log_hash, 16), failure))
-        if failure is not None:
-            break
+    with _uncollected():
+        for seed in range(first, first + count):
+            outcome = play_seed(profile, seed, twice=seed == first)
+            failure = None if outcome.violation is None else (seed, str(outcome.violation))
+            report.add(Report(1, outcome.counts, int(outcome.log_hash, 16), failure))
+            if failure is not None:
+                break
     return report
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave cycles of garbage where they are until the end: fifty schedules leave some megabytes,
+    and looking for them over and over takes a fourteenth of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def run_schedules(

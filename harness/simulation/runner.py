@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from contract.errors import DeviceLost
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, Page, StepCopy
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
-from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
@@ -33,10 +34,10 @@ class StepSeconds:
     attended: float = 1e-6
     host: float = 2e-4
 
-    def of(self, step: StepInput) -> float:
+    def of(self, step: StepCopy) -> float:
         """Seconds the device takes for ``step``."""
         tokens = len(step.query)
-        attended: int = sum(step.query["position"].tolist()) + tokens
+        attended = sum([position for _, _, position, _ in step.query]) + tokens
         return self.fixed + self.token * tokens + self.attended * attended
 
 
@@ -187,11 +188,8 @@ class SimulatedRunner:
         if self._fault == "submit":
             self._lose()
         tokens, rows = len(inputs.query), len(inputs.output_rows)
-        self._checked(
-            0 < tokens <= limits.step_tokens and rows <= limits.step_rows,
-            Invariant.STEP_CAP,
-            lambda: f"a step of {tokens} tokens and {rows} rows",
-        )
+        if not (0 < tokens <= limits.step_tokens and rows <= limits.step_rows):
+            self._broken(Invariant.STEP_CAP, f"a step of {tokens} tokens and {rows} rows")
         try:
             self.watch(inputs)
         except Violation as violation:
@@ -199,7 +197,7 @@ class SimulatedRunner:
             raise
         copy, wanted = StepCopy.of(inputs, self.slot_scopes), inputs.wanted
         begins = max(self._clock(), self._device_free)
-        self._device_free = begins + self._seconds.of(inputs)
+        self._device_free = begins + self._seconds.of(copy)
         self.steps += 1
         late = self.enqueue(lambda: self._execute(copy, wanted))
         late.fails, self._fault = self._fault == "collect", None
@@ -207,11 +205,8 @@ class SimulatedRunner:
 
     def collect(self, submission: Late) -> StepOutput:
         """Run everything up to ``submission``; time passes until it is done."""
-        self._checked(
-            submission.number > self.steps - RING_STEPS,
-            Invariant.TOKENS,
-            lambda: "a step is read after its events were overwritten",
-        )
+        if submission.number <= self.steps - RING_STEPS:
+            self._broken(Invariant.TOKENS, "a step is read after its events were overwritten")
         self._clock.advance_to(submission.ends)
         if submission.fails:
             self._lose()
@@ -222,7 +217,8 @@ class SimulatedRunner:
     def wait(self, late: Late) -> None:
         """Run what is queued up to ``late``."""
         while not late.done:
-            self._checked(bool(self._queue), Invariant.TOKENS, lambda: "a lost step is waited for")
+            if not self._queue:
+                self._broken(Invariant.TOKENS, "a lost step is waited for")
             first = self._queue.popleft()
             try:
                 first.output = first.run()
@@ -252,13 +248,11 @@ class SimulatedRunner:
         self.memory.lose()
         raise DeviceLost("the simulated device was lost on purpose")
 
-    def _checked(self, holds: bool, invariant: Invariant, detail: Callable[[], str]) -> None:
-        """``require``, remembered: an engine may survive an exception of its runner."""
-        try:
-            require(holds, invariant, detail)
-        except Violation as violation:
-            self.violation = self.violation or violation
-            raise
+    def _broken(self, invariant: Invariant, detail: str) -> NoReturn:
+        """Raise Violation, remembered: an engine may survive an exception of its runner."""
+        violation = Violation(invariant, detail)
+        self.violation = self.violation or violation
+        raise violation
 
 
 def simulated_logits(histories: Sequence[int]) -> NDArray[np.float32]:

@@ -78,6 +78,7 @@ class Watch(NullObserver):
         """The engine as it is now."""
         engine = self._engine
         residents, placing, memory = engine._residents, engine._placing, engine.memory
+        meta = memory.meta
         return State(
             slots=len(residents.table.computed),
             free_slots=list(residents.free_slots),
@@ -85,7 +86,7 @@ class Watch(NullObserver):
                 Resident(
                     placement.sequence.request.id,
                     placement.sequence.request.tenant,
-                    engine.tenants.class_of(placement.sequence.request),
+                    placement.sequence.request.qos,
                     slot,
                     placement.pages,
                 )
@@ -93,8 +94,8 @@ class Watch(NullObserver):
             ],
             waiting=[sequence.request.id for sequence in placing.waiting.values()],
             live=list(engine._live),
-            references=memory.meta["ref_count"].tolist(),
-            payers=memory.meta["tenant"].tolist(),
+            references=meta["ref_count"].tolist(),
+            payers=meta["tenant"].tolist(),
             free_pages=memory.free,
             cached_pages=memory.cached,
         )
@@ -167,11 +168,10 @@ class Watch(NullObserver):
         """A check in the middle of the engine's work, of which there can only be so much."""
         try:
             self._decisions += 1
-            require(
-                self._decisions < MOST_DECISIONS,
-                Invariant.LIVENESS,
-                lambda: f"{MOST_DECISIONS} decisions in one call of the engine",
-            )
+            if self._decisions >= MOST_DECISIONS:
+                raise Violation(
+                    Invariant.LIVENESS, f"{MOST_DECISIONS} decisions in one call of the engine"
+                )
             check()
         except Violation as violation:
             self.violation = self.violation or violation
@@ -179,11 +179,11 @@ class Watch(NullObserver):
 
     def _check_step(self, step: StepInput) -> None:
         tokens = step.query.tolist()
-        counts = Counter(slot for _, slot, _, _ in tokens)
+        counts = Counter([slot for _, slot, _, _ in tokens])
         check_decodes(self._places(), counts.keys())
         most = self._engine.chunk_tokens
         drafted = self._engine._residents.table.draft
-        prefill = sum(n for slot, n in counts.items() if n > 1 and not drafted[slot])
+        prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
         require(
             prefill <= most, Invariant.STEP_CAP, lambda: f"{prefill} prefill tokens, {most} allowed"
         )
@@ -262,7 +262,7 @@ class Watch(NullObserver):
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
-        slots = sum(resident.tenant == id for state in states for resident in state.residents)
+        slots = [one.tenant for state in states for one in state.residents].count(id)
         rate = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
             slots / tenant.max_slots,

@@ -10,13 +10,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import threadpoolctl
 from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Item = TypeVar("Item")
 
@@ -33,10 +34,21 @@ def thread_count() -> int:
 
 
 @cache
-def _workers() -> ThreadPoolExecutor:
-    # The workers split the rows themselves: a BLAS that also splits its calls among all cores
-    # would only make them wait for each other. The limit is process-wide and stays.
+def limit_blas() -> None:
+    """Let every BLAS call be computed by the thread that makes it, in the whole process.
+
+    The workers split the rows themselves: a BLAS that also splits its calls among all cores would
+    only make them wait for each other.
+    """
+    import threadpoolctl
+
     threadpoolctl.threadpool_limits(1, user_api="blas")
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(max(1, thread_count() - 1), thread_name_prefix="cpu-tier")
 
 
@@ -47,7 +59,6 @@ def for_each(
 
     The calling thread takes part. Returns when every call has returned; raises the first error.
     """
-    workers = _workers()
     queue = deque(items)
 
     def drain() -> None:
@@ -59,7 +70,7 @@ def for_each(
             function(item)
 
     helpers = min(threads or thread_count(), len(items)) - 1
-    futures = [workers.submit(drain) for _ in range(helpers)]
+    futures = [_workers().submit(drain) for _ in range(helpers)]
     try:
         drain()
     finally:

@@ -34,7 +34,7 @@ from reference.cpu.experts import Call
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
 from reference.cpu.prepared import PreparedMatrices
-from reference.cpu.threads import thread_count
+from reference.cpu.threads import limit_blas, thread_count
 from reference.exact.kv_storage import page_view
 from reference.matrix import Matrix
 from reference.ops import DEFINITIONS
@@ -112,6 +112,7 @@ class CpuTier:
     """
 
     def __init__(self, threads: int | None = None, *, definitions_only: bool = False) -> None:
+        limit_blas()
         self.threads = threads or thread_count()
         self._matrices = PreparedMatrices()
         self._fast = {} if definitions_only else fast_kernels(self._matrices, self.threads)

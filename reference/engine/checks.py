@@ -26,7 +26,7 @@ def check_request(
     request.sampling.validate()
     if not request.prompt:
         raise RequestError("prompt", "is empty; give at least one token")
-    if any(not 0 <= token < vocab for token in request.prompt):
+    if min(request.prompt) < 0 or max(request.prompt) >= vocab:
         raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
     most = min(limits.context, tenant.max_context)
     if len(request.prompt) > most:

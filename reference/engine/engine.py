@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from contract.errors import QueueFull, RequestError, ZincError
+from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.delivery import Delivery
@@ -94,7 +94,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._leaving: set[int] = set()
+        self._leaving: dict[int, Tenant] = {}
         self._residents = Residents(runner, self.memory, self.tenants)
         self._queue = WaitQueue(self.tenants, clock=clock)
         self._placing = Placing(
@@ -180,9 +180,10 @@ class Engine:
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
         there are.
         """
+        self.forget_left()
         self.tenants.put(tenant)
         self.memory.reserve(tenant.id, tenant.reserved_pages)
-        self._leaving.discard(tenant.id)
+        self._leaving.pop(tenant.id, None)
 
     def remove_tenant(self, id: int) -> None:
         """Forget a tenant and what it computed: at once, or when the last of its requests ended.
@@ -190,10 +191,28 @@ class Engine:
 
         Raises RequestError when there is none with this id.
         """
-        self.tenants[id]
+        self.let_leave(id)
+        self.forget_left()
+
+    def let_leave(self, id: int) -> None:
+        """The first half of ``remove_tenant``, for each of several engines that share tenants
+        before the other half of any: new requests of the tenant are refused."""
+        tenant = self.tenants[id]
         self.memory.reserve(id, 0)
-        self._leaving.add(id)
-        self._forget_leaving()
+        self._leaving[id] = tenant
+
+    def forget_left(self) -> None:
+        """Forget the removed tenants of whose requests none is left, and what they computed."""
+        for id, tenant in tuple(self._leaving.items()):
+            if id in self.tenants:
+                if self.tenants.usage(id).live:
+                    continue
+                self.tenants.remove(id)
+            del self._leaving[id]
+            self.ledger.forget(id)
+            if tenant.isolation_group is None:
+                # Who is given this id some day shall not find these.
+                self.memory.forget(scope_of(tenant))
 
     def submit(
         self,
@@ -204,7 +223,8 @@ class Engine:
         output: str = LOGITS,
     ) -> None:
         """Queue a request. Raises RequestError when it can never run here, or when a request with
-        its id waits or runs, and QueueFull when too many wait.
+        its id waits or runs, and QueueFull when too many wait: TenantQueueFull where there is a
+        place for others.
 
         With ``on_logits`` the logits of every position from ``logits_from`` on are computed and
         handed over chunk by chunk, or in their place the rows of ``output``: HIDDEN, where the
@@ -221,8 +241,7 @@ class Engine:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
-            if not self._may_wait(tenant):
-                raise QueueFull(self._queue_depth, self._queue.retry_after())
+            self._check_place(tenant)
         except ZincError:
             self.ledger.rejected(tenant.id)
             raise
@@ -250,9 +269,17 @@ class Engine:
         self._placing.enqueue(sequence)
         self._observer.submitted(self._clock(), request)
 
-    def _may_wait(self, tenant: Tenant) -> bool:
+    def _check_place(self, tenant: Tenant) -> None:
+        """Raises QueueFull where one more request of a tenant may not wait."""
         own, waiting = self._queue.of_tenant(tenant.id), len(self._placing.waiting)
-        return may_wait(own, waiting, self._queue_depth, len(self.tenants))
+        within = own < tenant.max_waiting
+        if within and may_wait(own, waiting, self._queue_depth, len(self.tenants)):
+            return
+        seconds = self._queue.retry_after()
+        if within and waiting >= self._queue_depth:
+            raise QueueFull(self._queue_depth, seconds)
+        rate = self.tenants.rates_free_in(tenant.id)
+        raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and free its slot and pages; no event of it follows. An unknown id is
@@ -261,7 +288,7 @@ class Engine:
         sequence = self._live.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
-            self._forget_leaving()
+            self.forget_left()
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
         """The consumer takes no more tokens for now: nothing is computed for the request, beyond
@@ -312,7 +339,7 @@ class Engine:
             self._recover(isinstance(error, Exception))
             raise
         finally:
-            self._forget_leaving()
+            self.forget_left()
         return self._delivery.events()
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -326,21 +353,10 @@ class Engine:
             self._speculating.forget(sequence.placement)
         self._placing.finished(sequence, reason)
 
-    def _forget_leaving(self) -> None:
-        """Forget the removed tenants of whose requests none is left."""
-        for id in tuple(self._leaving):
-            if id in self.tenants and not self.tenants.usage(id).live:
-                tenant = self.tenants[id]
-                self.tenants.remove(id)
-                self.ledger.forget(id)
-                if tenant.isolation_group is None:
-                    # Who is given this id some day shall not find these.
-                    self.memory.forget(scope_of(tenant))
-            if id not in self.tenants:
-                self._leaving.discard(id)
-
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, or that steps failed under."""
+        if not self._failed and not self._stalled:
+            return
         ending = [(sequence, FinishReason.ERROR) for sequence in self._failed]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
@@ -370,7 +386,7 @@ class Engine:
 
     def _reserved(self, tenant: Tenant) -> int:
         """Pages that are kept for other tenants."""
-        gone = {tenant.id} | self._leaving
+        gone = {tenant.id, *self._leaving}
         return sum(other.reserved_pages for other in self.tenants if other.id not in gone)
 
 

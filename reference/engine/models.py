@@ -8,13 +8,14 @@ asks for it, in place of what nobody has used for longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError
 from contract.types import Clock, Request, Tenant, TokenEvent
 from reference.engine.engine import Engine
 from reference.engine.sequence import LogitsSink, MaskProvider
+from reference.runner import LOGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,24 @@ class _Place:
     used: int
 
 
+def no_loader(name: str) -> Loaded:
+    """The loader of ``Models`` that are only ever added to."""
+    raise RequestError("model", f"{name!r} is not known here")
+
+
 class Models:
-    """Engines by model name, loaded on demand. Request ids are one space for all of them.
+    """Engines by model name, loaded on demand or added. Request ids are one space for all of them.
 
     ``clock`` measures what a step takes. Engines may share their tenants: quotas of slots, pages
-    and rates are then those of all models together.
+    and rates are then those of all models together. Requests may also be submitted to an engine
+    itself and cancelled there; only its steps are taken here.
     """
 
     def __init__(self, load: Loader, clock: Clock) -> None:
         self._load = load
         self._clock = clock
         self._places: dict[str, _Place] = {}
+        self._at_work: set[str] = set()
         self._model_of: dict[int, str] = {}
         self._turns = 0
 
@@ -65,26 +73,31 @@ class Models:
         Raises DoesNotFit or OutOfMemory when there is no room beside the models in use, and what
         the loader raises.
         """
-        place = self._places.get(name)
-        if place is None:
-            place = self._places[name] = _Place(self._load_beside(name), 0.0, 0)
+        if name not in self._places:
+            self.add(name, self._load_beside(name))
+        place = self._places[name]
         self._touch(place)
         return place.loaded.engine
+
+    def add(self, name: str, loaded: Loaded) -> None:
+        """Take turns with a model that was loaded elsewhere."""
+        assert name not in self._places, f"model {name!r} is loaded twice"
+        self._places[name] = _Place(loaded, 0.0, 0)
+        self._touch(self._places[name])
 
     def submit(
         self,
         name: str,
         request: Request,
         on_logits: LogitsSink | None = None,
+        logits_from: int = 0,
         allowed: MaskProvider | None = None,
+        output: str = LOGITS,
     ) -> None:
         """Queue a request for a model; see ``Engine.submit`` and ``engine``."""
         if request.id in self._model_of:
             raise RequestError("id", f"is {request.id}, that of a request still under way")
-        engine = self.engine(name)
-        if engine.idle:
-            self._join(self._places[name])
-        engine.submit(request, on_logits, allowed=allowed)
+        self.engine(name).submit(request, on_logits, logits_from, allowed, output)
         self._model_of[request.id] = name
 
     def cancel(self, request_id: int) -> None:
@@ -108,21 +121,29 @@ class Models:
 
     def put_tenant(self, tenant: Tenant) -> None:
         """See ``Engine.put_tenant``: in all that are loaded."""
-        for place in self._places.values():
-            place.loaded.engine.put_tenant(tenant)
+        for engine in self._engines:
+            engine.put_tenant(tenant)
+
+    def remove_tenant(self, id: int) -> None:
+        """See ``Engine.remove_tenant``: from all that are loaded."""
+        for engine in self._engines:
+            engine.let_leave(id)
+        for engine in self._engines:
+            engine.forget_left()
 
     @property
     def idle(self) -> bool:
         """True when no model has a request."""
-        return all(place.loaded.engine.idle for place in self._places.values())
+        return all(engine.idle for engine in self._engines)
 
     def step(self) -> list[TokenEvent]:
         """One step of the model whose turn it is; of the next one where all its requests wait for
         a quota or a consumer."""
-        busy = [place for place in self._places.values() if not place.loaded.engine.idle]
+        busy = {name: p for name, p in self._places.items() if not p.loaded.engine.idle}
+        self._let_join(busy)
         events: list[TokenEvent] = []
         passed: list[_Place] = []
-        for place in sorted(busy, key=lambda place: (place.turn, place.used)):
+        for place in sorted(busy.values(), key=lambda place: (place.turn, place.used)):
             events = self._step(place)
             if events or not place.loaded.engine.blocked:
                 # Who could not use its turn has it no more: nobody waits for it to catch up.
@@ -145,18 +166,34 @@ class Models:
         place = self._places.get(name)
         if place is None or not place.loaded.engine.idle:
             return False
-        del self._places[name]
-        place.loaded.close()
+        self.take_out(name)
         return True
+
+    def take_out(self, name: str) -> None:
+        """Let go of a model, in use or not."""
+        self._at_work.discard(name)
+        self._places.pop(name).loaded.close()
+
+    def longest_idle(self, names: Collection[str]) -> str | None:
+        """Of the models called ``names`` the one to unload first: that is idle, and unused for
+        longest; None where each is in use."""
+        idle = [name for name in self.loaded if self._places[name].loaded.engine.idle]
+        return next((name for name in idle if name in names), None)
 
     def close(self) -> None:
         """Let go of all models, in use or not."""
         self._model_of.clear()
-        while self._places:
-            self._places.popitem()[1].loaded.close()
+        for name in tuple(self._places):
+            self.take_out(name)
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return [place.loaded.engine for place in self._places.values()]
 
     def _step(self, place: _Place) -> list[TokenEvent]:
         engine = place.loaded.engine
+        if len(self._places) == 1:
+            return engine.step()
         began, weight = self._clock(), engine.active_weight
         try:
             return engine.step()
@@ -175,18 +212,24 @@ class Models:
             try:
                 return self._load(name)
             except (DoesNotFit, OutOfMemory):
-                if not any(self.unload(other) for other in self.loaded):
+                oldest = self.longest_idle(self._places)
+                if oldest is None:
                     raise
+                self.unload(oldest)
 
-    def _join(self, place: _Place) -> None:
-        """Let one that had nothing to do begin no earlier than those at work, so that nobody waits
-        for it to catch up. What was done while no other wanted the device counts for nothing."""
-        turns = [other.turn for other in self._places.values() if not other.loaded.engine.idle]
-        if turns:
-            place.turn = max(place.turn, min(turns))
-        else:
-            for other in self._places.values():
-                other.turn = 0.0
+    def _let_join(self, busy: dict[str, _Place]) -> None:
+        """Let those that had nothing to do begin no earlier than those at work, so that nobody
+        waits for them to catch up. What was done while no other wanted the device counts for
+        nothing."""
+        if busy.keys() == self._at_work:
+            return
+        turns = [place.turn for name, place in busy.items() if name in self._at_work]
+        if not turns:
+            for place in self._places.values():
+                place.turn = 0.0
+        for name in busy.keys() - self._at_work if turns else ():
+            busy[name].turn = max(busy[name].turn, min(turns))
+        self._at_work = set(busy)
 
     def _touch(self, place: _Place) -> None:
         self._turns += 1

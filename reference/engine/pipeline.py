@@ -172,7 +172,7 @@ class Pipeline:
         submission = self._runner.submit(inputs)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
-        attended = sum(count * (2 * start + count + 1) for _, start, count in chunks) // 2
+        attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
         requests = [placement.sequence.request.id for placement in placements]
         self._follow(submission, placements, requests, chunks, rows, attended)
         self._publish(chunks, placements)
@@ -245,7 +245,7 @@ class Pipeline:
         now = self._clock()
         seconds = now - max(step.began, self._read_at)
         self._read_at = now
-        tokens = sum(count for _, _, count in step.chunks)
+        tokens = sum([count for _, _, count in step.chunks])
         self._cost.observe(tokens, step.attended, seconds)
         self._observer.step(
             StepObservation(

@@ -84,7 +84,8 @@ class KvMemory:
 
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages charged to the tenant now, or once ``leaving`` are released: see ``available``."""
-        return self._pool.charged(tenant) + self._pool.effect_of(leaving)[1][tenant]
+        charged = self._pool.charged(tenant)
+        return charged + self._pool.effect_of(leaving)[1][tenant] if leaving else charged
 
     def reserve(self, tenant: int, pages: int) -> None:
         """Guarantee the tenant so many pages: what it does not hold of them, nobody else can take.
@@ -104,10 +105,13 @@ class KvMemory:
         Shared pages come free with their last holder only, and what others have reserved is theirs
         again as soon as they hold less.
         """
+        room = self.free + self.cached
+        if not leaving and not self._reserved:
+            return room
         freed, changes = self._pool.effect_of(leaving)
         others = ((other, pages) for other, pages in self._reserved.items() if other != tenant)
         unused = sum(max(0, pages - self.held(other) - changes[other]) for other, pages in others)
-        return max(0, self.free + self.cached + freed - unused)
+        return max(0, room + freed - unused)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
         """``count`` pages for ``slot``, charged to ``tenant``; None when there are not so many."""

@@ -124,7 +124,8 @@ def _fit(cells: list[_Cell], steps: int) -> NDArray[np.float64]:
     """float64[3]: the coefficients >= 0 with the least sum of squared relative errors, each
     divided by the age of its kind.
 
-    With three coefficients, the best set of those that are not 0 is found by trying all seven.
+    With three coefficients, the best set of those that are not 0 is found by trying all seven, all
+    three first: where none of these is negative no fewer are better.
     """
     seconds = np.array([cell.seconds for cell in cells])
     weight = 1 / (1 + np.array([steps - cell.latest for cell in cells]) / AGING_STEPS)
@@ -143,4 +144,6 @@ def _fit(cells: list[_Cell], steps: int) -> NDArray[np.float64]:
                 best = np.zeros(3)
                 best[chosen] = found / scale[chosen]
                 least = error
+        if size == 3 and least < math.inf:
+            break
     return best

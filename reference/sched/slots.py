@@ -152,11 +152,11 @@ class SlotTable:
 
         ``tokens`` gives what the host knows of each chunk's sequence.
         """
-        total = sum(count for _, _, count in chunks)
+        total = sum([count for _, _, count in chunks])
         query = np.empty(total, QUERY_TOKEN)
         query["token"], query["flags"] = LAST_TOKEN, 0
-        query["slot"] = _all(repeat(slot, count) for slot, _, count in chunks)
-        query["position"] = _all(range(start, start + count) for _, start, count in chunks)
+        query["slot"] = _all([repeat(slot, count) for slot, _, count in chunks])
+        query["position"] = _all([range(start, start + count) for _, start, count in chunks])
         end = 0
         output_rows: list[int] = []
         row_slots: list[int] = []
@@ -177,7 +177,7 @@ class SlotTable:
             sampling=sampling,
             page_table=self.page_table,
             wanted=self._wanted(chunks),
-            bias=self._bias.reshape(-1) if any(self.biased[slot] for slot in row_slots) else None,
+            bias=self._bias.reshape(-1) if any(self.biased[s] for s in row_slots) else None,
             page_versions=self.page_versions,
         )
 

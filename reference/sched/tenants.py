@@ -49,6 +49,16 @@ class RateWindow:
         """The total by the length of the window."""
         return self.total(now) / WINDOW_SECONDS
 
+    def below_in(self, now: float, per_second: float) -> float:
+        """Seconds from ``now`` until what is counted already is below a rate, 0 where it is."""
+        left, gone_at, size = self.total(now), now, len(self._counts)
+        for bucket in range(self._latest - size + 1, self._latest + 1):
+            if left / WINDOW_SECONDS < per_second:
+                break
+            left -= self._counts[bucket % size]
+            gone_at = (bucket + size) / BUCKETS_PER_SECOND
+        return max(0.0, gone_at - now)
+
     def _advance(self, now: float) -> None:
         """Forget the buckets that left the window. A clock that goes back stands still here."""
         bucket = int(now * BUCKETS_PER_SECOND)
@@ -204,6 +214,16 @@ class Tenants:
         return (
             account.decoded.per_second(now) < tenant.decode_tokens_per_s
             and account.prefilled.per_second(now) < tenant.prefill_tokens_per_s
+        )
+
+    def rates_free_in(self, id: int) -> float:
+        """Seconds until both rates of the tenant are below theirs, if nothing more is computed for
+        it; 0 where they are."""
+        account, now = self._account(id), self._clock()
+        tenant = account.tenant
+        return max(
+            account.decoded.below_in(now, tenant.decode_tokens_per_s),
+            account.prefilled.below_in(now, tenant.prefill_tokens_per_s),
         )
 
     def dominant_share(self, id: int) -> float:

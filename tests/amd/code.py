@@ -7,21 +7,22 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 
-from accel.amd.build import FOLDER
+from accel.amd.build import folder_of
+from accel.amd.generation import GFX12, Generation
 from contract.kernel import KernelHeader, decode_kernel
 from tests.needs import machine_lacks
 
 
 @cache
-def shipped(name: str) -> KernelHeader:
+def shipped(name: str, gpu: Generation = GFX12) -> KernelHeader:
     """A kernel file of the package."""
-    return decode_kernel((FOLDER / f"{name}.zrt").read_bytes())
+    return decode_kernel((folder_of(gpu) / f"{name}.zrt").read_bytes())
 
 
-def some_shipped(step: int = 1) -> Iterator[KernelHeader]:
+def some_shipped(step: int = 1, gpu: Generation = GFX12) -> Iterator[KernelHeader]:
     """Every ``step``-th kernel file of the package."""
-    for path in sorted(FOLDER.glob("*.zrt"))[::step]:
-        yield shipped(path.stem)
+    for path in sorted(folder_of(gpu).glob("*.zrt"))[::step]:
+        yield shipped(path.stem, gpu)
 
 
 SAMPLE = 9

@@ -29,7 +29,7 @@ MACHINES: dict[str, tuple[Behaviour, str]] = {
     "no node": (Behaviour(errors={NODES: errno.ENOENT}), "there is no AMD GPU"),
     "other GPU": (
         Behaviour(properties=PROPERTIES | {"gfx_target_version": 90402}),
-        r"no kernels for gfx942 \(gfx942\); there are some for gfx1200, gfx1201",
+        r"no kernels for gfx942 \(gfx942\); there are some for gfx1200, gfx1201, gfx1100",
     ),
     "small BAR": (Behaviour(public=False), "does not see all memory .* enable resizable BAR"),
     "no memory": (Behaviour(memory_bytes=1 << 16), "cannot be used: .* free the GPU"),

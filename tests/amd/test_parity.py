@@ -1,7 +1,8 @@
 """Cases of the parity suite through packets, command processor and machine code.
 
-A few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for more of each, or for all,
-which takes half an hour.
+A few of every opcode and storage type; ZINC_RT_PARITY_CASES asks for more of each. All of them are
+the soak tests, half an hour of one core; ZINC_RT_PARITY_PART=3/8 is the third of eight parts, each
+of which has every eighth case.
 """
 
 from __future__ import annotations
@@ -56,8 +57,24 @@ def test_parity(tier: AmdTier, case: Case) -> None:
     assert not problems, "; ".join(f"{name}: {found}" for name, found in problems.items())
 
 
+def part(cases: list[Case], named: str) -> list[Case]:
+    """Every n-th of them, from the k-th on, for "k/n" with 1 <= k <= n."""
+    number, parts = (int(word) for word in named.split("/"))
+    assert 1 <= number <= parts, f"ZINC_RT_PARITY_PART={named}"
+    return cases[number - 1 :: parts]
+
+
+def test_parts_are_the_whole() -> None:
+    cases = chosen("all")
+    assert sorted(map(str, cases)) == sorted(
+        str(case) for number in (1, 2, 3) for case in part(cases, f"{number}/3")
+    )
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("case", chosen("all"), ids=str)
+@pytest.mark.parametrize(
+    "case", part(chosen("all"), os.environ.get("ZINC_RT_PARITY_PART", "1/1")), ids=str
+)
 def test_all(tier: AmdTier, case: Case) -> None:
     assert compare(tier, case) == {}
 

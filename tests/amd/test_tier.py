@@ -136,7 +136,7 @@ def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
 def test_a_damaged_installation_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setattr("accel.amd.program.FOLDER", tmp_path)
+    monkeypatch.setattr("accel.amd.program.folder_of", lambda gpu: tmp_path)
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="install zinc-rt again"):
         AmdTier(kernel=kernel)

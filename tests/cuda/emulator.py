@@ -31,6 +31,16 @@ class Emulated:
         run = getattr(self.library, f"run_{entry}")
         run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))
 
+    def run_together(
+        self, entry: str, blocks: int, threads: int, seed: int, *arguments: int
+    ) -> bool:
+        """All blocks of a cooperative launch at once, in an order drawn from ``seed``, what they
+        store for each other arriving late; False where they wait forever."""
+        run = getattr(self.library, f"run_together_{entry}")
+        run.restype = ctypes.c_bool
+        numbers = map(ctypes.c_uint, (blocks, threads, seed))
+        return bool(run(*numbers, *map(ctypes.c_uint64, arguments)))
+
 
 def emulate(source: Source, folder: Path) -> Emulated:
     """The kernels of ``source``, built into ``folder`` once."""
@@ -78,5 +88,13 @@ extern "C" void run_{entry}(unsigned grid_x, unsigned grid_y, unsigned threads, 
     blockDim = {{threads, 1, 1}};
     for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < grid_x; blockIdx.x++) emulator::run_block(threads, body);
+}}
+extern "C" bool run_together_{entry}(unsigned blocks, unsigned threads, unsigned seed, {names}) {{
+    using namespace of_{entry};
+    {stores}
+    gridDim = {{blocks, 1, 1}};
+    blockDim = {{threads, 1, 1}};
+    blockIdx.y = 0;
+    return emulator::run_together(blocks, threads, seed, body);
 }}
 """

@@ -42,6 +42,8 @@ class CUresult(IntEnum):
 
 
 QUERIES_PER_OPERATION = 5
+FIRST_STREAM = 1
+"""Of a context, and the only one that waits; copies on another are made at once."""
 SUCCESS = CUresult.CUDA_SUCCESS
 UNASKED_SHARED_BYTES = 48 << 10
 """Dynamic shared memory a kernel may have without asking for more."""
@@ -76,6 +78,7 @@ class FakeContext:
     hangs: bool = False
     destroyed: bool = False
     asked: int = 0
+    streams: int = 0
 
     def run(self, most: int | None = None) -> None:
         """Execute what was enqueued, but for a kernel that hangs and what follows it."""
@@ -201,6 +204,9 @@ class FakeDriver:
         self, target: int, source: int, nbytes: int, stream: Any
     ) -> tuple[Any, ...]:
         self._on_device(target, nbytes)
+        if stream != FIRST_STREAM:
+            ctypes.memmove(target, source, nbytes)
+            return (SUCCESS,)
         if source // 4096 * 4096 in self.current.pinned:
             return self._enqueue(lambda: ctypes.memmove(target, source, nbytes))
         staged = ctypes.string_at(source, nbytes)
@@ -216,7 +222,8 @@ class FakeDriver:
         return answer
 
     def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
-        return SUCCESS, "stream"
+        self.current.streams += 1
+        return SUCCESS, self.current.streams
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         self.current.run()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.plan import plan_launches
+from accel.cuda.persistent import BLOCKS, compose
+from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.units import UNITS
 from accel.packets.rules import lower_graph
@@ -15,6 +18,7 @@ from contract.shape_key import ShapeKey
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.test_attention import PARTS, attention
 from tests.cuda.test_head_rows import heads_graph
+from tests.cuda.test_persistent import recorded
 from tests.cuda.test_products import layer
 from tests.needs import missing
 
@@ -27,8 +31,9 @@ def compiler() -> Compiler:
         missing(str(error), "pip install zinc-rt[cuda]")
 
 
-def sources(device: Device) -> list[Source]:
-    """Of products with norms, biases, gates and residuals, of attention and what stands before."""
+def sources(device: Device, folder: Path) -> list[Source]:
+    """Of products with norms, biases, gates and residuals, of attention and what stands before, and
+    of all of them as phases."""
     graphs = [
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
         (layer(1, dtypes.Q6_K, biases=True).graph, (9,)),
@@ -41,15 +46,25 @@ def sources(device: Device) -> list[Source]:
         for tokens in counts:
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
             found += [launch.source for launch in plan_launches(step.ops, device).launches]
+    found += [launch.source for launch in persistent_launches(device, folder)]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
 
 
+def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
+    """Of a dense model's step of one token, in the block the tier chooses."""
+    graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
+    step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
+    tuned = plan_launches(step.ops, device)
+    plan = compose(tuned, step.ops, device, BLOCKS, step.scratch)
+    return [launch for launch in plan.launches if launch.table is not None]
+
+
 @pytest.mark.parametrize("device", [OLDER, DEVICE], ids=lambda device: str(device.architecture))
-def test_tuned_kernels_compile(device: Device, compiler: Compiler) -> None:
+def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path) -> None:
     """With the options of the tier; a kernel that is not C++ is told apart."""
-    every = sources(device)
+    every = sources(device, folder)
     names = {source.name for source in every}
-    assert names >= {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    assert names >= {"step.cu"} | {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
     of_device = {"unit_groups.cu", "unit_matrix.cu"} & names
     assert of_device == {"unit_groups.cu" if device is DEVICE else "unit_matrix.cu"}
     for source in every:

@@ -65,20 +65,35 @@ struct Fiber {
     bool done;
 };
 
-static std::vector<Fiber> fibers;
-static std::vector<Warp> warps;
+// One block. Of a launch whose blocks run at the same time there are several.
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    unsigned at_barrier = 0, barrier_round = 0, left = 0;
+    int at_group[16] = {};
+    unsigned group_round[16] = {};
+    unsigned char *memory = nullptr;
+};
+// A word on its way to where other blocks see it.
+struct Store {
+    unsigned *place, word;
+};
+
+static Block *block;
 static ucontext_t scheduler;
-static unsigned current, at_barrier, barrier_round;
+static unsigned current;
 static void (*body)();
+static std::vector<Store> under_way;
+static uint64_t random_state;
 
 static void yield() {
     const unsigned mine = current;
-    swapcontext(&fibers[mine].context, &scheduler);
+    swapcontext(&block->fibers[mine].context, &scheduler);
 }
 
 // What every lane of the warp brought.
 static const Message *exchange(const Message &mine) {
-    Warp &warp = warps[current / LANES];
+    Warp &warp = block->warps[current / LANES];
     const unsigned round = warp.round;
     warp.coming[current % LANES] = mine;
     if (++warp.arrived == LANES) {
@@ -91,46 +106,112 @@ static const Message *exchange(const Message &mine) {
 }
 
 static void block_barrier() {
-    const unsigned round = barrier_round;
-    if (++at_barrier == fibers.size()) at_barrier = 0, barrier_round++;
-    while (barrier_round == round) yield();
+    const unsigned round = block->barrier_round;
+    if (++block->at_barrier == block->fibers.size()) block->at_barrier = 0, block->barrier_round++;
+    while (block->barrier_round == round) yield();
 }
 
 // Of the four warps that name it.
-static int at_group[16];
-static unsigned group_round[16];
 static void group_barrier(unsigned id) {
-    const unsigned round = group_round[id];
-    if (++at_group[id] == 4 * LANES) at_group[id] = 0, group_round[id]++;
-    while (group_round[id] == round) yield();
+    const unsigned round = block->group_round[id];
+    if (++block->at_group[id] == 4 * LANES) block->at_group[id] = 0, block->group_round[id]++;
+    while (block->group_round[id] == round) yield();
 }
 
 static void enter() {
     body();
-    fibers[current].done = true;
-    swapcontext(&fibers[current].context, &scheduler);
+    block->fibers[current].done = true;
+    swapcontext(&block->fibers[current].context, &scheduler);
 }
 
-static void run_block(unsigned threads, void (*kernel)()) {
-    body = kernel;
-    fibers.assign(threads, Fiber{});
-    warps.assign(threads / LANES, Warp{});
-    at_barrier = barrier_round = 0;
-    memset(shared, 0xFF, sizeof shared);
-    for (Fiber &fiber : fibers) {
+static void open_block(Block &opened, unsigned threads, unsigned char *memory) {
+    opened.fibers.assign(threads, Fiber{});
+    opened.warps.assign(threads / LANES, Warp{});
+    opened.left = threads;
+    opened.memory = memory;
+    for (Fiber &fiber : opened.fibers) {
         getcontext(&fiber.context);
         fiber.stack = (char *)malloc(STACK_BYTES);
         fiber.context.uc_stack.ss_sp = fiber.stack;
         fiber.context.uc_stack.ss_size = STACK_BYTES;
         makecontext(&fiber.context, enter, 0);
     }
-    for (unsigned left = threads; left;)
-        for (current = 0; current < threads; current++) {
-            if (fibers[current].done) continue;
-            swapcontext(&scheduler, &fibers[current].context);
-            left -= fibers[current].done;
+}
+
+// Every thread of the block up to where it waits.
+static void pass() {
+    for (current = 0; current < block->fibers.size(); current++) {
+        Fiber &fiber = block->fibers[current];
+        if (fiber.done) continue;
+        swapcontext(&scheduler, &fiber.context);
+        block->left -= fiber.done;
+    }
+}
+
+static void close_block(Block &closed) {
+    for (Fiber &fiber : closed.fibers) free(fiber.stack);
+}
+
+static void run_block(unsigned threads, void (*kernel)()) {
+    Block only;
+    block = &only;
+    body = kernel;
+    memset(shared, 0xFF, sizeof shared);
+    open_block(only, threads, shared);
+    while (only.left) pass();
+    close_block(only);
+}
+
+static unsigned random_below(unsigned most) {
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (unsigned)((random_state >> 33) * most >> 31);
+}
+
+static void publish(unsigned *place, unsigned word) { under_way.push_back({place, word}); }
+
+// What was stored arrives word by word, in any order; `hasty` out of 16 of it now.
+static void arrive(unsigned hasty) {
+    for (size_t i = 0; i < under_way.size();)
+        if (random_below(16) < hasty) {
+            *under_way[i].place = under_way[i].word;
+            under_way[i] = under_way.back();
+            under_way.pop_back();
+        } else {
+            i++;
         }
-    for (Fiber &fiber : fibers) free(fiber.stack);
+}
+
+constexpr unsigned MOST_TURNS = 200000;
+
+// All blocks of a launch at once, in turns that are drawn: one may go far ahead, another stand still for
+// long. False when they do not come to an end.
+static bool run_together(unsigned blocks, unsigned threads, uint64_t seed, void (*kernel)()) {
+    std::vector<Block> all(blocks);
+    body = kernel;
+    random_state = seed;
+    under_way.clear();
+    for (Block &one : all) {
+        unsigned char *memory = (unsigned char *)aligned_alloc(128, sizeof shared);
+        memset(memory, 0xFF, sizeof shared);
+        open_block(one, threads, memory);
+    }
+    unsigned left = blocks, late = random_below(blocks), turns = 0;
+    for (; left && turns < MOST_TURNS; turns++) {
+        if (random_below(64) == 0) late = random_below(blocks);
+        const unsigned next = random_below(blocks);
+        block = &all[next];
+        if (!block->left || (next == late && random_below(8))) continue;
+        blockIdx.x = next;
+        for (unsigned passes = 1 + random_below(24); passes && block->left; passes--) pass();
+        left -= !block->left;
+        arrive(random_below(4) ? 4 : 0);
+    }
+    arrive(16);
+    for (Block &one : all) {
+        close_block(one);
+        free(one.memory);
+    }
+    return turns < MOST_TURNS;
 }
 
 }  // namespace emulator
@@ -270,6 +351,11 @@ DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned 
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
+DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publish(place, word); }
+DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
+DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }
+DEVICE unsigned load_host_word(const unsigned *place) { return *place; }
+#define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
 DEVICE void spin_pause() { emulator::yield(); }
 

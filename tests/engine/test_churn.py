@@ -22,11 +22,16 @@ from tests.late_tier import LateTier
 from tests.needs import need_device
 
 STEPS = 1000
+EMULATED_STEPS = 120
+"""Where a processor plays the device, a step takes twenty times as long."""
 LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)
 TIERS: dict[str, Callable[[], Tier]] = {
     "cpu": CpuTier,
     "late": LateTier,
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
+    **{
+        name: partial(need_device, partial(open_tier, name))
+        for name in ("opencl", "vulkan", "cuda")
+    },
 }
 
 
@@ -95,11 +100,13 @@ def test_a_thousand_steps_of_churn_lower_nothing(
 ) -> None:
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)
-    sequences, mixed = churn(runner, STEPS)
+    info = runner.tier.info
+    steps = EMULATED_STEPS if info.name == "vulkan" and info.host_unified else STEPS
+    sequences, mixed = churn(runner, steps)
     assert lowerings.count == 0
     assert {1, LIMITS.slots} <= sequences
     assert len(sequences) > 12
-    assert mixed > STEPS // 10
+    assert mixed > steps // 10
 
 
 def test_a_lowering_in_the_middle_of_churn_is_counted(

@@ -143,6 +143,47 @@ def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Mac
     assert here.steps["llama"] - before >= 5
 
 
+def test_one_that_is_loaded_again_begins_where_the_others_are(
+    machine: Callable[[int], Machine],
+) -> None:
+    """Also where nobody took a step meanwhile."""
+    here = machine(2)
+    here.models.submit("llama", request(1, 50))
+    here.models.submit("qwen2", request(2, 50))
+    for _ in range(20):
+        here.models.step()
+    here.models.cancel(2)
+    assert here.models.unload("qwen2")
+    here.models.submit("qwen2", request(3, 50))
+    before = here.steps["llama"]
+    for _ in range(12):
+        here.models.step()
+    assert here.steps["llama"] - before >= 5
+
+
+def test_a_tenant_is_put_and_removed_for_all_models(machine: Callable[[int], Machine]) -> None:
+    """What it computed is nobody's on any of them, whoever gets its id; those whose requests run
+    end them first."""
+    here = machine(2)
+    for name in ("llama", "qwen2"):
+        engine = here.models.engine(name)
+        here.models.submit(name, request(1, 30, tenant=1))
+        list(here.models.run())
+        assert engine.memory.cached
+    here.models.submit("llama", request(2, 3, tenant=1))
+    here.models.remove_tenant(1)
+    with pytest.raises(RequestError, match="removed"):
+        here.models.submit("qwen2", request(3, tenant=1))
+    list(here.models.run())
+    assert 1 not in here.tenants
+    here.models.put_tenant(TENANTS[1])
+    assert 1 in here.tenants
+    for number, name in enumerate(("llama", "qwen2"), 4):
+        assert not here.models.engine(name).memory.cached
+        here.models.submit(name, request(number, tenant=1))
+    assert {len(tokens) for tokens in tokens_of(here.models).values()} == {6}
+
+
 def test_what_was_done_alone_is_not_held_against_anybody(
     machine: Callable[[int], Machine],
 ) -> None:

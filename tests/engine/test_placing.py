@@ -6,9 +6,11 @@ import pytest
 
 from contract.errors import RequestError
 from contract.types import QosClass, Request, Tenant
+from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
 from reference.engine import Engine
+from reference.engine.placing import QUANTUM
 from reference.limits import Limits
 from reference.sched.tenants import Tenants
 
@@ -151,3 +153,35 @@ def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota()
         engine.step()
         assert engine.tenants.usage(1).pages <= 5
     assert engine.statistics.preempted == 0
+
+
+def test_who_waited_too_long_gets_something_done_before_it_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """QUANTUM positions beyond those that came from the cache; then it gives way to its betters."""
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+    clock = VirtualClock()
+    tenants = (
+        Tenant(1, "hurried", qos=QosClass.INTERACTIVE),
+        Tenant(2, "batch", qos=QosClass.BATCH),
+    )
+    runner = SimulatedRunner(Limits(1, 256, 32, step_tokens=19), clock)
+    engine = Engine(runner, tenants=Tenants(tenants, clock=clock), clock=clock)
+    document = (*ONE_DOCUMENT, 7)
+    engine.submit(Request(1, document, 2, tenant=2, ignore_end=True))
+    list(engine.run())
+    engine.submit(Request(2, (5,), 20, tenant=1, ignore_end=True))
+    engine.step()
+    engine.submit(Request(3, document, 150, tenant=2, ignore_end=True))
+    clock.advance(11)
+    while not engine.progress(3):
+        engine.step()
+    engine.submit(Request(4, (6,), 4, tenant=1, ignore_end=True))
+    done = 0
+    while not engine.statistics.preempted:
+        done = max(done, engine.progress(3))
+        engine.step()
+    begun = len(ONE_DOCUMENT)
+    # Between two looks at who waits there are up to twelve of these steps.
+    assert begun + QUANTUM <= done <= begun + QUANTUM + 12
+    assert len([event for event in engine.run() if event.request_id == 4]) == 4

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.errors import QueueFull, RequestError
+from contract.errors import QueueFull, RequestError, TenantQueueFull
 from contract.types import (
     LOCAL_TENANT,
     FinishReason,
@@ -216,9 +216,44 @@ def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> Non
             engine.step()
     for number in range(10, 12):
         engine.submit(Request(number, prompt(1, 5), 3))
-    with pytest.raises(QueueFull):
+    with pytest.raises(TenantQueueFull) as refused:
         engine.submit(Request(12, prompt(1, 5), 3))
+    assert (refused.value.depth, refused.value.rate) == (2, False)
     engine.submit(Request(13, prompt(1, 5), 3, tenant=1))
+
+
+def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
+    """Alone too, and before it is asked whether there is a place for anybody."""
+    tenants = Tenants([replace(LOCAL_TENANT, max_waiting=2)], clock=ManualClock())
+    engine = Engine(runner, queue_depth=2, tenants=tenants)
+    for number in range(2):
+        engine.submit(Request(number, prompt(1, 5), 3))
+    with pytest.raises(TenantQueueFull) as refused:
+        engine.submit(Request(7, prompt(1, 5), 3))
+    assert (refused.value.depth, refused.value.rate) == (2, False)
+    assert engine.ledger.of(0).requests_rejected == 1
+    events = engine.step()
+    engine.submit(Request(8, prompt(1, 5), 3))
+    assert len([*events, *engine.run()]) == 9
+
+
+def test_who_waits_for_a_rate_is_told_when_it_is_below(runner: ModelRunner) -> None:
+    """Nine tokens at once, where one a second may be: they are forgotten after five seconds."""
+    clock = ManualClock()
+    slow = replace(LOCAL_TENANT, decode_tokens_per_s=1, max_waiting=1)
+    engine = Engine(runner, tenants=Tenants([slow], clock=clock), clock=clock)
+    engine.submit(Request(1, prompt(1, 5), 9, ignore_end=True))
+    assert len(list(engine.run())) == 9
+    engine.submit(Request(2, prompt(1, 5), 3))
+    clock.now += 2
+    assert engine.step() == []
+    with pytest.raises(TenantQueueFull) as refused:
+        engine.submit(Request(3, prompt(1, 5), 3))
+    assert refused.value.rate
+    clock.now += refused.value.retry_after - 0.01
+    assert engine.step() == []
+    clock.now += 1
+    assert len(list(engine.run())) == 3
 
 
 def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(

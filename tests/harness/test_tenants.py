@@ -23,6 +23,7 @@ max_kv_pages = 512
 decode_tokens_per_s = 200
 prefill_tokens_per_s = 5000
 max_context = 8192
+max_waiting = 40
 reserved_pages = 64
 keys = ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
 operator = true
@@ -55,6 +56,7 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
         decode_tokens_per_s=200,
         prefill_tokens_per_s=5000,
         max_context=8192,
+        max_waiting=40,
         reserved_pages=64,
     )
     assert all(f"{key} = " in WHOLE for key in KEYS)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.kernels.products import GROUPS, ROWS, TOKENS, Product, product_of
 from accel.kernels.source import Language, Module, module_source
-from accel.vulkan.product_test import GROUPS, ROWS, TOKENS, Product, product_of
 from contract.dtypes import (
     IQ4_XS,
     MXFP4,

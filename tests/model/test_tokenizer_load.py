@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.gguf import StringArray
 from reference.model.tokenizer import load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
 
@@ -126,30 +127,39 @@ def test_merges_that_lead_nowhere_do_no_harm():
     assert tokenizer.decode_bytes(tokenizer.encode("qqababzz x  y")) == b"qqababzz x  y"
 
 
-def test_opening_reads_no_token_text():
-    """The token and merge arrays of a large file are left alone until they are needed."""
+class Counted(StringArray):
+    """Counts the strings that become objects."""
 
-    class Untouchable(list):
-        def __iter__(self):
-            raise AssertionError("read")
+    made = 0
 
-    metadata = byte_level_metadata(["a b"], ["<c>"])
-    for key in ("tokens", "merges"):
-        name = f"tokenizer.ggml.{key}"
-        metadata[name] = Untouchable(item.encode() for item in metadata[name])
-    tokenizer = load_tokenizer(metadata, "m.gguf")
-    assert tokenizer.vocab_size == 258
-    with pytest.raises(AssertionError, match="read"):
-        tokenizer.encode("a")
+    def __getitem__(self, index):
+        Counted.made += 1
+        return super().__getitem__(index)
+
+    def to_list(self):
+        Counted.made += len(self)
+        return super().to_list()
 
 
-def test_decoding_builds_no_encoding_table():
-    class Untouchable(list):
-        def __iter__(self):
-            raise AssertionError("read")
+def _counted_metadata(merges: list[str], control: list[str]) -> dict[str, object]:
+    metadata = byte_level_metadata(merges, control)
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        strings = StringArray.of([item.encode() for item in metadata[key]])
+        metadata[key] = Counted(strings.octets, strings.offsets)
+    Counted.made = 0
+    return metadata
 
-    metadata = byte_level_metadata(["a b"], [])
-    metadata["tokenizer.ggml.merges"] = Untouchable([b"a b"])
-    tokenizer = load_tokenizer(metadata, "m.gguf")
-    assert tokenizer.token_bytes(256) == b"ab"
+
+def test_only_what_a_text_meets_of_a_vocabulary_becomes_objects():
+    """Opening makes none of the tokens and merges; encoding those that begin as the text does."""
+    words = [f"{a}{b}{c}" for a in "bcdfgh" for b in "aeiou" for c in "klmnp"]
+    merges = [f"{word[0]} {word[1]}" for word in words] + [
+        f"{word[:2]} {word[2]}" for word in words
+    ]
+    tokenizer = load_tokenizer(_counted_metadata(merges, ["<c>"]), "m.gguf")
+    assert (tokenizer.vocab_size, tokenizer.longest_token, Counted.made) == (557, 3, 0)
     assert tokenizer.eog_ids == frozenset()
+    assert tokenizer.token_bytes(256) == b"ba"
+    assert Counted.made == 1
+    assert tokenizer.decode_bytes(tokenizer.encode("bak<c>", parse_special=True)) == b"bak"
+    assert Counted.made < 60

@@ -57,7 +57,7 @@ def _oracle(name: str) -> tokenizers.Tokenizer:
     [pattern] = pre.passes
     oracle.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern.pattern), "isolated"),
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
             tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

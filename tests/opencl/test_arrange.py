@@ -65,6 +65,7 @@ def check(tier: OpenClTier, dtype: DType, matrices: int, rows: int, units: int) 
     buffer = tier.upload(decl, blocks)
     matrix = buffer.matrix
     assert matrix is not None
+    tier._arranger.finish()
     assert (matrix.layout, matrix.row_bytes) == (weight.layout, expected.shape[1])
     assert matrix.allocation.nbytes == expected.nbytes
     got = tier._memory.read(matrix.allocation, 0, expected.nbytes).reshape(expected.shape)
@@ -89,6 +90,38 @@ def test_staged_in_parts(
     tier = open_opencl(shared_addresses=False)
     for shape in ((1, 100, 2), (3, 40, 2), (5, 7, 2), (2, 16, 2)):
         check(tier, Q4_K, *shape)
+
+
+def test_matrices_are_arranged_while_the_host_goes_on(
+    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload waits only when too much is under way; until then it keeps what is read."""
+    waited = []
+    finish = arrange.Arranger.finish
+
+    def counted(arranger: arrange.Arranger) -> None:
+        waited.append(len(arranger._under_way))
+        finish(arranger)
+
+    monkeypatch.setattr(arrange.Arranger, "finish", counted)
+    tier = open_opencl()
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q4_K, (64, 256))
+    sources = [random_blocks(Q4_K, 64, 1) for _ in range(3)]
+    buffers = [tier.upload(decl, source) for source in sources]
+    assert waited == []
+    kept = [data for _, data in tier._arranger._under_way]
+    assert all(np.shares_memory(one, other) for one, other in zip(kept, sources, strict=True))
+    monkeypatch.setattr(arrange, "AHEAD_BYTES", 3 * sources[0].nbytes)
+    buffers.append(tier.upload(decl, sources[0]))
+    assert waited == [4]
+    tier.upload(decl, sources[0])
+    tier.free(buffers[0])
+    assert waited == [4, 1]
+    tier._runtime.launch.queue.finish()
+    tier.upload(decl, sources[0])
+    tier._runtime.launch.queue.finish()
+    tier._arranger.forget()
+    assert not tier._arranger._under_way
 
 
 def test_what_does_not_fit(open_opencl: OpenTier) -> None:

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from accel.opencl import device as device_module
+from accel.opencl import driver
 from accel.opencl.device import Device, find_device, find_devices
+from accel.opencl.driver import load_drivers
+from accel.opencl.host_memory import MEMORY_INFORMATION, available_memory
 from contract.errors import TierUnavailable
+
+
+def test_drivers_are_loaded_in_a_thread(device: Device) -> None:
+    """It ends, and the devices are the same afterwards."""
+    thread = load_drivers()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert find_device().name == device.name
+
+
+def test_memory_that_can_be_had(tmp_path: Path) -> None:
+    """As Linux says, or else the library."""
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:       24115244 kB\nMemAvailable:   22000001 kB\n")
+    assert available_memory(told) == 22000001 * 1024
+    total = psutil.virtual_memory().total
+    told.write_text("MemTotal:       24115244 kB\n")
+    for source in (told, tmp_path / "none", MEMORY_INFORMATION):
+        assert 0 < available_memory(source) <= total
+
+
+def test_no_driver_to_load_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a device says what is missing."""
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(driver, "LIBRARY", "libNoSuchLibrary.so.9")
+    load_drivers().join(60)
+    assert failed == []
 
 
 def test_missing_pyopencl_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from accel.opencl import tier as tier_module
 from accel.opencl.launcher import Mode
 from accel.packets.forms import FEW, SPLIT_TOKENS, step_forms
+from accel.packets.rules import lower_graph
+from accel.packets.step import Step
 from contract.dtypes import F16
+from contract.ir.graph import Graph
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from reference.limits import Limits
@@ -77,6 +81,27 @@ def runners(
             monkeypatch.setattr(tier, "forms", lambda largest, first=first: FORMS[first:])
             opened.append(stack.enter_context(ModelRunner(model, tier, LIMITS)))
         yield opened
+
+
+def test_a_step_that_was_planned_is_not_lowered_again(
+    open_opencl: OpenTier,
+    synthetic_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a model each form is lowered once, by the plan of its memory."""
+    lowered: list[tuple[object, ShapeKey]] = []
+
+    def counted(graph: Graph, form: ShapeKey, parts: int, tier: str) -> Step:
+        lowered.append((graph, form))
+        return lower_graph(graph, form, parts, tier)
+
+    monkeypatch.setattr(tier_module, "lower_graph", counted)
+    model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES[MODELS[0]]))
+    tier = open_opencl()
+    tier.footprint(model.graph(LIMITS), LIMITS.largest)
+    with ModelRunner(model, tier, LIMITS) as runner:
+        runner.prepare()
+        assert [form for graph, form in lowered if graph is runner.graph] == list(FORMS)
 
 
 @st.composite

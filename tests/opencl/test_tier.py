@@ -281,7 +281,7 @@ def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
         machine_lacks("device whose number of groups at once is known")
     launch = _launch_context(device, Choices(cache=kernel_cache))
     packets = np.zeros(2, PACKET)
-    packets["op"] = NUMBERS["verify_k"]
+    packets["op"] = NUMBERS["select_rows"]
     packets["wait"] = 1
     place = launch.memory.adopt("packets", packets.view(np.uint8))
     too_many = PersistentLauncher(launch, 8 * device.compute_units, spin_limit=1 << 16)

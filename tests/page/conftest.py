@@ -50,9 +50,9 @@ def double() -> Iterator[Double]:
         yield double
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One profile for all tests: it keeps the modules of the page, and nothing else."""
+    """One profile for all tests of a module: it keeps the modules of the page, and nothing else."""
     context = browser.new_context()
     context.set_default_timeout(20_000)
     yield context

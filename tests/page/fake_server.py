@@ -59,7 +59,7 @@ class Fake:
 
     key: str | None = None
     busy: int = 0
-    """So many requests are refused with 503 first."""
+    """So many requests are refused first, with 503 and 429 in turn."""
     answers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     """Seconds between chunks."""
@@ -118,7 +118,8 @@ def fake_app(double: Double) -> Flask:
         fake.asked.append(body)
         if fake.busy:
             fake.busy -= 1
-            return _refused(503, "the queue is full", **{"Retry-After": "1"})
+            status = 503 if fake.busy % 2 else 429
+            return _refused(status, "the queue is full", **{"Retry-After": "1"})
         return Response(_chunks(fake, body), mimetype="text/event-stream")
 
     _add_models(app, double)
@@ -131,7 +132,8 @@ def _add_models(app: Flask, double: Double) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         managed = double.fake.managed
-        return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed}}
+        told = {"tenant": {"name": "local", "qos": "interactive"}}
+        return MODELS if managed is None else MODELS | {"x_zinc": {"managed": managed} | told}
 
     @app.post("/v1/models/pull")
     def pull() -> Response:

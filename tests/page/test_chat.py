@@ -26,6 +26,15 @@ def test_markdown_is_rendered_with_highlighted_code(chat: Chat) -> None:
     assert answer.locator("a").get_attribute("rel") == "noopener noreferrer nofollow"
 
 
+def test_there_is_nothing_to_export_before_a_message(chat: Chat) -> None:
+    export = chat.page.get_by_role("combobox", name="Export this conversation")
+    expect(export).to_be_hidden()
+    chat.ask("Go")
+    expect(export).to_be_visible()
+    chat.press("New chat")
+    expect(export).to_be_hidden()
+
+
 def test_code_is_copied_as_it_was_written(chat: Chat) -> None:
     chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.fake.answers["Go"] = MARKDOWN

@@ -50,6 +50,9 @@ class TestManager:
         chat.page.keyboard.press("Escape")
         expect(chat.page.get_by_role("dialog")).to_be_hidden()
 
+    def test_the_tier_and_the_class_of_the_tenant_are_shown(self, chat: Chat) -> None:
+        expect(chat.page.locator("#badges .badge")).to_have_text(["cpu", "interactive"])
+
     def test_what_goes_wrong_is_said(self, chat: Chat) -> None:
         chat.fake.progress = [{"error": {"message": "the disk is full"}}]
         chat.press("Models")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,9 @@ zinc_rt:generation_tokens_total{{{who}}} {step * 60}.0
 zinc_rt:prompt_tokens_total{{{who}}} {step * 100}.0
 zinc_rt:request_success_total{{{who},finished_reason="stop"}} 4.0
 zinc_rt:request_success_total{{{who},finished_reason="length"}} 1.0
+zinc_rt:tenant_slots{{{who}}} 2.0
+zinc_rt:tenant_pages{{{who}}} 17.0
+zinc_rt:tenant_live{{{who}}} 4.0
 zinc_rt:inter_token_latency_seconds_sum {step * 0.6}
 zinc_rt:inter_token_latency_seconds_count {step * 60}.0
 zinc_rt:inter_token_latency_seconds_bucket{{le="+Inf"}} {step * 60}.0
@@ -38,7 +42,7 @@ zinc_rt:inter_token_latency_seconds_bucket{{le="+Inf"}} {step * 60}.0
 
 @pytest.fixture
 def fake() -> Fake:
-    return Fake(metrics=[metrics(1), metrics(2)])
+    return Fake(metrics=[metrics(1), metrics(2), metrics(3)])
 
 
 @pytest.fixture
@@ -82,9 +86,13 @@ def test_charts_show_what_the_metrics_say(operator: Page) -> None:
 
 def test_tenants_are_listed(operator: Page) -> None:
     cells = operator.locator("#tenants tbody tr").locator("td")
-    expect(cells).to_have_text(["local", "interactive", "100", "60", "0", "5"])
+    expect(cells).to_have_text(["local", "interactive", "100", "60", "0", "", "2", "17", "4", "5"])
+    line = cells.nth(5).locator("path")
+    assert line.get_attribute("d") == ""
     operator.clock.run_for(2100)
     expect(cells.nth(3)).to_have_text("120")
+    operator.clock.run_for(2100)
+    expect(cells.nth(5).locator("path")).to_have_attribute("d", re.compile(r"^M.*L"))
 
 
 def test_a_counter_that_fell_is_no_negative_rate(operator: Page, fake: Fake) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import ConfigError, RequestError
-from contract.types import LOCAL_TENANT, Tenant
+from contract.types import LOCAL_TENANT, QosClass, Request, Tenant
 from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow, Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
@@ -43,6 +43,20 @@ def test_a_window_never_reports_less_than_it_holds(history: list[Counted]) -> No
         longer = WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND
         assert exact <= window.total(now) <= sum(n for at, n in counted if at >= now - longer)
     assert window.total(now + WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND) == 0
+
+
+@given(HISTORIES, st.integers(1, 40))
+def test_when_a_rate_is_below_a_bound_is_known(history: list[Counted], rate: int) -> None:
+    """From then on, and not a bucket before."""
+    window, now = RateWindow(), 0.0
+    for wait, tokens in history:
+        now += wait
+        window.add(now, tokens)
+    seconds = window.below_in(now, rate)
+    assert (seconds == 0) == (window.per_second(now) < rate)
+    if seconds:
+        assert window.per_second(now + seconds - 1e-6) >= rate
+        assert window.per_second(now + seconds + 1e-6) < rate
 
 
 def test_a_clock_that_goes_back_stands_still() -> None:
@@ -200,3 +214,15 @@ def test_giving_back_what_is_not_held_is_found() -> None:
     tenants.occupy(1, slots=-1)
     with pytest.raises(AssertionError, match="gave back twice"):
         tenants.occupy(1, slots=-1)
+
+
+@pytest.mark.parametrize("own", QosClass)
+@pytest.mark.parametrize("asked", [None, *QosClass])
+def test_a_request_may_lower_its_class_and_not_raise_it(
+    own: QosClass, asked: QosClass | None
+) -> None:
+    tenants = Tenants([replace(TEAM, qos=own)], clock=ManualClock())
+    served = tenants.class_of(Request(1, (1,), 1, tenant=TEAM.id, qos=asked))
+    order = [QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH]
+    assert order.index(served) == max(order.index(own), order.index(asked or own))
+    assert [qos.rank for qos in order] == [0, 1, 2]

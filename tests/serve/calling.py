@@ -6,9 +6,13 @@ The weights are random: what they write is what a grammar makes them write, or w
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import jsonschema
+import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -47,6 +51,13 @@ class Weather(BaseModel):
 
 def client_of(server: Running, retries: int = 0) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=retries)
+
+
+def client_waits(monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]) -> None:
+    """Has OpenAI's client call ``wait`` with the seconds before it asks again, instead of
+    sleeping."""
+    clock = SimpleNamespace(time=time.time, sleep=wait)
+    monkeypatch.setattr("openai._base_client.time", clock)
 
 
 def check_call(name: str, arguments: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from openai import OpenAI
 from harness.generate import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
+from harness.serve.structured.grammars import Grammars
+from reference.model.open import Model, open_model
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -82,3 +84,18 @@ def client(server: Running) -> Iterator[OpenAI]:
     """OpenAI's client for it, which tries nothing twice."""
     with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as openai:
         yield openai
+
+
+@pytest.fixture(scope="session")
+def model(tiny_model_path: Path) -> Iterator[Model]:
+    """The tiny model, opened."""
+    model = open_model(tiny_model_path)
+    with model.file:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def grammars(model: Model) -> Iterator[Grammars]:
+    """Grammars over its vocabulary."""
+    with closing(Grammars(model.tokenizer, model.config.vocab)) as grammars:
+        yield grammars

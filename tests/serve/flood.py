@@ -37,8 +37,8 @@ async def ask(host: str, port: int, request: bytes, told: Counter[str]) -> None:
             head = answer.partition(b"\r\n\r\n")[0]
             status = head.split(b" ")[1].decode() if b" " in head else "none"
             wait = re.search(rb"\r\nRetry-After: (\d+)", head)
-            if status == "503" and wait is None:
-                status = "503 without Retry-After"
+            if status in ("429", "503") and wait is None:
+                status += " without Retry-After"
             if status == "200" and b"[DONE]" not in answer[-64:]:
                 status = "200 without an end"
             told[status] += 1

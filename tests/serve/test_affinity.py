@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.errors import QueueFull, RequestError
+from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from harness.serve.driver import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
@@ -85,7 +86,7 @@ def test_what_is_left_of_a_request_continues_it(
 ) -> None:
     """Cut after any number of its tokens: the rest on another engine is the rest."""
     limits = Limits(
-        slots=2, context=96, pages=12, step_tokens=32, step_rows=4, top_log_probabilities=1
+        slots=8, context=96, pages=48, step_tokens=64, step_rows=8, top_log_probabilities=1
     )
     model = open_model(tiny_model_path)
     request = Request(
@@ -93,26 +94,34 @@ def test_what_is_left_of_a_request_continues_it(
     )
     with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
 
-        def events(asked: Request) -> list[tuple[int, int, float | None]]:
+        def events(asked: Sequence[Request]) -> list[list[tuple[int, int, float | None]]]:
             engine = Engine(runner)
-            engine.submit(asked)
-            told = []
-            while not engine.idle:
-                told += [(e.token, e.position, e.log_probability) for e in engine.step()]
-            return told
+            told: dict[int, list[tuple[int, int, float | None]]] = {one.id: [] for one in asked}
+            for one in asked:
+                engine.submit(one)
+            for e in engine.run():
+                told[e.request_id].append((e.token, e.position, e.log_probability))
+            return list(told.values())
 
-        whole = events(request)
+        (whole,) = events([request])
         assert len(whole) == TOKENS
-        for cut in range(TOKENS):
-            tokens = [token for token, _, _ in whole[:cut]]
-            assert events(Work(request, tuple(tokens)).left) == whole[cut:]
+        tokens = tuple(token for token, _, _ in whole)
+        cuts = range(TOKENS)
+        rests = [replace(Work(request, tokens[:cut]).left, id=cut) for cut in cuts]
+        assert events(rests) == [whole[cut:] for cut in cuts]
 
 
 def test_refusals_arrive_as_they_were() -> None:
-    for error in (RequestError("n", "is odd"), QueueFull(3, 2.0), EngineStopped("gone")):
+    errors: list[ZincError] = [
+        RequestError("n", "is odd"),
+        QueueFull(3, 2.0),
+        EngineStopped("gone"),
+    ]
+    errors += [TenantQueueFull(3, 2.0, rate) for rate in (False, True)]
+    for error in errors:
         again = Refusal.of(error).error
         assert type(again) is type(error)
-        assert str(again) == str(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 @dataclass(frozen=True)

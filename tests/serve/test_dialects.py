@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -25,7 +23,7 @@ from harness.serve.reply import CallArguments, CallBegin, Content, ReplyForm, Re
 from harness.serve.structured.grammars import Grammars
 from harness.serve.structured.json_schema import SchemaRefused
 from reference.model.gguf import open_gguf
-from reference.model.open import Model, open_model
+from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES, VOCAB
@@ -91,20 +89,6 @@ MARKS = [
 ]
 """What a text may hold that means something else elsewhere."""
 FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model_path: Path) -> Iterator[Model]:
-    model = open_model(tiny_model_path)
-    with model.file:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def grammars(model: Model) -> Iterator[Grammars]:
-    grammars = Grammars(model.tokenizer, model.config.vocab)
-    yield grammars
-    grammars.close()
 
 
 def calls_in(form: ReplyForm, text: str, seed: int) -> list[tuple[str, str]]:

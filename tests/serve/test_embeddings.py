@@ -149,10 +149,10 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
     """It is no refusal any more: something was computed."""
     compute, waves = embeddings._compute, iter((False, True))
 
-    def failing(*given: Any) -> None:
+    def failing(*given: Any) -> int:
         if next(waves):
             raise QueueFull(1, 1.0)
-        compute(*given)
+        return compute(*given)
 
     monkeypatch.setattr(embeddings, "_compute", failing)
     before = server.service.ledger.total(LOCAL_TENANT.id).failed
@@ -161,6 +161,13 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
     assert isinstance(ended.value.error, ApiError)
     assert ended.value.error.status == 503
     assert server.service.ledger.total(LOCAL_TENANT.id).failed == before + 1
+
+
+def test_as_many_texts_at_a_time_as_may_wait(serve: Serve, http: Http) -> None:
+    """However few those are."""
+    texts = [f"text {number}" for number in range(5)]
+    with serve(queue_depth=2) as server:
+        assert vectors(Http(server.url), texts) == vectors(http, texts)
 
 
 def test_a_model_that_fails_makes_no_vector(

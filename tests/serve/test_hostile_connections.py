@@ -8,11 +8,15 @@ import socket
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
 from harness.serve import listen
+from harness.serve.app import AppOptions, make_app
+from harness.serve.gate import HostCheck
+from harness.serve.pulls import Pulls
 from harness.serve.run import Running
 from tests.needs import machine_lacks
 from tests.serve.conftest import Serve
@@ -129,6 +133,20 @@ def test_forwarded_headers_are_not_believed(http: Http) -> None:
     }
     assert http.send("GET", "/v1/models", None, told).status == 200
     assert http.get("/v1/models", Host="evil.example", X_Forwarded_Host="localhost").status == 403
+
+
+def test_nor_by_the_application_under_another_server(server: Running, tmp_path: Path) -> None:
+    """Waitress takes them away before; whatever else is in front may not."""
+    options = AppOptions(HostCheck(), {}, 1 << 20, "0", tmp_path)
+    with closing(Pulls(tmp_path)) as pulls:
+        asked = make_app(server.serving, pulls, options).test_client()
+        for name in ("X-Forwarded-Host", "X-Forwarded-Server", "Forwarded", "X-Host"):
+            for value in ("localhost", "host=localhost"):
+                refused = asked.get("/health", headers={"Host": "evil.example", name: value})
+                assert (refused.status_code, name) == (403, name)
+            foreign = {"Host": "localhost", "Origin": "http://evil.example", name: "evil.example"}
+            assert asked.get("/health", headers=foreign).status_code == 403
+        assert asked.get("/health", headers={"Host": "localhost"}).status_code == 200
 
 
 def test_a_request_that_arrives_too_slowly_is_told_so(

@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from contract.errors import DoesNotFit
+from harness import catalog
 from harness.serve import pulls
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ServedModel
@@ -185,13 +186,39 @@ def test_what_was_activated_answers_after_a_restart(
     assert "activated" not in caplog.text
 
 
+def test_what_the_server_is_started_with_is_not_deleted(
+    serve: Serve, hub: Hub, content: bytes, tmp_path: Path
+) -> None:
+    """Also while another model answers: a restart would fetch it again."""
+    second = "hf.co/org/Second-GGUF:Q8_0"
+    hub.files["org/Second-GGUF"] = {"Second-Q8_0.gguf": content}
+    cache = tmp_path / "cache"
+    with serve(cache_dir=cache) as server:
+        pull(Http(server.url))
+    found = catalog.find_pulled(NAME, cache)
+    assert found is not None
+    with serve(path=found.path, cache_dir=cache) as server:
+        http = Http(server.url)
+        pull(http, second)
+        assert activate(http, second).status == 200
+        wait_for_one_model(server)
+        kept = http.send("DELETE", f"/v1/models/{NAME}", None, {})
+        assert (kept.status, kept.error["code"]) == (400, "model_in_use")
+        assert "started with" in kept.error["message"]
+        assert found.path.exists()
+        assert http.send("DELETE", f"/v1/models/{second}", None, {}).status == 400
+        assert activate(http, "tiny").status == 200
+        wait_for_one_model(server)
+        assert http.send("DELETE", f"/v1/models/{second}", None, {}).json["deleted"]
+
+
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pull(http)
     entered, go_on = threading.Event(), threading.Event()
 
-    def crowded(path: Path, name: str, owned: object) -> ServedModel:
+    def crowded(path: Path, name: str, owned: object, taken: int) -> ServedModel:
         entered.set()
         go_on.wait(30)
         raise DoesNotFit(name, 2, 1, "close something")

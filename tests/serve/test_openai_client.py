@@ -72,7 +72,9 @@ def test_a_second_asking_takes_its_prompt_from_the_cache(client: OpenAI) -> None
         client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, seed=1)
         for _ in range(2)
     )
-    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, second)]
+    details = [answer.usage.prompt_tokens_details for answer in (first, second)]
+    assert [one.cache_write_tokens for one in details] == [0, 0]
+    cached = [one.cached_tokens for one in details]
     assert cached[0] == 0
     assert 0 < cached[1] < second.usage.prompt_tokens
     assert first.choices[0].message.content == second.choices[0].message.content

@@ -32,9 +32,11 @@ def test_a_server_leaves_a_trace_that_replays(
             thread.start()
         for thread in threads:
             thread.join()
+        named = http.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).json["x_zinc"]
     (trace,) = folder.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert trace.name.endswith("-tiny.trace")
+    assert named["trace"] == trace.name
     assert replay.main([str(trace), "--tier", "cpu"]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("identical: ")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.errors import DoesNotFit, QueueFull, TemplateError
+from contract.errors import DoesNotFit, QueueFull, TemplateError, TenantQueueFull
 from harness.serve.errors import as_api_error
 from harness.serve.run import Running
 from harness.serve.strict_json import MAX_DEPTH, BadJson, loads
@@ -178,6 +178,12 @@ def test_headers_the_client_decides_by() -> None:
     full = as_api_error(QueueFull(4, 2.3))
     assert full is not None
     assert (full.status, full.headers) == (503, {"Retry-After": "3", "x-should-retry": "true"})
+    for rate, code in ((False, "tenant_queue_full"), (True, "rate_limit_exceeded")):
+        own = as_api_error(TenantQueueFull(4, 2.3, rate))
+        assert own is not None
+        assert (own.status, own.headers) == (429, full.headers)
+        assert own.body["error"]["type"] == "rate_limit_error"
+        assert own.body["error"]["code"] == code
     assert as_api_error(DoesNotFit("a", 1, 2, "b")) is None
     template = as_api_error(TemplateError("/secret/place.gguf: chat template: raised"))
     assert template is not None

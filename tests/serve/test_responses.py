@@ -98,8 +98,8 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
 
 
 def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
-    """Of an answer that ends by itself: it knows no other end."""
-    for seed in range(30):
+    """Of an answer that ends by itself: it knows no other end. Seed 3 ends soon."""
+    for seed in range(3, 33):
         asked = {**ASKED, "max_output_tokens": 150, "extra_body": {"seed": seed}}
         whole = client.responses.create(**asked)
         if whole.status == "completed":
@@ -214,6 +214,32 @@ def test_calls_and_thoughts_are_items(server: Running) -> None:
         "reasoning", "message", "function_call", "function_call",
     ]  # fmt: skip
     assert whole["output"][2]["arguments"] == '{"a":1}'
+
+
+def test_the_items_of_an_answer_are_one_turn() -> None:
+    """As chat completions have it, thoughts, text and calls together; thoughts alone are none."""
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "1 + 2?"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": "I add."},
+        call,
+        {**call, "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c2", "output": "3"},
+        {"role": "assistant", "content": "3"},
+        {"role": "assistant", "content": "or so"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "?"}]},
+        {"role": "user", "content": "sure?"},
+    ]
+    messages = chat_of(msgspec.convert({"input": items}, ResponsesRequest))["messages"]
+    roles = ["user", "assistant", "tool", "tool", "assistant", "assistant", "user"]
+    assert [message["role"] for message in messages] == roles
+    turn = messages[1]
+    assert (turn["reasoning_content"], turn["content"]) == ("hm", "I add.")
+    assert [one["id"] for one in turn["tool_calls"]] == ["c1", "c2"]
+    assert [message["content"] for message in messages[4:]] == ["3", "or so", "sure?"]
+    assert not any("reasoning_content" in message for message in messages[2:])
 
 
 def test_calls_given_back_are_turns_of_the_conversation() -> None:

@@ -81,3 +81,19 @@ def test_guessing_ahead_changes_no_byte(serve: Serve) -> None:
         assert driver.call(lambda engine: engine.statistics.speculation.drafted) > 0
         answers(server)
         assert told(Http(server.url), {**body, "stream": False}) == alone
+
+
+def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve: Serve) -> None:
+    """Asked again, all of it but its last token comes from the cache, and the answer is the same;
+    one with penalties has to compute what these look at."""
+    with serve() as server:
+        http = Http(server.url)
+        prompt = [3 + token % 200 for token in range(48)]
+        first, again = (
+            http.post("/v1/completions", {"prompt": prompt, "max_tokens": 20, "seed": 1}).json
+            for _ in range(2)
+        )
+        assert first["choices"] == again["choices"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 47
+        statistics = server.service.model.driver.statistics
+        assert statistics.prefix.copied == 1

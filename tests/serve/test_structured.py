@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
@@ -31,7 +30,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.engine.speculation import PromptLookup
 from reference.limits import Limits
-from reference.model.open import Model, open_model
+from reference.model.open import Model
 from reference.observer import Observer
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask
@@ -115,20 +114,6 @@ REFUSED_LATER: list[Any] = [
     {"type": "integer", "minimum": 3, "maximum": 2},
 ]
 EXPLODES = "start: A\nA: " + " & ".join(f"/(.|\\n)*a(.|\\n){{{k}}}/" for k in range(3, 60))
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model_path: Path) -> Iterator[Model]:
-    model = open_model(tiny_model_path)
-    with model.file:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def grammars(model: Model) -> Iterator[Grammars]:
-    grammars = Grammars(model.tokenizer, model.config.vocab)
-    yield grammars
-    grammars.close()
 
 
 def allowed(masks: TokenMasks, tokens: list[int]) -> list[int]:

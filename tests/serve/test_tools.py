@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from harness.serve.errors import RESTART_SECONDS
 from harness.serve.run import Running
+from harness.serve.transcripts import read_answer
 from harness.serve.verify import first_difference
 from tests.serve.calling import (
     ASKED,
@@ -23,6 +25,7 @@ from tests.serve.calling import (
     UNTHINKING,
     check_call,
     client_of,
+    client_waits,
     token_of,
 )
 from tests.serve.conftest import Serve
@@ -213,13 +216,38 @@ def test_a_call_is_replayed(hermes: Running) -> None:
     assert "tool_calls[0].function.arguments" in place
 
 
-def test_the_client_tries_again_what_was_refused_for_now(hermes: Running) -> None:
+def test_streamed_calls_are_replayed(hermes: Running, tmp_path: Path) -> None:
+    """Of chat completions and responses, as clients received them."""
+    tools = [{"type": "function", **one["function"]} for one in TOOLS]
+    other = {"input": "How warm is it?", "tools": tools, "tool_choice": "required", "seed": 3}
+    file = tmp_path / "answer.txt"
+    for path, body in (
+        ("/v1/chat/completions", {**CALLING, **UNTHINKING, "parallel_tool_calls": True, "seed": 3}),
+        ("/v1/responses", {**other, "max_output_tokens": 150, "reasoning": {"effort": "none"}}),
+    ):
+        streamed = Http(hermes.url).post(path, {**body, "stream": True}).body
+        file.write_bytes(streamed)
+        assert first_difference(hermes.service.model, body, read_answer(file)) is None
+        assert b"arguments" in streamed
+        assert first_difference(hermes.service.model, {**body, "seed": 4}, read_answer(file))
+
+
+def test_the_client_tries_again_what_was_refused_for_now(
+    hermes: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """503 with Retry-After and x-should-retry, as the client reads them."""
     hermes.service.draining.set()
-    threading.Timer(0.5, hermes.service.draining.clear).start()
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        hermes.service.draining.clear()
+
+    client_waits(monkeypatch, wait)
     with client_of(hermes, retries=3) as client:
         asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
         assert client.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert waited == [RESTART_SECONDS]
 
 
 def test_nothing_is_left_in_the_engine(hermes: Running) -> None:

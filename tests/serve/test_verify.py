@@ -23,6 +23,7 @@ CHAT = {
     "top_logprobs": 2,
     "n": 2,
 }
+RESPONSE = {"input": "hello", "max_output_tokens": 8, "logits_digest": True}
 COMPLETION = {
     "prompt": "abc",
     "max_tokens": 8,
@@ -49,7 +50,7 @@ def verify(
         words = ["verify"]
         for name, value in (("request", request), ("response", response)):
             path = tmp_path / f"{name}.json"
-            path.write_text(json.dumps(value))
+            path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
             words.append(str(path))
         words += ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128"]
         code = main([*words, "--slots", "2"])
@@ -65,12 +66,20 @@ def verify(
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", COMPLETION),
         ("/v1/completions", {**COMPLETION, "echo": True}),
+        ("/v1/responses", RESPONSE),
+        ("/v1/embeddings", {"input": ["hello", "you"], "encoding_format": "base64"}),
     ],
 )
 def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict[str, Any]) -> None:
-    """By an engine of other sizes; where the request names no seed, from the one that was drawn."""
+    """By an engine of other sizes, whole and streamed; where the request names no seed, from the
+    one that was drawn."""
     answer = http.post(path, body).json
     assert verify(body, answer)[:2] == (0, "identical\n")
+    if path == "/v1/embeddings":
+        return
+    streamed = http.post(path, {**body, "stream": True, "logits_digest": False}).body
+    asked = {**body, "stream": True, "logits_digest": False}
+    assert verify(asked, streamed)[:2] == (0, "identical\n")
 
 
 def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
@@ -113,6 +122,48 @@ def test_a_changed_answer_is_found(http: Http, verify: Verify) -> None:
     assert (code, "logits_sha256[0]" in out) == (1, True)
     code, out, _ = verify(COMPLETION, {**answer, "system_fingerprint": "exact-0"})
     assert (code, "system_fingerprint" in out) == (1, True)
+
+
+def test_a_changed_vector_item_or_event_is_found(http: Http, verify: Verify) -> None:
+    """Negative control of the other routes, and of what a stream tells."""
+    asked = {"input": "hello"}
+    answer = http.post("/v1/embeddings", asked).json
+    answer["data"][0]["embedding"][3] *= 1 + 2**-20
+    code, out, _ = verify(asked, answer)
+    assert (code, "data[0].embedding[3]" in out) == (1, True)
+    answer = http.post("/v1/responses", RESPONSE).json
+    item = answer["output"][0]
+    item["content"][0]["text"] += "#"
+    code, out, _ = verify(RESPONSE, answer)
+    assert (code, "output[0].content[0].text: character" in out) == (1, True)
+    del answer["output"][0]
+    code, out, _ = verify(RESPONSE, answer)
+    assert (code, "output[0]: nothing then" in out) == (1, True)
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        asked = {**body, "stream": True, "logits_digest": False}
+        lines = http.post(path, asked).body.split(b"\n\n")
+        at = next(n for n, line in enumerate(lines) if b'"finish_reason":null' in line and n > 2)
+        code, out, _ = verify(asked, b"\n\n".join([*lines[:at], *lines[at + 1 :]]))
+        assert (code, out.startswith("different: choices[")) == (1, True)
+
+
+def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> None:
+    """Cut, failed, or told otherwise piece by piece than at its end."""
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
+        ("/v1/responses", RESPONSE),
+    ):
+        asked = {**body, "stream": True}
+        streamed = http.post(path, asked).body
+        end = streamed.rstrip().rfind(b"\n\n")
+        for broken in (streamed[:end], b'data: {"error":{}}\n\ndata: [DONE]\n\n', b": ping\n\n"):
+            code, _, error = verify(asked, broken)
+            assert code == 2
+            assert "response.json" in error
+    changed = streamed.replace(b'"delta":"', b'"delta":"#', 1)
+    code, _, error = verify({**RESPONSE, "stream": True}, changed)
+    assert (code, "output[0] is not what" in error) == (2, True)
 
 
 def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.kernels.source import Module
+from accel.kernels.source import STORED, Module
 from accel.kernels.stored import COMPILERS, DIGESTS, read_digests
 from accel.vulkan import build as build_module
 from accel.vulkan.build import (
@@ -77,3 +77,10 @@ def test_declarations_are_those_of_the_header() -> None:
     kept = Path(build_module.__file__).with_name("declarations.h").read_text()
     versions = [text.splitlines()[0] for text in (made, kept)]
     assert made == kept or versions[0] != versions[1]
+
+
+def test_products_of_quantized_matrices_have_packed_dots() -> None:
+    """However a kernel spells them: nothing else would say that they are gone."""
+    names = {build.name for build in builds()}
+    for dtype in STORED["matmul_row"]:
+        assert {f"matmul.{dtype}.dot", f"matmul_row.{dtype}.dot"} <= names

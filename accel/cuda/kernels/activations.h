@@ -4,6 +4,7 @@
 #ifndef ACTIVATIONS_H
 #define ACTIVATIONS_H
 
+#include "exchange.h"
 #include "unit_product.h"
 
 // Eight values of a lane: columns 4 lane .. 4 lane + 3 of a unit, and 128 more.
@@ -24,6 +25,32 @@ DEVICE EIGHT load_eight(const float *row, unsigned unit, unsigned columns, int l
     }
     return v;
 }
+
+// The same from a source that may have to wait: what was read, all of it before any is waited for.
+struct READ_EIGHT {
+    uint4 half[2];
+
+    __device__ __forceinline__ void load(const float *row, unsigned unit, unsigned columns,
+                                         int lane, const INCOMING &source) {
+        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (column + 128 * i < columns) half[i] = source.four(row + column + 128 * i);
+    }
+    __device__ __forceinline__ EIGHT settled(const float *row, unsigned unit, unsigned columns,
+                                             int lane, const INCOMING &source) const {
+        EIGHT v = {};
+        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (column + 128 * i < columns) {
+                const float4 x = source.settled(half[i], row + column + 128 * i);
+                v.of[4 * i] = x.x, v.of[4 * i + 1] = x.y;
+                v.of[4 * i + 2] = x.z, v.of[4 * i + 3] = x.w;
+            }
+        return v;
+    }
+};
 
 DEVICE unsigned four_bytes(int a, int b, int c, int d) {
     return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
@@ -104,24 +131,27 @@ DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
 }
 
 // Rows of floats that become activations; weight 0 where a norm has none.
-struct FLOAT_ROWS {
+template <class SOURCE = STANDING> struct FLOAT_ROWS {
     const float *x;
     size_t stride;
     const float *weight;
     float eps;
     unsigned columns, tokens;
+    SOURCE source;
 };
 
-// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. HELD_UNITS
-// of them stay in registers while the norm's factor is found.
-template <int warps, bool norm> struct ROW_QUANTIZER {
-    EIGHT held[HELD_UNITS], weight[HELD_UNITS];
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `most` of
+// them stay in registers while the norm's factor is found.
+template <int warps, bool norm, class SOURCE = STANDING, int most = HELD_UNITS>
+struct ROW_QUANTIZER {
+    EIGHT held[most], weight[most];
     const ACTIVATIONS &x;
-    const FLOAT_ROWS &rows;
+    const FLOAT_ROWS<SOURCE> &rows;
     unsigned total;
     int lane, warp;
 
-    __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_, const FLOAT_ROWS &rows_)
+    __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_,
+                                             const FLOAT_ROWS<SOURCE> &rows_)
         : x(x_),
           rows(rows_),
           total(rows_.tokens * x_.units),
@@ -138,21 +168,52 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
     __device__ __forceinline__ void load_weights(unsigned first) {
         if (!norm || !rows.weight) return;
 #pragma unroll
-        for (int i = 0; i < HELD_UNITS; i++) weight[i] = load(rows.weight, 0, first + i * warps);
+        for (int i = 0; i < most; i++) weight[i] = load(rows.weight, 0, first + i * warps);
+    }
+    __device__ __forceinline__ const float *row_of(unsigned token) const {
+        return rows.x + rows.source.row(token) * rows.stride;
+    }
+    __device__ __forceinline__ void load_incoming(unsigned first) {
+        READ_EIGHT read[most];
+        if (first < total) {
+            const unsigned token = first / x.units, unit = first - token * x.units;
+            const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
+            rows.source.watch(row_of(token) + end - 1, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            const unsigned index = first + i * warps, token = index / x.units;
+            if (index < total)
+                read[i].load(row_of(token), index - token * x.units, rows.columns, lane,
+                             rows.source);
+        }
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            const unsigned index = first + i * warps, token = index / x.units;
+            held[i] = EIGHT{};
+            if (index < total)
+                held[i] = read[i].settled(row_of(token), index - token * x.units, rows.columns,
+                                          lane, rows.source);
+        }
     }
     __device__ __forceinline__ void load_rows(unsigned first) {
+        if constexpr (SOURCE::waits_for_others) {
+            load_incoming(first);
+        } else {
 #pragma unroll
-        for (int i = 0; i < HELD_UNITS; i++) held[i] = load(rows.x, rows.stride, first + i * warps);
+            for (int i = 0; i < most; i++)
+                held[i] = load(rows.x, rows.stride, first + i * warps);
+        }
     }
     // `squares` has room for a float a unit and token.
     __device__ __forceinline__ void run(float *squares) {
-        constexpr unsigned step = warps * HELD_UNITS;
+        constexpr unsigned step = warps * most;
         if (norm) {
 #pragma unroll 1
             for (unsigned first = warp; first < total; first += step) {
                 load_rows(first);
 #pragma unroll
-                for (int i = 0; i < HELD_UNITS; i++) {
+                for (int i = 0; i < most; i++) {
                     const float square = sum_of_squares(held[i]);
                     if (lane == 0 && first + i * warps < total) squares[first + i * warps] = square;
                 }
@@ -166,7 +227,7 @@ template <int warps, bool norm> struct ROW_QUANTIZER {
             if (!norm || total > step) load_rows(first);
             if (total > step) load_weights(first);
 #pragma unroll
-            for (int i = 0; i < HELD_UNITS; i++) {
+            for (int i = 0; i < most; i++) {
                 const unsigned index = first + i * warps, token = index / x.units;
                 if (index >= total) break;
                 if (norm && token != known) {

@@ -501,10 +501,10 @@ DEVICE void attend_alone(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsi
     token.pages = work.pages, token.kv = work.kv, token.token = work.begin;
     token.kv_heads = work.kv_heads, token.kv_head = work.kv_head;
     token.position = work.last, token.first = work.first;
-    token.q = operands.q + work.begin * operands.q_stride;
     for (unsigned first = 0; first < work.sharing; first += HEADS) {
         token.head = work.kv_head * work.sharing + first;
         token.heads = min((unsigned)HEADS, work.sharing - first);
+        token.q = operands.q + work.begin * operands.q_stride + token.head * HEAD_DIM;
         float *y = operands.y + work.begin * operands.y_stride + token.head * HEAD_DIM;
         attend_token(token, operands.scale, memory, y);
     }

@@ -7,59 +7,16 @@
 
 #define WARPS 16
 
-#include "attention_tiles.h"
+#include "attention_span.h"
 
-#define PART_FLOATS (PART_HEADER + HEAD_DIM)
-#define AT_LAST AT_TILES_END  // whether the block came last
-
-// One span of a group of heads: U, l and o of it or, where there is no other, y.
-DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts,
-                        float *y, unsigned first_span, unsigned slots, bool only) {
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned begin = work.span * SPAN_TILES;
-    const unsigned first = max(begin, work.first / KV_TILE) - begin;
-    const unsigned end = min(begin + SPAN_TILES, work.position / KV_TILE + 1) - begin;
-    if (first + warp < end) call_tile(work, (begin + first + warp) * KV_TILE, lane);
-    split_queries(work, scale, memory, warp, lane);
-    __syncthreads();
-    attend_tiles(work, first, end, memory);
-    const float *units = (const float *)(memory + AT_UNITS);
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
-        const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
-        float sum;
-        SOFTMAX all = merged_tiles(memory, first, end, head, channel, sum);
-        if (units[2 * head + 1] != 0.0f) all.total = nan_value();
-        if (only) {
-            y[i] = attention_output(sum, all.total);
-            continue;
-        }
-        float *part = parts + ((size_t)head * slots + work.span - first_span) * PART_FLOATS;
-        part[PART_HEADER + channel] = sum;
-        if (channel == 0) part[0] = all.top, part[1] = all.total;
-    }
-}
-
-// Spans from the left into y, by the block that came last.
-DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, float *y, unsigned slots,
-                        unsigned spans) {
-    for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
-        const float *part = parts + (size_t)(i / HEAD_DIM) * slots * PART_FLOATS;
-        SOFTMAX all = no_softmax();
-        float sum = 0.0f;
-        for (unsigned span = 0; span < spans; span++) {
-            const float *one = part + (size_t)span * PART_FLOATS;
-            const FACTORS factors = merge_later(all, softmax_of(__ldcg(one), __ldcg(one + 1)));
-            sum = sum * factors.keep + __ldcg(one + PART_HEADER + i % HEAD_DIM) * factors.add;
-        }
-        y[i] = attention_output(sum, all.total);
-    }
-}
+struct SPAN_RESULT {
+    float *y;
+    __device__ __forceinline__ void operator()(unsigned i, float value) const { y[i] = value; }
+};
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     attention_spans(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned *last = (unsigned *)(shared + AT_LAST);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
@@ -80,34 +37,24 @@ extern "C" __global__ void __launch_bounds__(512, 1)
         work.first = first_visible(work.position, window);
         work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
                      query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
-        work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT);
         const unsigned begin = work.first / (KV_TILE * SPAN_TILES);
         const unsigned end = work.position / (KV_TILE * SPAN_TILES) + 1;
         const unsigned units = (end - begin) * work.kv_heads * groups;
         for (; unit < units; unit += gridDim.x) {
             const unsigned group = unit % (work.kv_heads * groups);
             work.span = begin + unit / (work.kv_heads * groups);
-            work.kv_head = group / groups;
-            work.head = work.kv_head * sharing + group % groups * HEADS;
-            work.heads = min((unsigned)HEADS, (work.kv_head + 1) * sharing - work.head);
+            work.take_group(group, sharing);
+            work.q = (const float *)operand_at(launch, Q_AT) +
+                     work.token * stride_at(launch, Q_AT) + work.head * HEAD_DIM;
             float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT) +
                        work.head * HEAD_DIM;
             float *parts = (float *)operand_at(launch, PARTS_AT) +
                            (size_t)(work.token * heads + work.head) * slots * PART_FLOATS;
-            attend_span(work, scale, shared, parts, y, begin, slots, end == begin + 1);
-            if (end > begin + 1) {
-                unsigned *counter =
-                    (unsigned *)workspace + work.token * work.kv_heads * groups + group;
-                __threadfence();
-                __syncthreads();
-                if (threadIdx.x == 0) last[0] = atomicAdd(counter, 1) + 1 == end - begin;
-                __syncthreads();
-                if (last[0]) {
-                    __threadfence();
-                    merge_spans(work, parts, y, slots, end - begin);
-                    if (threadIdx.x == 0) *counter = 0;
-                }
-            }
+            const SPAN_RESULT result = {y};
+            call_span(work);
+            attend_all_spans(work, scale, shared, parts, slots, begin, end,
+                             (unsigned *)workspace + work.token * work.kv_heads * groups + group,
+                             result);
             __syncthreads();
         }
         unit -= units;

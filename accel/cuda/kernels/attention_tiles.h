@@ -29,12 +29,20 @@
 #define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)          // [tile of a span][head][HEAD_DIM] o
 #define AT_TILES_END (AT_SUMS + SPAN_TILES * HEADS * HEAD_DIM * 4)
 
-// What a block works at.
+// What a block works at. `q` is the row of the first of its heads.
 struct SPAN_WORK {
     const unsigned *pages;
     const float *q;
     U64 kv;
     unsigned token, position, first, span, kv_heads, kv_head, head, heads;
+
+    // Of the groups of heads of all KV heads, `sharing` of which read one.
+    __device__ __forceinline__ void take_group(unsigned group, unsigned sharing) {
+        const unsigned groups = (sharing + HEADS - 1) / HEADS;
+        kv_head = group / groups;
+        head = kv_head * sharing + group % groups * HEADS;
+        heads = min((unsigned)HEADS, (kv_head + 1) * sharing - head);
+    }
 };
 
 template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&word)[N]) {
@@ -54,7 +62,7 @@ template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&w
 DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
                           int lane) {
     if (warp >= HEADS) return;
-    const float *q = work.q + (work.head + warp) * HEAD_DIM;
+    const float *q = work.q + warp * HEAD_DIM;
     const bool exists = warp < work.heads;
     unsigned most = 0;
     for (int d = lane; d < HEAD_DIM && exists; d += WARP_LANES)

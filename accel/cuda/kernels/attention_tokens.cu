@@ -26,16 +26,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
     PRECEDING_DONE;
     for (unsigned unit = blockIdx.x; unit < tokens * each; unit += gridDim.x) {
         work.token = unit / each;
-        work.kv_head = unit % each / groups;
-        const unsigned first = unit % groups * HEADS;
-        work.head = work.kv_head * sharing + first;
-        work.heads = min((unsigned)HEADS, sharing - first);
+        work.take_group(unit % each, sharing);
         const unsigned *query = queries + work.token * stride_at(launch, QUERY_AT);
         work.position = query[QUERY_POSITION];
         work.first = first_visible(work.position, window);
         work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
                      query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
-        work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT);
+        work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT) +
+                 work.head * HEAD_DIM;
         float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT);
         attend_token(work, scale, shared, y + work.head * HEAD_DIM);
     }

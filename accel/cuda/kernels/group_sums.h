@@ -19,6 +19,19 @@ DEVICE void add_scaled_sums(const UNIT_SCALES<dtype> &scales, int b, const int (
     for (int e = 0; e < N; e++) j[e] += scales.factor(e / 2 % 2, b) * sum[e];
 }
 
+// use(b, codes) for every sub-block of a unit, codes as unit_operands has them.
+template <int dtype, class USE>
+DEVICE void for_sub_blocks(const unsigned char *unit, const UPPER_PLANES<dtype> &upper, int lane,
+                           const USE &use) {
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+        unsigned codes[2][4];
+        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) use(2 * v + odd, codes[odd]);
+    }
+}
+
 // Codes of four bits: 16 times the codes multiply the high parts, the codes themselves the low ones, in
 // one sum. `ahead`: two such sums take turns.
 template <int dtype, bool ahead, int N>
@@ -27,34 +40,27 @@ DEVICE void sum_narrow_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
                              int (&j)[N]) {
     constexpr int sums = ahead ? 2 : 1;
     int sum[sums][N] = {};
+    for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
+        unsigned small[4], large[4];
 #pragma unroll
-    for (int v = 0; v < 4; v++) {
-        unsigned codes[2][4];
-        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int b = 2 * v + odd;
-            unsigned small[4], large[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                small[i] = odd ? codes[1][i] >> 4 : codes[0][i];
-                large[i] = odd ? codes[1][i] : codes[0][i] << 4;
-            }
-            begin_group_product();
-            multiply_group(sum[b % sums], large, tokens_operand(tokens, b, 0), false);
-            multiply_group(sum[b % sums], small, tokens_operand(tokens, b, 1), true);
-            end_group_product();
-            if (!ahead) {
-                await_operands<0>();
-                take_sums(sum[0]);
-                add_scaled_sums<dtype>(scales, b, sum[0], j);
-            } else if (b > 0) {
-                await_operands<1>();
-                take_sums(sum[(b - 1) % sums]);
-                add_scaled_sums<dtype>(scales, b - 1, sum[(b - 1) % sums], j);
-            }
+        for (int i = 0; i < 4; i++) {
+            small[i] = b % 2 ? codes[i] >> 4 : codes[i];
+            large[i] = b % 2 ? codes[i] : codes[i] << 4;
         }
-    }
+        begin_group_product();
+        multiply_group(sum[b % sums], large, tokens_operand(tokens, b, 0), false);
+        multiply_group(sum[b % sums], small, tokens_operand(tokens, b, 1), true);
+        end_group_product();
+        if (!ahead) {
+            await_operands<0>();
+            take_sums(sum[0]);
+            add_scaled_sums<dtype>(scales, b, sum[0], j);
+        } else if (b > 0) {
+            await_operands<1>();
+            take_sums(sum[(b - 1) % sums]);
+            add_scaled_sums<dtype>(scales, b - 1, sum[(b - 1) % sums], j);
+        }
+    });
     if (!ahead) return;
     await_operands<0>();
     take_sums(sum[(UNIT_SUB_BLOCKS - 1) % sums]);
@@ -66,25 +72,18 @@ template <int dtype, int N>
 DEVICE void sum_wide_codes(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
                            const UPPER_PLANES<dtype> &upper, U64 tokens, int lane, int (&j)[N]) {
     int high[N] = {}, low[N] = {};
+    for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
+        begin_group_product();
+        multiply_group(high, codes, tokens_operand(tokens, b, 0), false);
+        multiply_group(low, codes, tokens_operand(tokens, b, 1), false);
+        end_group_product();
+        await_operands<0>();
+        take_sums(high);
+        take_sums(low);
 #pragma unroll
-    for (int v = 0; v < 4; v++) {
-        unsigned codes[2][4];
-        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int b = 2 * v + odd;
-            begin_group_product();
-            multiply_group(high, codes[odd], tokens_operand(tokens, b, 0), false);
-            multiply_group(low, codes[odd], tokens_operand(tokens, b, 1), false);
-            end_group_product();
-            await_operands<0>();
-            take_sums(high);
-            take_sums(low);
-#pragma unroll
-            for (int e = 0; e < N; e++) high[e] = 16 * high[e] + low[e];
-            add_scaled_sums<dtype>(scales, b, high, j);
-        }
-    }
+        for (int e = 0; e < N; e++) high[e] = 16 * high[e] + low[e];
+        add_scaled_sums<dtype>(scales, b, high, j);
+    });
 }
 
 // Codes of a word times the scale of their sub-block as 64 high + low, of bytes: high ones are signed.
@@ -103,28 +102,21 @@ DEVICE void sum_scaled_codes(const UNIT_SCALES<dtype> &scales, const unsigned ch
                              int (&j)[N]) {
     int sum[2][2][N] = {};      // [high, low of codes][high, low of m]
     unsigned operand[2][2][4];  // of two sub-blocks in turn
+    for_sub_blocks<dtype>(unit, upper, lane, [&](int b, const unsigned(&codes)[4]) {
+        if (b > 1) await_operands<1>();
+        unsigned(&a)[2][4] = operand[b % 2];
 #pragma unroll
-    for (int v = 0; v < 4; v++) {
-        unsigned codes[2][4];
-        unit_operands<dtype>(unit, upper, lane, v, codes[0], codes[1]);
+        for (int i = 0; i < 4; i++)
+            scale_codes(codes[i], scales.factor(i % 2, 2 * b + i / 2), a[0][i], a[1][i]);
+        begin_group_product();
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int b = 2 * v + odd;
-            if (b > 1) await_operands<1>();
-            unsigned(&a)[2][4] = operand[odd];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                scale_codes(codes[odd][i], scales.factor(i % 2, 2 * b + i / 2), a[0][i], a[1][i]);
-            begin_group_product();
-#pragma unroll
-            for (int low = 0; low < 2; low++) {
-                const U64 of_part = tokens_operand(tokens, b, low);
-                multiply_signed_group(sum[0][low], a[0], of_part, b > 0);
-                multiply_signed_group(sum[1][low], a[1], of_part, b > 0);
-            }
-            end_group_product();
+        for (int low = 0; low < 2; low++) {
+            const U64 of_part = tokens_operand(tokens, b, low);
+            multiply_signed_group(sum[0][low], a[0], of_part, b > 0);
+            multiply_signed_group(sum[1][low], a[1], of_part, b > 0);
         }
-    }
+        end_group_product();
+    });
     await_operands<0>();
 #pragma unroll
     for (int i = 0; i < 4; i++) take_sums(sum[i / 2][i % 2]);

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
             true,
         };
         const size_t stride = stride_at(launch, X);
-        const FLOAT_ROWS rows = {
+        const FLOAT_ROWS<> rows = {
             (const float *)operand_at(launch, X) + token * stride,
             stride,
             (const float *)operand_at(launch, NORM_WEIGHT),

@@ -6,8 +6,8 @@
 // the operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and
 // SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
-// gated activation, -1 where absent. FIRST and SECOND are formats, SECONDS a bit for every matrix
-// of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
+// gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
+// matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
 // HELD_UNITS as in activations.h.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
@@ -16,7 +16,12 @@
 #include "unit_stream.h"
 
 #define PAIRED (GATE >= 0)
-typedef SHAPE<WARPS, SLOTS, TOKENS, FIRST, SECOND, MATRICES> PRODUCT_SHAPE;
+#if FIRST == SECOND
+typedef FORMATS<FIRST> PRODUCT_FORMATS;
+#else
+typedef FORMATS<FIRST, SECOND> PRODUCT_FORMATS;
+#endif
+typedef SHAPE<WARPS, SLOTS, TOKENS, MATRICES, PRODUCT_FORMATS> PRODUCT_SHAPE;
 
 struct RESULT {
     float *y;
@@ -83,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #if MATRICES > 2
     open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
 #endif
+    work.formats = NUMBERS;
     work.prepare(columns, PAIRED, WARPS);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
@@ -90,11 +96,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 
     STREAM_MEMORY<PRODUCT_SHAPE> memory(shared, work, SLOT_BITS);
     memory.begin();
-    RING<PRODUCT_SHAPE> ring;
-    ring.begin(work, SECONDS, memory, threadIdx.x / WARP_LANES);
+    RING<PRODUCT_SHAPE> ring(work);
+    ring.begin(memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
-    const FLOAT_ROWS rows = {
+    const FLOAT_ROWS<> rows = {
         (const float *)operand_at(launch, X) + outputs.first_token * stride,
         stride,
         (const float *)operand_at(launch, NORM_WEIGHT),
@@ -119,5 +125,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    stream_product<PRODUCT_SHAPE>(work, SECONDS, ring, memory, own, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, memory, own, outputs);
 }

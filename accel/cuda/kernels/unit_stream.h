@@ -9,6 +9,26 @@
 
 #define MOST_TILE_SLOTS 8
 
+// The formats a kernel is made for. A matrix has the number of one of them.
+template <int... dtypes> struct FORMATS;
+template <int dtype_> struct FORMATS<dtype_> {
+    static constexpr int dtype = dtype_;
+    static constexpr bool last = true;
+    static constexpr unsigned most_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
+    static __device__ __forceinline__ unsigned unit_bytes(unsigned) { return most_bytes; }
+};
+template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
+    typedef FORMATS<others...> rest;
+    static constexpr int dtype = dtype_;
+    static constexpr bool last = false;
+    static constexpr unsigned own_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
+    static constexpr unsigned most_bytes =
+        own_bytes > rest::most_bytes ? own_bytes : rest::most_bytes;
+    static __device__ __forceinline__ unsigned unit_bytes(unsigned number) {
+        return number == 0 ? own_bytes : rest::unit_bytes(number - 1);
+    }
+};
+
 // One matrix of units; `tiles` of 16 rows.
 struct UNIT_MATRIX {
     const unsigned char *units;
@@ -17,11 +37,14 @@ struct UNIT_MATRIX {
 
 // What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
 // whose tiles belong together. A tile is `steps` chunks, of a pair first all of one and then of the
-// other; `warps` steps on are `jump` of a block's tiles and `rest` steps.
+// other; `warps` steps on are `jump` of a block's tiles and `rest` steps. `formats` has four bits a matrix.
 template <int most> struct UNIT_WORK {
     UNIT_MATRIX matrix[most];
-    unsigned units, tiles, chunks, steps, jump, rest;
+    unsigned units, tiles, chunks, steps, jump, rest, formats;
     bool paired;
+    __device__ __forceinline__ unsigned format_of(unsigned number) const {
+        return formats >> 4 * number & 15;
+    }
     __device__ __forceinline__ void prepare(unsigned columns, bool paired_, unsigned warps) {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
@@ -65,16 +88,13 @@ template <int most> struct PLACE {
     }
 };
 
-// How one kernel is built: warps of a block, ring slots of a warp, most tokens, at most two formats
-// and matrices of a launch.
-template <int warps_, int slots_, int tokens_, int first_, int second_, int matrices_>
-struct SHAPE {
+// How one kernel is built: warps of a block, ring slots of a warp, most tokens, most matrices of a
+// product and its formats.
+template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_> struct SHAPE {
     static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
-    static constexpr int first = first_, second = second_, matrices = matrices_;
-    static constexpr unsigned first_bytes = UNIT_FORMAT<first_>::unit_bytes;
-    static constexpr unsigned second_bytes = UNIT_FORMAT<second_>::unit_bytes;
-    static constexpr unsigned slot_bytes =
-        CHUNK_UNITS * (first_bytes > second_bytes ? first_bytes : second_bytes);
+    static constexpr int matrices = matrices_;
+    typedef FORMATS_ formats;
+    static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
 };
 
 // Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
@@ -117,33 +137,39 @@ template <class S> struct STREAM_MEMORY {
 
 DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
 
+// Asks for the chunk at a place of the work.
+template <class S>
+DEVICE void copy_chunk(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at,
+                       const STREAM_MEMORY<S> &memory, unsigned slot) {
+    const unsigned bytes = S::formats::unit_bytes(work.format_of(at.matrix));
+    const unsigned char *units = work.matrix[0].units;
+#pragma unroll
+    for (int i = 1; i < S::matrices; i++)
+        if (at.matrix == i) units = work.matrix[i].units;
+    const size_t unit = (size_t)at.in_matrix * work.units + at.unit;
+    begin_copy(memory.barriers + slot, memory.ring + slot * S::slot_bytes, units + unit * bytes,
+               at.units(work) * bytes);
+}
+
 // One warp's ring. `fetched` runs ahead of what is computed.
 template <class S> struct RING {
+    const UNIT_WORK<S::matrices> &work;
     PLACE<S::matrices> fetched;
     unsigned filled, taken;
 
-    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work, unsigned second,
-                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
+    __device__ __forceinline__ RING(const UNIT_WORK<S::matrices> &work_) : work(work_) {}
+    __device__ __forceinline__ void begin(const STREAM_MEMORY<S> &memory, unsigned warp) {
         filled = taken = 0;
         open_copies(memory.barriers + warp * S::slots, S::slots);
         fetched.begin(work, warp);
-        for (int i = 0; i < S::slots; i++) fetch(work, second, memory, warp);
+        for (int i = 0; i < S::slots; i++) fetch(memory, warp);
     }
-    __device__ __forceinline__ void fetch(const UNIT_WORK<S::matrices> &work, unsigned second,
-                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
+    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp) {
         if (fetched.tile >= work.tiles) {
             no_copy();
             return;
         }
-        const unsigned bytes = second >> fetched.matrix & 1 ? S::second_bytes : S::first_bytes;
-        const unsigned char *units = work.matrix[0].units;
-#pragma unroll
-        for (int i = 1; i < S::matrices; i++)
-            if (fetched.matrix == i) units = work.matrix[i].units;
-        const size_t unit = (size_t)fetched.in_matrix * work.units + fetched.unit;
-        const unsigned slot = warp * S::slots + filled % S::slots;
-        begin_copy(memory.barriers + slot, memory.ring + slot * S::slot_bytes, units + unit * bytes,
-                   fetched.units(work) * bytes);
+        copy_chunk<S>(work, fetched, memory, warp * S::slots + filled % S::slots);
         filled++;
         fetched.next(work);
     }
@@ -174,6 +200,22 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsig
             float *of_unit = values + (n * S::most_tokens + t) * UNIT_ROWS + g;
             if (t < tokens) of_unit[0] = value[0], of_unit[8] = value[1];
         }
+    }
+}
+
+// The same by the number of the format.
+template <class S, class F>
+DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const ACTIVATIONS &x,
+                             unsigned first, unsigned units, int tokens, int lane,
+                             float *values) {
+    if constexpr (F::last) {
+        chunk_values<S, F::dtype>(chunk, x, first, units, tokens, lane, values);
+    } else {
+        if (number == 0)
+            chunk_values<S, F::dtype>(chunk, x, first, units, tokens, lane, values);
+        else
+            values_by_format<S, typename F::rest>(number - 1, chunk, x, first, units, tokens, lane,
+                                                  values);
     }
 }
 
@@ -209,8 +251,8 @@ template <class S, class OUTPUT> DEVICE void finish_tile(const UNIT_WORK<S::matr
 
 // Whole product of a block, for `tokens` tokens. output(matrix, tile, row, token, value, other) is
 // called once for every row of a tile and token; `other` is the second matrix' where paired.
-template <class S, class OUTPUT>
-DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, RING<S> &ring,
+template <class S, class RING_OF, class OUTPUT>
+DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles;
@@ -225,14 +267,10 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, unsigned second, 
         const unsigned char *chunk = memory.ring + place * S::slot_bytes;
         float *values =
             memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
-        if (S::first == S::second || !(second >> at.matrix & 1))
-            chunk_values<S, S::first>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
-                                      values);
-        else
-            chunk_values<S, S::second>(chunk, memory.x, at.unit, at.units(work), tokens, lane,
-                                       values);
+        values_by_format<S, typename S::formats>(work.format_of(at.matrix), chunk, memory.x,
+                                                 at.unit, at.units(work), tokens, lane, values);
         __syncwarp();
-        ring.fetch(work, second, memory, warp);
+        ring.fetch(memory, warp);
         finish_tile<S>(work, at, memory, tokens, lane, output);
         at.next(work);
     }

@@ -163,6 +163,35 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
 }
 #endif
 
+// Words of global memory that blocks hand each other while all of them run: never from a cache of the
+// multiprocessor, each word whole, in no order among several.
+DEVICE void store_shared_word(unsigned *place, unsigned word) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(word) : "memory");
+}
+DEVICE unsigned load_shared_word(const unsigned *place) {
+    unsigned word;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    return word;
+}
+DEVICE uint4 load_shared_words(const unsigned *place) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(place)
+                 : "memory");
+    return v;
+}
+
+// A word the host may write at any time.
+DEVICE unsigned load_host_word(const unsigned *place) {
+    unsigned word;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    return word;
+}
+
+// The dynamic shared memory of a block.
+#define BLOCK_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
+
 // Orders what this thread wrote to shared memory before what it writes next, for the block.
 DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void spin_pause() {}

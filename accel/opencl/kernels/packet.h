@@ -15,6 +15,7 @@
 #else
 #define INLINE static inline
 #endif
+#define OUTLINED static __attribute__((noinline))
 
 // Mirrored by accel/packets/packet.py, which also says how many OPERANDS, SIZES and REALS there are;
 // every device is asked whether the two agree. Kernels read the operands, sizes and reals by the

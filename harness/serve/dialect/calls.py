@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from harness.serve.structured.json_schema import SchemaRefused, check_schema, compile_options
 
@@ -52,40 +53,46 @@ class Marks:
         return f"{rule}[lazy]: /(.|\\n)*{in_regex(mark)}/"
 
 
-class CallSyntax(Protocol):
+@dataclass(frozen=True)
+class CallSyntax(ABC):
     """How a family of models writes calls: ``begin``, then what ``parse`` reads, then ``end``.
+    Without ``end`` they reach to the end of the text."""
 
-    Without ``end`` they reach to the end of the text. ``only_first`` calls stand at the beginning
-    of an answer or nowhere. ``repeats`` says that each call of several has its own ``begin``, with
-    ``separator`` between them. ``inner`` are the marks within. ``short_ids`` are what the family's
-    templates want.
-    """
+    begin: str
+    end: str | None
+
+    only_first: ClassVar[bool] = False
+    """Whether calls stand at the beginning of an answer or nowhere."""
+    separator: ClassVar[str] = ""
+    """What stands between two calls that each have their own ``begin``."""
+    short_ids: ClassVar[bool] = False
+    """Whether the family's templates want ids of nine characters."""
 
     @property
-    def begin(self) -> str: ...
-    @property
-    def end(self) -> str | None: ...
-    @property
-    def only_first(self) -> bool: ...
-    @property
-    def repeats(self) -> bool: ...
-    @property
-    def separator(self) -> str: ...
-    @property
-    def inner(self) -> tuple[str, ...]: ...
-    @property
-    def short_ids(self) -> bool: ...
+    def repeats(self) -> bool:
+        """Whether each call of several has its own ``begin``."""
+        return False
 
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The marks within a call."""
+        return ()
+
+    @abstractmethod
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         """The calls of a body; None for one that is malformed or calls something else."""
 
     def inside_value(self, body: str) -> bool:
-        """Whether ``end`` would be part of a value if it came after ``body``."""
+        """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where
+        nothing else is said."""
+        return inside_string(body)
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         """The name that an unfinished body calls, and where the JSON text of its arguments
         starts; None where that is not known yet, or cannot be for this syntax."""
+        return None
 
+    @abstractmethod
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
         one call, or with ``many`` several where they share one ``begin``.

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.serve.dialect.calls import (
     Call,
+    CallSyntax,
     Function,
     Functions,
     Marks,
@@ -34,17 +35,17 @@ SCALARS = frozenset(("integer", "number", "boolean", "null"))
 
 
 @dataclass(frozen=True)
-class GemmaCalls:
+class GemmaCalls(CallSyntax):
     """Objects with bare keys, in which strings stand between tokens of their own, each a
     ``quote``."""
 
     begin: str = "<|tool_call>"
     end: str = "<tool_call|>"
     quote: str = '<|"|>'
-    only_first: bool = False
-    repeats: bool = True
-    separator: str = ""
-    short_ids: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -65,9 +66,6 @@ class GemmaCalls:
 
     def inside_value(self, body: str) -> bool:
         return body.count(self.quote) % 2 == 1
-
-    def arguments_start(self, body: str) -> tuple[str, int] | None:
-        return None
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         writer = _Rules(self.quote, marks)

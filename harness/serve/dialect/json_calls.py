@@ -11,11 +11,11 @@ from typing import Any
 
 from harness.serve.dialect.calls import (
     Call,
+    CallSyntax,
     Function,
     Functions,
     Marks,
     choice,
-    inside_string,
     json_rule,
     literal,
     object_text,
@@ -28,26 +28,22 @@ DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
-class JsonObjectCalls:
+class JsonObjectCalls(CallSyntax):
     """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``."""
 
-    begin: str
-    end: str | None
     key: str = "arguments"
     before: str = ""
     after: str = ""
-    only_first: bool = False
-    repeats: bool = True
-    separator: str = "\n"
-    inner: tuple[str, ...] = ()
-    short_ids: bool = False
+
+    separator = "\n"
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = _call_of(body, self.key, functions)
         return None if call is None else [call]
-
-    def inside_value(self, body: str) -> bool:
-        return inside_string(body)
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         return _arguments_start(body, self.key)
@@ -60,25 +56,13 @@ class JsonObjectCalls:
 
 
 @dataclass(frozen=True)
-class JsonListCalls:
+class JsonListCalls(CallSyntax):
     """``[{"name": ..., "arguments": {...}}, ...]`` in tags."""
 
-    begin: str
     end: str
-    only_first: bool = False
-    repeats: bool = False
-    separator: str = ""
-    inner: tuple[str, ...] = ()
-    short_ids: bool = False
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         return _list_of_calls(body, functions)
-
-    def inside_value(self, body: str) -> bool:
-        return inside_string(body)
-
-    def arguments_start(self, body: str) -> tuple[str, int] | None:
-        return None
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         calls, *rules = _list_rules(functions, many)
@@ -86,23 +70,17 @@ class JsonListCalls:
 
 
 @dataclass(frozen=True)
-class BareJsonCall:
+class BareJsonCall(CallSyntax):
     """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``."""
 
     begin: str = "{"
     end: str | None = None
-    only_first: bool = True
-    repeats: bool = False
-    separator: str = ""
-    inner: tuple[str, ...] = ()
-    short_ids: bool = False
+
+    only_first = True
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = _call_of("{" + body, "parameters", functions)
         return None if call is None else [call]
-
-    def inside_value(self, body: str) -> bool:
-        return inside_string(body)
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         found = _arguments_start("{" + body, "parameters")
@@ -114,21 +92,23 @@ class BareJsonCall:
 
 
 @dataclass(frozen=True)
-class MistralCalls:
+class MistralCalls(CallSyntax):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or with ``named`` the newer
     ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read."""
 
-    named: bool = False
     begin: str = "[TOOL_CALLS]"
     end: str | None = None
-    only_first: bool = False
-    separator: str = ""
-    inner: tuple[str, ...] = ("[ARGS]",)
-    short_ids: bool = True
+    named: bool = False
+
+    short_ids = True
 
     @property
     def repeats(self) -> bool:
         return self.named
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        return ("[ARGS]",)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         calls = []
@@ -138,12 +118,6 @@ class MistralCalls:
                 return None
             calls.extend(found)
         return calls
-
-    def inside_value(self, body: str) -> bool:
-        return inside_string(body)
-
-    def arguments_start(self, body: str) -> tuple[str, int] | None:
-        return None
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         if self.named:

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.serve.dialect.calls import (
     Call,
+    CallSyntax,
     Function,
     Functions,
     Marks,
@@ -39,16 +40,17 @@ CLOSING = "\n</parameter>\n"
 
 
 @dataclass(frozen=True)
-class XmlCalls:
+class XmlCalls(CallSyntax):
     """``<function=name><parameter=key>value</parameter></function>``."""
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
-    only_first: bool = False
-    repeats: bool = True
-    separator: str = "\n"
-    inner: tuple[str, ...] = ()
-    short_ids: bool = False
+
+    separator = "\n"
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         found = CALL.fullmatch(body)
@@ -69,9 +71,6 @@ class XmlCalls:
 
     def inside_value(self, body: str) -> bool:
         return body.rfind("<parameter=") > body.rfind("</parameter>")
-
-    def arguments_start(self, body: str) -> tuple[str, int] | None:
-        return None
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules = []

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
@@ -20,25 +20,15 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
-from contract.types import Request, Tenant
-from harness.serve.driver import (
-    NO_MASKS,
-    NO_SCORES,
-    NO_SINKS,
-    Delivered,
-    EngineStopped,
-    Submission,
-)
+from contract.types import Tenant
+from harness.serve.driver import Delivered, EngineStopped, Submission, Submits, taken_from
 from harness.serve.faults import log_fault
-from harness.serve.prompt_scores import PromptScores
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.wanted import Wanted
 from harness.serve.replicas.work import Batch, Question, Refusal
-from harness.serve.structured.grammars import TokenMasks
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
-from reference.engine.sequence import LogitsSink
 from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
@@ -154,16 +144,7 @@ class ReplicatedStream:
 
     def take(self, timeout: float) -> list[Delivered]:
         """As of ``EventStream``."""
-        taken: list[Delivered] = []
-        try:
-            item = self._events.get(timeout=timeout)
-            while True:
-                if isinstance(item, ZincError):
-                    raise item
-                taken.append(item)
-                item = self._events.get_nowait()
-        except Empty:
-            return taken
+        return taken_from(self._events, timeout)
 
     def cancel(self, request_id: int | None = None) -> None:
         """As of ``EventStream``."""
@@ -171,7 +152,7 @@ class ReplicatedStream:
             pump.cancel()
 
 
-class ReplicatedDriver:
+class ReplicatedDriver(Submits[ReplicatedStream]):
     """The engines behind a deployment handle, as one. All methods may be called from any thread."""
 
     failure: str | None = None
@@ -208,21 +189,6 @@ class ReplicatedDriver:
     def new_id(self) -> int:
         """An id for a request."""
         return next(self._ids)
-
-    def submit(
-        self,
-        requests: Sequence[Request],
-        logits: Mapping[int, LogitsSink] = NO_SINKS,
-        masks: Mapping[int, TokenMasks] = NO_MASKS,
-        scores: Mapping[int, PromptScores] = NO_SCORES,
-    ) -> ReplicatedStream:
-        """As of ``EngineDriver``."""
-        stream = self.open_stream()
-        submission = Submission(requests, logits, masks=masks, scores=scores)
-        (error,) = self.submit_to(stream, [submission])
-        if error is not None:
-            raise error
-        return stream
 
     def submit_to(
         self, stream: ReplicatedStream, submissions: Sequence[Submission]

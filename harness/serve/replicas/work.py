@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.errors import QueueFull, RequestError, ZincError
+from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Request, TokenEvent
 from harness.serve.driver import EngineStopped
 from harness.serve.pooling import Pool
@@ -84,6 +84,8 @@ class Refusal:
         match error:
             case RequestError(field=field, problem=problem):
                 return cls("request", (field, problem))
+            case TenantQueueFull(depth=depth, retry_after=seconds, rate=rate):
+                return cls("tenant", (depth, seconds, rate))
             case QueueFull(depth=depth, retry_after=seconds):
                 return cls("queue", (depth, seconds))
         return cls("stopped", (str(error),))
@@ -91,5 +93,12 @@ class Refusal:
     @property
     def error(self) -> ZincError:
         """The error it is."""
-        kinds: dict[str, Callable[..., ZincError]] = {"request": RequestError, "queue": QueueFull}
-        return kinds.get(self.kind, EngineStopped)(*self.parts)
+        return KINDS.get(self.kind, EngineStopped)(*self.parts)
+
+
+KINDS: Mapping[str, Callable[..., ZincError]] = {
+    "request": RequestError,
+    "queue": QueueFull,
+    "tenant": TenantQueueFull,
+}
+"""What a refusal of each kind is."""

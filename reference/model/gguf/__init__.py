@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from reference.model.gguf.file import GgufFile, open_gguf
 from reference.model.gguf.metadata import Value
 from reference.model.gguf.strings import StringArray
 from reference.model.gguf.tensors import TensorInfo
 from reference.model.gguf.types import GGML_TYPES, GgmlType, GgufType
-from reference.model.gguf.writer import HOLE, TensorSource, Typed, WritableValue, write_gguf
+
+if TYPE_CHECKING:
+    from reference.model.gguf.writer import HOLE, TensorSource, Typed, WritableValue, write_gguf
 
 __all__ = [
     "GGML_TYPES",
@@ -24,3 +28,12 @@ __all__ = [
     "open_gguf",
     "write_gguf",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What writes files is loaded when it is asked for: a model that runs is only read."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from reference.model.gguf import writer
+
+    return getattr(writer, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import overload
 
@@ -27,16 +27,16 @@ _STEPS = 8192
 class StringArray(Sequence[bytes]):
     """The strings of one metadata array, as bytes: vocabularies are not always valid UTF-8.
 
-    ``offsets`` is int64 [len + 1]: the byte offset in the file of each string's length field,
-    and of the end of the array, so item i is the bytes from ``offsets[i] + 8`` to
-    ``offsets[i + 1]``. Items are copied out of the mapped file each time they are read;
-    ``to_list`` copies them all at once, which is several times faster than iterating.
+    ``octets`` are the bytes of the file; ``offsets`` is int64 [len + 1]: the byte offset in them of
+    each string's length field, and of the end of the array, so item i is the bytes from
+    ``offsets[i] + 8`` to ``offsets[i + 1]``. Items are copied out of the mapped file each time they
+    are read; ``to_list`` copies them all at once, which is several times faster than iterating.
     """
 
-    __slots__ = ("_octets", "offsets")
+    __slots__ = ("octets", "offsets")
 
     def __init__(self, octets: np.ndarray, offsets: np.ndarray) -> None:
-        self._octets = octets
+        self.octets = octets
         self.offsets = offsets
 
     def __len__(self) -> int:
@@ -51,15 +51,40 @@ class StringArray(Sequence[bytes]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
         start, end = int(self.offsets[position]), int(self.offsets[position + 1])
-        return self._octets[start + LENGTH_BYTES : end].tobytes()
+        return self.octets[start + LENGTH_BYTES : end].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))
 
+    @classmethod
+    def of(cls, strings: Sequence[bytes]) -> StringArray:
+        """The same strings as an array of a file would hold them."""
+        sizes = [LENGTH_BYTES + len(string) for string in strings]
+        stored = (len(s).to_bytes(LENGTH_BYTES, "little") + s for s in strings)
+        octets = np.frombuffer(b"".join(stored), np.uint8)
+        return cls(octets, np.cumsum([0, *sizes], dtype=np.int64))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [len], bytes of each string."""
+        return np.diff(self.offsets) - LENGTH_BYTES
+
+    def occurrences(self, wanted: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Every place that holds one of ``wanted``, none of which is empty, in order.
+
+        Only strings as long as one of them that begin with the same byte become objects.
+        """
+        starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
+        first = self.octets[np.minimum(starts, len(self.octets) - 1)]
+        kinds = [len(text) << 8 | text[0] for text in wanted]
+        for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds)).tolist():
+            if (text := self[place]) in wanted:
+                yield place, text
+
     def to_list(self) -> list[bytes]:
         """Every string, in order."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
-        block = self._octets[first:last].tobytes()
+        block = self.octets[first:last].tobytes()
         starts = (self.offsets - first).tolist()
         return [block[start + LENGTH_BYTES : end] for start, end in pairwise(starts)]
 

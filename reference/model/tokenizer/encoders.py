@@ -7,14 +7,15 @@ happening to spell them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-import regex
 
 from contract.errors import RequestError
+from reference.model.gguf.string_index import StringIndex
+from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer.byte_alphabet import SYMBOL_OF_BYTE, from_byte_alphabet
 from reference.model.tokenizer.merging import merge_pairs
 from reference.model.tokenizer.pre_tokenizers import PreTokenizer
@@ -37,10 +38,9 @@ class _TokenTable:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.texts
-        normal = vocabulary.ids_of_kind(TokenKind.NORMAL)
+        self.normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
         # Of tokens with equal text the last one counts, as in llama.cpp's map.
-        self.ids: dict[bytes, int] = {texts[token]: token for token in normal}
-        self.ids.pop(b"", None)
+        self.ids = StringIndex(texts, int, self.normal)
         self._unknown = vocabulary.named_ids.get("unknown")
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
         self._id_of_byte: dict[int, int] = {
@@ -76,14 +76,12 @@ class _TokenTable:
         return self._unknown
 
 
-def _ranks(merges: Sequence[bytes]) -> dict[bytes, int]:
+def _ranks(merges: StringArray) -> StringIndex[int]:
     """Rank of each "left right"; the first of equal merges counts.
 
     The stored string is its own key: symbols hold no space, so no other pair can spell it.
     """
-    to_list = getattr(merges, "to_list", None)
-    stored = to_list() if to_list is not None else list(merges)
-    return dict(zip(reversed(stored), range(len(stored) - 1, -1, -1), strict=True))
+    return StringIndex(merges, int, first=True)
 
 
 class _Encoder:
@@ -104,14 +102,14 @@ class ByteLevelEncoder(_Encoder):
     """``gpt2``: split by a pre-tokenizer, write bytes in the byte alphabet, merge by rank."""
 
     def __init__(
-        self, vocabulary: Vocabulary, merges: Sequence[bytes], pre_tokenizer: PreTokenizer
+        self, vocabulary: Vocabulary, merges: StringArray, pre_tokenizer: PreTokenizer
     ) -> None:
         super().__init__(vocabulary)
         self._merges = merges
         self._pre_tokenizer = pre_tokenizer
 
     @cached_property
-    def _rank_of_pair(self) -> dict[bytes, int]:
+    def _rank_of_pair(self) -> StringIndex[int]:
         return _ranks(self._merges)
 
     def encode(self, text: str) -> list[int]:
@@ -135,14 +133,14 @@ class ByteLevelEncoder(_Encoder):
 class RawBPEEncoder(_Encoder):
     """``gemma4``: spaces become U+2581, lines are merged by rank over raw UTF-8."""
 
-    _LINES = regex.compile(r"[^\n]+|\n+")
+    _LINES = re.compile(r"[^\n]+|\n+")
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[bytes]) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: StringArray) -> None:
         super().__init__(vocabulary)
         self._merges = merges
 
     @cached_property
-    def _rank_of_pair(self) -> dict[bytes, int]:
+    def _rank_of_pair(self) -> StringIndex[int]:
         return _ranks(self._merges)
 
     def encode(self, text: str) -> list[int]:
@@ -169,13 +167,15 @@ class SentencePieceEncoder(_Encoder):
         self._scores = scores
 
     @cached_property
-    def _negated_score(self) -> dict[bytes, float]:
-        negated = (-self._scores).tolist()
-        return {text: negated[token] for text, token in self._table.ids.items()}
+    def _worth(self) -> StringIndex[float]:
+        """What a merge is worth: the score of the token it spells, negated."""
+        return StringIndex(
+            self._vocabulary.texts, lambda token: -float(self._scores[token]), self._table.normal
+        )
 
     def encode(self, text: str) -> list[int]:
         symbols = [letter.encode() for letter in text.replace(" ", SPACE)]
         output: list[int] = []
-        for symbol in merge_pairs(symbols, self._negated_score, b""):
+        for symbol in merge_pairs(symbols, self._worth, b""):
             self._table.append_symbol(symbol, output)
         return output

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer.encoders import (
     ByteLevelEncoder,
     RawBPEEncoder,
@@ -141,17 +142,17 @@ class _Reader:
             raise self._error(key, f"expected true or false, found {type(value).__name__}")
         return bool(value)
 
-    def _strings(self, key: str) -> Sequence[bytes]:
+    def _strings(self, key: str) -> StringArray:
         value = self._value(key)
+        if isinstance(value, StringArray):
+            return value
         if (
             isinstance(value, (str, bytes))
             or not isinstance(value, Sequence)
             or (len(value) and not isinstance(value[0], (str, bytes)))
         ):
             raise self._error(key, "expected an array of strings")
-        if len(value) and isinstance(value[0], str):
-            return [item.encode() if isinstance(item, str) else item for item in value]
-        return value
+        return StringArray.of([s.encode() if isinstance(s, str) else s for s in value])
 
     def _numbers(self, key: str, dtype: type, count: int | None) -> np.ndarray:
         value = self._value(key)

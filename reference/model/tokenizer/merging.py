@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 
-def merge_pairs(
-    symbols: list[bytes], priorities: Mapping[bytes, float], separator: bytes
-) -> list[bytes]:
+class Priorities(Protocol):
+    """What pairs are worth, by their text."""
+
+    def get(self, text: bytes, /) -> float | None:
+        """None for a pair that does not merge."""
+
+
+def merge_pairs(symbols: list[bytes], priorities: Priorities, separator: bytes) -> list[bytes]:
     """Merge adjacent symbols until no adjacent pair has a priority.
 
     The pair merged next is the one with the lowest ``priorities[left + separator + right]``,

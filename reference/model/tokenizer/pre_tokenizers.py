@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
-import regex
+if TYPE_CHECKING:
+    import regex
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,7 +40,7 @@ class PreTokenizer:
     two matches is a piece as well, so no character is ever lost.
     """
 
-    passes: tuple[regex.Pattern[str], ...]
+    passes: tuple[str, ...]
     whole_piece_first: bool = False
     """A piece that is itself a token is emitted without merging."""
     add_bos: bool = False
@@ -47,7 +50,8 @@ class PreTokenizer:
         """The pieces of ``text``, in order; their concatenation is ``text``."""
         pieces = [text]
         for pattern in self.passes:
-            pieces = [part for piece in pieces for part in _cut(pattern, piece)]
+            compiled = _compiled(pattern)
+            pieces = [part for piece in pieces for part in _cut(compiled, piece)]
         return pieces
 
 
@@ -62,8 +66,15 @@ def _cut(pattern: regex.Pattern[str], text: str) -> Iterator[str]:
         yield text[end:]
 
 
+@cache
+def _compiled(pattern: str) -> regex.Pattern[str]:
+    import regex
+
+    return regex.compile(pattern)
+
+
 def _pre_tokenizer(*patterns: str, **expectations: bool) -> PreTokenizer:
-    return PreTokenizer(tuple(regex.compile(pattern) for pattern in patterns), **expectations)
+    return PreTokenizer(patterns, **expectations)
 
 
 _gpt2 = _pre_tokenizer(_GPT2)

@@ -29,6 +29,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._add_space_prefix = add_space_prefix
+        self._bytes: dict[tuple[int, bool], bytes] = {}
         self.add_bos = add_bos
         """Whether a prompt starts with ``bos_id`` unless the caller says otherwise."""
         self.suppress_tokens: tuple[int, ...] = tuple(suppress_tokens)
@@ -54,7 +55,7 @@ class Tokenizer:
     @cached_property
     def longest_token(self) -> int:
         """Bytes of the longest stored text: no token stands for more bytes of a text."""
-        return max(map(len, self._vocabulary.texts))
+        return int(self._vocabulary.texts.lengths.max())
 
     def kind(self, token: int) -> TokenKind:
         """What an id is; RequestError when there is no such id."""
@@ -107,6 +108,12 @@ class Tokenizer:
         ``special`` gives control and unknown tokens their own text. Raises RequestError when
         there is no such id.
         """
+        known = self._bytes.get((token, special))
+        if known is None:
+            known = self._bytes[token, special] = self._bytes_of(token, special)
+        return known
+
+    def _bytes_of(self, token: int, special: bool) -> bytes:
         stored = self._vocabulary.text(token)
         match self._vocabulary.kind(token):
             case TokenKind.NORMAL:

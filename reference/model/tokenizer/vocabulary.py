@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
 from contract.errors import RequestError
+from reference.model.gguf.strings import StringArray
 
 
 class TokenKind(IntEnum):
@@ -47,31 +47,25 @@ FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
 class Vocabulary:
     """Stored token texts and kinds.
 
-    ``tokens`` is any sequence of bytes, V long; ``kinds`` int [V] (None: all normal);
-    ``named_ids`` the ids the file declares under names such as "eos" and "fim_pad".
-    Nothing proportional to V is computed until it is asked for.
+    ``tokens`` are V long; ``kinds`` int [V] (None: all normal); ``named_ids`` the ids the file
+    declares under names such as "eos" and "fim_pad". There is never an object for every token.
     """
 
     def __init__(
-        self, tokens: Sequence[bytes], kinds: np.ndarray | None, named_ids: dict[str, int]
+        self, tokens: StringArray, kinds: np.ndarray | None, named_ids: dict[str, int]
     ) -> None:
-        self._tokens = tokens
+        self.texts = tokens
+        """Every stored text, in id order."""
         self._kinds = kinds
         self.named_ids = named_ids
 
     def __len__(self) -> int:
-        return len(self._tokens)
-
-    @cached_property
-    def texts(self) -> list[bytes]:
-        """Every stored text, in id order."""
-        to_list = getattr(self._tokens, "to_list", None)
-        return to_list() if to_list is not None else list(self._tokens)
+        return len(self.texts)
 
     def text(self, token: int) -> bytes:
         """The stored text of one id; RequestError when there is no such id."""
-        if not 0 <= token < len(self._tokens):
-            raise RequestError("token", f"{token} is not in 0..{len(self._tokens) - 1}")
+        if not 0 <= token < len(self.texts):
+            raise RequestError("token", f"{token} is not in 0..{len(self.texts) - 1}")
         return self.texts[token]
 
     def kind(self, token: int) -> TokenKind:
@@ -109,7 +103,7 @@ class Vocabulary:
             for text in texts
         }
         wanted = END_TEXTS | fim_texts
-        found = {text: token for token, text in enumerate(self.texts) if text in wanted}
+        found = {text: token for token, text in self.texts.occurrences(wanted)}
         if TOOL_RESPONSE in found:
             found.pop(SENTENCE_END, None)
         return frozenset(found.values())

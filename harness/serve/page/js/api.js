@@ -50,7 +50,7 @@ async function problemOf(response) {
     message = String((await response.json()).error.message);
   } catch { /* not the server's own shape: the status has to do */ }
   if (response.status === 401) return new Problem("key", message);
-  if (response.status === 503) {
+  if (response.status === 503 || response.status === 429) {
     const seconds = Number(response.headers.get("Retry-After"));
     const again = response.headers.get("x-should-retry") !== "false" && seconds > 0;
     return new Problem("busy", message, again ? Math.min(seconds, 120) : null);

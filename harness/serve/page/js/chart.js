@@ -52,6 +52,17 @@ export class Chart {
   }
 }
 
+/** A small line of the latest of `values`, as many as a chart has. */
+export function sparkline(values, points, label) {
+  const svg = shape("svg", {
+    class: "sparkline", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+    "aria-label": label,
+  });
+  const highest = Math.max(0, ...values.filter(Number.isFinite));
+  svg.append(shape("path", { class: "line series-0", d: path(values, highest || 1, points) }));
+  return svg;
+}
+
 export function compact(value) {
   if (value >= 10_000) return `${(value / 1000).toFixed(0)}k`;
   return Number.isInteger(value) || value >= 100 ? value.toFixed(0) : value.toFixed(1);

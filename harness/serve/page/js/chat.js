@@ -32,12 +32,18 @@ function show(next) {
   byId("messages").replaceChildren();
   session.messages.forEach((message, index) => addView(message, index));
   views.forEach((view) => view.end?.());
-  byId("empty").hidden = session.messages.length > 0;
+  showEmpty(!session.messages.length);
   showSettings(session, chosenModel());
   showContext(session);
   sidebar.refresh();
   scroller.toEnd();
   byId("message").focus({ preventScroll: true });
+}
+
+/** What a conversation without a message shows, which there is nothing to export of. */
+function showEmpty(empty) {
+  byId("empty").hidden = !empty;
+  byId("export").hidden = empty;
 }
 
 function addView(message, index) {
@@ -65,7 +71,7 @@ function cutAt(index) {
 
 function send(text) {
   if (running || !text.trim()) return;
-  byId("empty").hidden = true;
+  showEmpty(false);
   session.messages.push({ role: "user", content: text });
   addView(session.messages.at(-1), session.messages.length - 1);
   keep();

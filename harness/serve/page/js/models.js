@@ -7,6 +7,7 @@ import { readText, writeText } from "./storage.js";
 const KEY = "zinc.model";
 const RETRY_MS = 3000;
 let models = [];
+let tenant = null;
 
 /** The model that answers, as `/v1/models` describes it. */
 export const chosenModel = () => models.find((model) => model.id === byId("model").value);
@@ -16,6 +17,7 @@ export async function loadModels(banner, loaded) {
   try {
     const listed = await getJson("/v1/models");
     models = listed.data;
+    tenant = listed.x_zinc?.tenant;
     showManaged(listed.x_zinc?.managed);
   } catch (problem) {
     if (problem.kind === "key" && await askForKey(problem.message)) {
@@ -49,10 +51,10 @@ export function setUpModels(banner, loaded) {
 
 function showBadges() {
   const facts = chosenModel()?.x_zinc;
-  const badges = facts?.tier
-    ? [element("span", { className: "badge", title: `${facts.device ?? ""}\n${facts.fingerprint ?? ""}` },
-      facts.tier)]
-    : [];
+  const badge = (text, title) => element("span", { className: "badge", title }, text);
+  const badges = [];
+  if (facts?.tier) badges.push(badge(facts.tier, `${facts.device ?? ""}\n${facts.fingerprint ?? ""}`));
+  if (tenant?.qos) badges.push(badge(tenant.qos, `How ${tenant.name} is served`));
   byId("badges").replaceChildren(...badges);
 }
 

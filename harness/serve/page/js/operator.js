@@ -1,5 +1,5 @@
 import { getJson, getText } from "./api.js";
-import { Chart, compact } from "./chart.js";
+import { Chart, compact, sparkline } from "./chart.js";
 import { byId, element } from "./dom.js";
 import { askForKey } from "./key.js";
 import { parseMetrics, total } from "./prometheus.js";
@@ -22,6 +22,8 @@ const charts = {
 };
 let slots = null;
 let before = null;
+/** The latest tokens a second of every tenant. */
+const rates = new Map();
 
 const percent = (part, whole) => (whole ? `${(100 * part / whole).toFixed(0)} %` : "–");
 
@@ -59,15 +61,21 @@ function drawTenants(now) {
   for (const { labels } of now.samples) {
     if (labels.tenant) names.set(`${labels.tenant}\n${labels.qos}`, labels);
   }
-  const rows = [...names.values()].sort((a, b) => a.tenant.localeCompare(b.tenant)).map(
-    ({ tenant, qos }) => {
+  const rows = [...names].sort(([, a], [, b]) => a.tenant.localeCompare(b.tenant)).map(
+    ([key, { tenant, qos }]) => {
       const who = { tenant, qos };
       const count = (name) => (total(now.samples, name, who) ?? 0).toLocaleString();
+      const speed = rate(now, "generation_tokens_total", who);
+      const latest = [...(rates.get(key) ?? []), speed].slice(-POINTS);
+      rates.set(key, latest);
       return element("tr", {}, ...[tenant, qos ?? "", count("prompt_tokens_total"),
-        count("generation_tokens_total"),
-        compact(rate(now, "generation_tokens_total", who) ?? 0), count("request_success_total"),
-      ].map((text) => element("td", {}, text)));
+        count("generation_tokens_total"), compact(speed ?? 0),
+        sparkline(latest, POINTS, `Tokens per second of ${tenant}`),
+        count("tenant_slots"), count("tenant_pages"), count("tenant_live"),
+        count("request_success_total"),
+      ].map((cell) => element("td", {}, cell)));
     });
+  for (const key of rates.keys()) if (!names.has(key)) rates.delete(key);
   byId("tenants").tBodies[0].replaceChildren(...rows);
   byId("tenants").hidden = rows.length === 0;
   byId("no-tenants").hidden = rows.length > 0;

@@ -1,0 +1,56 @@
+"""The GPUs there is code for, and in what they differ beside their instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from accel.amd import pm4
+from accel.amd.isa import TTMP
+from contract.kernel import GpuTarget
+
+PRIVILEGED = 1 << 20
+"""PRIV of RSRC1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """``target`` is what code is compiled for, ``cpu`` what compilers call it.
+
+    A kernel says that a dispatch fills ``user_registers`` scalar registers, and finds the number of
+    its group in ``group_register``. ``matrices``: there are kernels of matrix instructions.
+    ``amdkfd_rsrc1`` are bits of RSRC1 that queues of amdkfd want.
+    """
+
+    target: GpuTarget
+    cpu: str
+    user_registers: int
+    group_register: int
+    caches: pm4.Caches
+    matrices: bool = False
+    amdkfd_rsrc1: int = 0
+
+
+GFX12 = Generation(GpuTarget.GFX1201, "gfx1201", 2, TTMP + 9, pm4.GFX12_CACHES, matrices=True)
+GFX11 = Generation(
+    GpuTarget.GFX1100,
+    "gfx1100",
+    # The compiler counts all registers up to that of the group's number.
+    user_registers=15,
+    group_register=15,
+    caches=pm4.GFX11_CACHES,
+    # Else the trap handler that saves waves of a preempted queue fails (kfdtest sets it, too).
+    amdkfd_rsrc1=PRIVILEGED,
+)
+GENERATIONS = (GFX12, GFX11)
+BY_ARCHITECTURE: Mapping[str, Generation] = MappingProxyType(
+    {"gfx1200": GFX12, "gfx1201": GFX12, "gfx1100": GFX11}
+)
+"""By what drivers say a GPU is. Code of gfx1201 is gfx1200's as well, which LLVM calls
+gfx12-generic without restrictions."""
+
+
+def generation_of(target: GpuTarget) -> Generation:
+    """Raises KeyError for a GPU there is no code for."""
+    return {generation.target: generation for generation in GENERATIONS}[target]

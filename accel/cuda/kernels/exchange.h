@@ -1,0 +1,68 @@
+// Floats that blocks of one launch hand each other: data that says itself whether it has come.
+//
+// A word is the float's bits inverted, so that 0 is one that has yet to come; the one NaN whose bits
+// would be 0 is stored as another. There are two banks, and steps take turns: a step uses one, whose
+// words are all 0 when it begins, and clears the other.
+
+#ifndef EXCHANGE_H
+#define EXCHANGE_H
+
+#include "warp.h"
+
+#define EXCHANGE_MEMORY (1ull << 60)  // of an operand: an offset in the bank, not an address
+#define SPINS_BETWEEN_LOOKS 1024
+
+DEVICE void publish(float *place, float value) {
+    const unsigned bits = ~__float_as_uint(value);
+    store_shared_word((unsigned *)place, bits ? bits : ~0x7FC00000u);
+}
+
+// How rows are read. `awaited` ones come from other blocks; who waits for them goes on with whatever
+// is there once the host wants the launch to end, which is when *stop is not 0. Row t is row
+// picked[t] where that is given.
+struct INCOMING {
+    static constexpr bool waits_for_others = true;
+    bool awaited;
+    const unsigned *stop, *picked;
+
+    __device__ __forceinline__ size_t row(unsigned token) const {
+        return picked ? picked[token] : token;
+    }
+    __device__ __forceinline__ bool waits(bool missing, unsigned &spins) const {
+        if (!awaited || !missing) return false;
+        spin_pause();
+        return ++spins % SPINS_BETWEEN_LOOKS || !load_host_word(stop);
+    }
+    __device__ __forceinline__ float one(const float *place) const {
+        if (!awaited) return *place;
+        unsigned word = load_shared_word((const unsigned *)place), spins = 0;
+        while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
+        return __uint_as_float(~word);
+    }
+    // Many lanes that ask for what is not there yet crowd the cache: one of the warp waits for one of
+    // its words first.
+    __device__ __forceinline__ void watch(const float *place, int lane) const {
+        if (!awaited) return;
+        if (lane == 0) one(place);
+        __syncwarp();
+    }
+    // Four floats as they are stored now, and once all of them have come.
+    __device__ __forceinline__ uint4 four(const float *place) const {
+        return awaited ? load_shared_words((const unsigned *)place) : *(const uint4 *)place;
+    }
+    __device__ __forceinline__ float4 settled(uint4 v, const float *place) const {
+        unsigned spins = 0;
+        while (waits(!v.x || !v.y || !v.z || !v.w, spins))
+            v = load_shared_words((const unsigned *)place);
+        const unsigned flip = awaited ? 0xFFFFFFFFu : 0u;
+        return {__uint_as_float(v.x ^ flip), __uint_as_float(v.y ^ flip),
+                __uint_as_float(v.z ^ flip), __uint_as_float(v.w ^ flip)};
+    }
+};
+
+// Memory that is there when a kernel begins.
+struct STANDING {
+    static constexpr bool waits_for_others = false;
+};
+
+#endif

@@ -1,0 +1,87 @@
+// Many phases of a step in one launch, all of whose blocks run at once: products with few tokens and
+// attention, as unit_product.cu, head_rows.cu and attention_spans.cu do them. Weights stream through
+// a ring that goes over all phases and waits for none; what a phase makes for another goes through
+// exchange.h.
+//
+// Compiled with WARPS, SLOTS, TOKENS and CHUNK_UNITS as in unit_stream.h; FORMAT0 to FORMAT3, -1
+// where there are fewer; HEAD_DIM and DTYPE of the attention; NORM_UNITS and PLAIN_UNITS as in
+// step_product.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which says whose turn the banks are, and one of
+// blocks that are done, 0 between steps; counters of attention follow.
+
+#define HELD_UNITS 1
+#include "step_product.h"
+#if HEAD_DIM
+#include "step_attention.h"
+#endif
+
+#if FORMAT3 >= 0
+typedef FORMATS<FORMAT0, FORMAT1, FORMAT2, FORMAT3> STEP_FORMATS;
+#elif FORMAT2 >= 0
+typedef FORMATS<FORMAT0, FORMAT1, FORMAT2> STEP_FORMATS;
+#elif FORMAT1 >= 0
+typedef FORMATS<FORMAT0, FORMAT1> STEP_FORMATS;
+#else
+typedef FORMATS<FORMAT0> STEP_FORMATS;
+#endif
+typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS> STEP_SHAPE;
+
+// What the ring has to know of a phase; no tiles where it has no products.
+DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
+    const PRODUCT_PHASE &phase = record.product;
+    if (phase.kind != PRODUCT_KIND) {
+        work.tiles = 0;
+        return;
+    }
+    for (int i = 0; i < MOST_PHASE_MATRICES; i++) {
+        work.matrix[i].units = (const unsigned char *)phase.units[i];
+        work.matrix[i].tiles = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
+    }
+    work.formats = phase.formats;
+    work.prepare(phase.columns, phase.paired != 0, WARPS);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
+    step_phases(U64 scratch, U64 inputs, U64 table, U64 workspace) {
+    BLOCK_MEMORY(shared);
+    const STEP_HEAD *head = (const STEP_HEAD *)table;
+    const PHASE *phases = (const PHASE *)(head + 1);
+    const unsigned count = head->phases, lane_of_block = threadIdx.x;
+    PHASE_WORK *works = (PHASE_WORK *)(shared + head->works_at);
+    PHASE *records = (PHASE *)(works + count);
+    for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
+        prepare_work(phases[i], works[i]);
+    if (lane_of_block < RECORD_VECTORS)
+        records[0].vector[lane_of_block] = phases[0].vector[lane_of_block];
+    __syncthreads();
+    const STREAM_MEMORY<STEP_SHAPE> memory(shared, works[0], 0);
+    STEP_RING<STEP_SHAPE> ring;
+    ring.begin(works, count, memory, lane_of_block / WARP_LANES);
+
+    PRECEDING_DONE;
+    unsigned *state = (unsigned *)workspace;
+    unsigned char *banks = (unsigned char *)workspace + head->exchange_at;
+    const unsigned turn = load_shared_word(state) % 2;
+    const STEP_MEMORY step = {
+        {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
+    uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
+    for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
+         i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
+        other[i] = make_uint4(0, 0, 0, 0);
+
+#pragma unroll 1
+    for (unsigned i = 0; i < count; i++) {
+        const PHASE &phase = records[i % 2];
+        const bool fetches = lane_of_block < RECORD_VECTORS && i + 1 < count;
+        uint4 coming;
+        if (fetches) coming = phases[i + 1].vector[lane_of_block];
+        if (phase.product.kind == PRODUCT_KIND)
+            product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
+#if HEAD_DIM
+        else
+            attention_phase(phase.attention, step, state, memory.x.planes);
+#endif
+        if (fetches) records[(i + 1) % 2].vector[lane_of_block] = coming;
+        __syncthreads();
+    }
+    if (lane_of_block == 0 && atomicAdd(state + 1, 1) + 1 == gridDim.x) state[1] = 0, state[0]++;
+}

@@ -1,0 +1,83 @@
+// What a step kernel is given: its phases in order, made by persistent.py, which has the same records.
+//
+// An operand is 0 where there is none, an offset in the bank of exchanged floats where
+// EXCHANGE_MEMORY is set, else as in packets. `counted` and `multiplier` are those of a packet.
+
+#ifndef STEP_TABLE_H
+#define STEP_TABLE_H
+
+#include "packets.h"
+#include "unit_stream.h"
+
+#define MOST_PHASE_MATRICES 3
+#define PRODUCT_KIND 0
+#define RECORD_VECTORS 16  // of a phase
+
+struct STEP_HEAD {
+    unsigned phases, exchange_at, bank_bytes, works_at;
+    const unsigned *stop;  // of the host, 0 as long as the step may run
+    U64 more;
+};
+
+// Norm, quantization and up to three products of one x, with what stands behind them. `also` is where
+// results go that others than the phases read.
+struct PRODUCT_PHASE {
+    unsigned kind, multiplier, counted, columns;
+    U64 x, norm_weight, residual, picked;
+    U64 units[MOST_PHASE_MATRICES], bias[MOST_PHASE_MATRICES], y[MOST_PHASE_MATRICES],
+        also[MOST_PHASE_MATRICES];
+    unsigned rows[MOST_PHASE_MATRICES], x_stride;
+    unsigned y_stride[MOST_PHASE_MATRICES], also_stride[MOST_PHASE_MATRICES];
+    unsigned residual_stride;
+    float eps;
+    unsigned norm, paired, activation, formats, slot_bits;
+    unsigned reserved[11];
+};
+
+// Norm and rotation of heads, keys and values into their pages, and attention.
+struct ATTENTION_PHASE {
+    unsigned kind, multiplier, counted, heads;
+    U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also;
+    unsigned counters, kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
+    unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
+    float scale, q_eps, k_eps;
+    unsigned reserved[18];
+};
+
+union PHASE {
+    PRODUCT_PHASE product;
+    ATTENTION_PHASE attention;
+    uint4 vector[RECORD_VECTORS];
+};
+static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
+
+typedef UNIT_WORK<MOST_PHASE_MATRICES> PHASE_WORK;
+
+// Of one launch: where operands are in this step.
+struct STEP_MEMORY {
+    LAUNCH launch;
+    unsigned char *bank;
+    const unsigned *stop;
+
+    __device__ __forceinline__ unsigned char *at(U64 operand) const {
+        if (operand & EXCHANGE_MEMORY) return bank + (operand & OFFSET_MASK);
+        return operand ? (unsigned char *)address_of(launch, operand) : 0;
+    }
+    __device__ __forceinline__ const float *floats(U64 operand) const {
+        return (const float *)at(operand);
+    }
+    __device__ __forceinline__ INCOMING incoming(U64 operand) const {
+        return {(operand & EXCHANGE_MEMORY) != 0, stop, 0};
+    }
+    __device__ __forceinline__ void store(U64 operand, size_t place, float value) const {
+        if (operand & EXCHANGE_MEMORY)
+            publish((float *)at(operand) + place, value);
+        else if (operand)
+            ((float *)at(operand))[place] = value;
+    }
+    __device__ __forceinline__ unsigned count(unsigned multiplier, unsigned counted) const {
+        return counted ? multiplier * U32_AT(launch.inputs, counted - 1) : multiplier;
+    }
+};
+
+#endif

@@ -1,0 +1,284 @@
+"""Launches that follow each other in a plan as one persistent launch of ``kernels/step.cu``.
+
+Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
+is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
+
+Unproven on a device, and off unless the environment variable ``ZINC_RT_CUDA_STEP`` says how many
+warps and ring slots a block has: ``16x1``, or ``auto``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.attention import HEADS
+from accel.cuda.device import Device
+from accel.cuda.phases import (
+    AttentionPhase,
+    Phase,
+    ProductPhase,
+    Readers,
+    next_phase,
+    readers_of,
+)
+from accel.cuda.plan import Plan, PlannedLaunch
+from accel.cuda.products import BARRIER_BYTES, CHUNK_UNITS, MOST_TILE_SLOTS
+from accel.cuda.program import tuned_source
+from accel.cuda.step_table import (
+    HEAD,
+    HEAD_BYTES,
+    RECORD_BYTES,
+    WORK_BYTES,
+    Bound,
+    Exchange,
+)
+from accel.cuda.units import unit_bytes
+from accel.packets.packet import aligned
+from accel.packets.step import Op
+from contract.dtypes import I12, WEIGHT_DTYPES
+from contract.errors import ConfigError
+
+VARIABLE = "ZINC_RT_CUDA_STEP"
+AUTO = "auto"
+MOST_FORMATS = 4
+LEAST_PHASES = 3
+"""Fewer are faster as launches that begin before the one in front has ended."""
+MOST_TOKENS = 4
+STATE_BYTES = 256
+"""Of workspace, in front of the counters: steps, and blocks that are done."""
+RECORDS = 2
+BLOCKS = ((16, 1), (12, 1), (8, 2), (8, 1), (4, 2), (4, 1))
+"""Warps and ring slots of a block that ``auto`` tries in turn."""
+BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
+
+Block = tuple[int, int]
+
+
+def chosen_blocks(choice: str) -> tuple[Block, ...]:
+    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
+    which the chosen ones are too much memory takes the next.
+
+    Raises ConfigError naming it.
+    """
+    if not choice:
+        return ()
+    if choice == AUTO:
+        return BLOCKS
+    found = re.fullmatch(r"(\d+)x(\d+)", choice)
+    block = (int(found[1]), int(found[2])) if found else (0, 0)
+    if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
+        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
+    return (block, *BLOCKS)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Phases of a launch before they have addresses. ``works_at`` is where in shared memory what
+    the ring knows of them begins."""
+
+    phases: tuple[Phase, ...]
+    formats: tuple[int, ...]
+    slot_bits: tuple[int, ...]
+    exchange: Exchange
+    works_at: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of what ``bound`` returns."""
+        return HEAD_BYTES + len(self.phases) * RECORD_BYTES
+
+    @property
+    def exchange_at(self) -> int:
+        """Where in the workspace the banks begin."""
+        return aligned(STATE_BYTES + 4 * sum(_counters(phase) for phase in self.phases))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """State, counters and both banks."""
+        return self.exchange_at + 2 * self.exchange.bank_bytes
+
+    def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
+        """The bytes the kernel reads; ``stop`` is the address of the word that ends a step."""
+        head = np.zeros(1, HEAD)
+        head["phases"], head["stop"] = len(self.phases), stop
+        head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
+        head["works_at"] = self.works_at
+        table = [head]
+        counters, bound = STATE_BYTES // 4, Bound(packets, self.exchange)
+        for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
+            if isinstance(phase, ProductPhase):
+                table.append(phase.record(bound, self.formats, slot_bits))
+            else:
+                table.append(phase.record(bound, counters))
+                counters += phase.counters
+        return np.concatenate([part.view(np.uint8) for part in table])
+
+
+def compose(
+    plan: Plan,
+    ops: Sequence[Op],
+    device: Device,
+    blocks: Sequence[Block],
+    local: Collection[str] | None = None,
+) -> Plan:
+    """The plan with runs of phases as one launch each, wherever two or more follow each other.
+
+    ``blocks`` are what to try for warps and slots; ``local`` as ``plan_launches`` has it.
+    """
+    if not blocks:
+        return plan
+    launches: list[PlannedLaunch] = []
+    together: list[tuple[int, int]] = []
+    reading = readers_of(ops)
+    at, workspace = 0, plan.workspace_bytes
+    while at < len(plan.launches):
+        phases, count = _run(plan.launches[at:], ops, reading, local)
+        made = _launch(phases, reading, device, blocks, local, workspace)
+        if made is None:
+            count = max(1, count)
+            launches += plan.launches[at : at + count]
+            at += count
+            continue
+        launches.append(made)
+        assert made.table is not None
+        workspace += aligned(made.table.workspace_bytes)
+        together.append((plan.levels[made.first], plan.levels[made.first + made.count - 1]))
+        at += count
+    return Plan(tuple(launches), workspace, plan.levels, tuple(together))
+
+
+def _run(
+    launches: Sequence[PlannedLaunch],
+    ops: Sequence[Op],
+    reading: Readers,
+    local: Collection[str] | None,
+) -> tuple[list[Phase], int]:
+    """The most phases that the launches begin with, and how many launches they are."""
+    phases: list[Phase] = []
+    at = 0
+    while (
+        at < len(launches)
+        and (found := next_phase(launches[at : at + 2], ops, reading)) is not None
+    ):
+        phase, count = found
+        if phase.tokens > MOST_TOKENS or (local is not None and phase.dropped - set(local)):
+            break
+        if not _fits(phases, phase):
+            break
+        phases.append(phase)
+        at += count
+    return phases, at
+
+
+def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
+    """Whether one kernel can do all of them: few formats, heads of one width."""
+    every = (*phases, phase)
+    formats = {dtype for one in every for dtype in one.formats}
+    widths = {one.head_dim for one in every} - {0}
+    return len(formats) <= MOST_FORMATS and len(widths) <= 1
+
+
+def _launch(
+    phases: list[Phase],
+    reading: Readers,
+    device: Device,
+    blocks: Sequence[Block],
+    local: Collection[str] | None,
+    workspace: int,
+) -> PlannedLaunch | None:
+    products = [phase for phase in phases if isinstance(phase, ProductPhase)]
+    if len(phases) < LEAST_PHASES or not products:
+        return None
+    formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
+    tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
+    slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
+    for warps, slots in blocks:
+        ring = warps * slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
+        tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
+        room = device.shared_bytes - _sixteenths(ring) - tables
+        slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
+        needed = max(
+            _memory_bytes(phase, tokens, warps, bits)
+            for phase, bits in zip(phases, slot_bits, strict=True)
+        )
+        if needed <= room:
+            break
+    else:
+        return None
+    first = phases[0].first
+    count = sum(phase.length for phase in phases)
+    exchange = _exchange(phases, reading, first + count, local)
+    works_at = _sixteenths(ring + needed)
+    table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
+    macros = {
+        **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
+        "WARPS": warps,
+        "SLOTS": slots,
+        "TOKENS": tokens,
+        "CHUNK_UNITS": CHUNK_UNITS,
+        "DTYPE": I12.ggml_id,
+        "HEAD_DIM": max(phase.head_dim for phase in phases),
+        "NORM_UNITS": max([1, *(p.held_units(warps) for p in products if p.norm)]),
+        "PLAIN_UNITS": max([1, *(p.held_units(warps) for p in products if not p.norm)]),
+        "PACKET_COUNT": 1,
+    }
+    return PlannedLaunch(
+        tuned_source("step.cu", macros),
+        "step_phases",
+        (device.multiprocessors, 1, 1),
+        (warps * 32, 1, 1),
+        first,
+        count,
+        works_at + tables,
+        True,
+        workspace,
+        table,
+    )
+
+
+def _exchange(
+    phases: Sequence[Phase], reading: Readers, end: int, local: Collection[str] | None
+) -> Exchange:
+    """What one phase writes and another reads; outside of them it is read behind op ``end``."""
+    written: dict[str, int] = {}
+    read: set[str] = set()
+    for phase in phases:
+        read |= {operand.tensor.buffer for operand in phase.reads} & written.keys()
+        for y in phase.writes:
+            written[y.tensor.buffer] = phase.tokens * y.tensor.stride * 4
+    offsets, size = {}, 0
+    for name in sorted(read):
+        offsets[name] = size
+        size += aligned(written[name])
+    outside = {
+        name
+        for name in read
+        if (local is not None and name not in local) or max(reading[name]) >= end
+    }
+    return Exchange(offsets, frozenset(outside), size)
+
+
+def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
+    if isinstance(phase, AttentionPhase):
+        return 0
+    fitting = [bits for bits in phase.slot_bits() if phase.memory_bytes(tokens, bits) <= room]
+    return fitting[0] if fitting else 0
+
+
+def _memory_bytes(phase: Phase, tokens: int, warps: int, slot_bits: int) -> int:
+    if isinstance(phase, AttentionPhase):
+        return phase.memory_bytes(tokens, warps)
+    return phase.memory_bytes(tokens, slot_bits)
+
+
+def _counters(phase: Phase) -> int:
+    return phase.counters if isinstance(phase, AttentionPhase) else 0
+
+
+def _sixteenths(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16

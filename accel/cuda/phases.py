@@ -1,0 +1,329 @@
+"""Launches of a plan as phases of a persistent step kernel: operands and records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.attention import FLAG_BYTES, HEADS, tiles_bytes
+from accel.cuda.plan import PlannedLaunch
+from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, UNIT_ACTIVATION_BYTES
+from accel.cuda.runs import result
+from accel.cuda.step_table import (
+    ATTENTION_KIND,
+    ATTENTION_RECORD,
+    PRODUCT_KIND,
+    PRODUCT_RECORD,
+    RESULT_FIELDS,
+    Bound,
+    Operand,
+    Places,
+    real_of,
+    size_of,
+)
+from accel.cuda.units import UNIT_ROWS, unit_count
+from accel.packets.step import Op
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPhase:
+    """What one launch of ``unit_product.cu`` does. ``select`` is the op in front of it that picks
+    rows of x, if there is one."""
+
+    places: Places
+    length: int
+    select: int | None = None
+
+    @property
+    def first(self) -> int:
+        """Its first op."""
+        return self.places.first if self.select is None else self.select
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens."""
+        return self.places.macros["TOKENS"]
+
+    @property
+    def formats(self) -> tuple[int, ...]:
+        """GGML type ids of its matrices in order."""
+        macros = self.places.macros
+        both = macros["FIRST"], macros["SECOND"]
+        return tuple(both[macros["NUMBERS"] >> 4 * i & 1] for i in range(macros["MATRICES"]))
+
+    @property
+    def head_dim(self) -> int:
+        """It has none."""
+        return 0
+
+    @property
+    def units(self) -> int:
+        """Units of a row of x."""
+        return unit_count(self._product.most_sizes()["columns"])
+
+    @property
+    def norm(self) -> bool:
+        """Whether x is normalized."""
+        return self.places.number("NORM") is not None
+
+    @property
+    def _product(self) -> Op:
+        number = self.places.number("PRODUCT")
+        assert number is not None
+        return self.places.ops[number]
+
+    @property
+    def x(self) -> Operand:
+        """What is multiplied, all rows of it."""
+        if self.select is None:
+            return self.places.needed("X")
+        tensor = self.places.ops[self.select].operands[0]
+        assert tensor is not None
+        return Operand(self.select, 0, tensor)
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Buffers that its kernels write and it does not."""
+        return frozenset(() if self.select is None else (self.places.needed("X").tensor.buffer,))
+
+    @property
+    def reads(self) -> tuple[Operand, ...]:
+        """What another phase may have written."""
+        residual = self.places.operand("RESIDUAL")
+        return (self.x,) if residual is None else (self.x, residual)
+
+    @property
+    def writes(self) -> tuple[Operand, ...]:
+        """Results."""
+        count = 1 if self.places.number("GATE") is not None else len(self.formats)
+        return tuple(self.places.needed(f"Y{i}") for i in range(count))
+
+    def held_units(self, warps: int) -> int:
+        """Units a warp has under way at once."""
+        return min(MOST_HELD_UNITS, -(-self.tokens * self.units // warps))
+
+    def slot_bits(self) -> tuple[int, ...]:
+        """How many tiles may be under way, as powers of two, more first."""
+        tile_units = self.units * (2 if self.places.number("GATE") is not None else 1)
+        return (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
+
+    def memory_bytes(self, tokens: int, slot_bits: int) -> int:
+        """Shared memory for it beside the ring, in a kernel for so many tokens."""
+        tile_units = self.units * (2 if self.places.number("GATE") is not None else 1)
+        values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
+        return tokens * self.units * UNIT_ACTIVATION_BYTES + values
+
+    def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
+        """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
+        places, packets = self.places, bound.packets
+        record = np.zeros(1, PRODUCT_RECORD)
+        one = record[0]
+        product = packets[places.macros["PRODUCT"] + places.first]
+        one["kind"] = PRODUCT_KIND
+        one["multiplier"], one["counted"] = product["size"][0], product["counted"]
+        one["columns"] = size_of(product, "matmul", "columns")
+        one["x"], one["x_stride"] = bound.read(self.x)
+        one["norm_weight"], _ = bound.stored(places.operand("NORM_WEIGHT"))
+        one["residual"], one["residual_stride"] = bound.read(places.operand("RESIDUAL"))
+        if self.select is not None:
+            one["picked"] = packets[self.select]["operand"][_operand_index(places, self.select)]
+        for i, dtype in enumerate(self.formats):
+            weight = places.needed(f"W{i}")
+            one["units"][i], _ = bound.stored(weight)
+            one["rows"][i] = size_of(packets[weight.op], "matmul", "rows")
+            one["bias"][i], _ = bound.stored(places.operand(f"B{i}"))
+            one["formats"] |= formats.index(dtype) << 4 * i
+        for i, y in enumerate(self.writes):
+            for name, value in zip(RESULT_FIELDS, bound.written(y), strict=True):
+                one[name][i] = value
+        if (norm := places.number("NORM")) is not None:
+            one["norm"], one["eps"] = 1, real_of(packets[norm], "rms_norm", "eps")
+        if (gate := places.number("GATE")) is not None:
+            one["paired"] = 1
+            one["activation"] = size_of(packets[gate], "swiglu", "activation")
+        one["slot_bits"] = slot_bits
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPhase:
+    """What ``head_rows.cu`` and the ``attention_spans.cu`` behind it do."""
+
+    heads: Places
+    spans: Places
+    length: int
+
+    @property
+    def first(self) -> int:
+        """Its first op."""
+        return self.heads.first
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens."""
+        return self._part.most_sizes()["tokens"]
+
+    @property
+    def formats(self) -> tuple[int, ...]:
+        """It reads no matrices."""
+        return ()
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.spans.macros["HEAD_DIM"]
+
+    @property
+    def _part(self) -> Op:
+        return self.spans.ops[self.spans.first]
+
+    @property
+    def counters(self) -> int:
+        """Words of workspace: one for every token and group of heads."""
+        sizes = self._part.most_sizes()
+        groups = sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
+        return self.tokens * groups
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Buffers that its kernels write and it does not."""
+        return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
+
+    @property
+    def reads(self) -> tuple[Operand, ...]:
+        """What another phase may have written."""
+        return tuple(self.heads.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
+
+    @property
+    def writes(self) -> tuple[Operand, ...]:
+        """Results."""
+        return (self.spans.needed("Y_AT"),)
+
+    def memory_bytes(self, tokens: int, warps: int) -> int:
+        """Shared memory for it beside the ring."""
+        rows = 4 * self.head_dim * (HEADS + 2 * tokens)
+        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows
+
+    def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
+        """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""
+        heads, spans, packets = self.heads, self.spans, bound.packets
+        record = np.zeros(1, ATTENTION_RECORD)
+        one = record[0]
+        part = packets[spans.first]
+        one["kind"] = ATTENTION_KIND
+        one["multiplier"], one["counted"] = part["size"][0], part["counted"]
+        for name in ("heads", "kv_heads", "window"):
+            one[name] = size_of(part, "flash_attn_part", name)
+        one["slots"] = size_of(part, "flash_attn_part", "most_parts")
+        one["scale"] = real_of(part, "flash_attn_part", "scale")
+        for name in ("q", "k", "v"):
+            one[name], one[f"{name}_stride"] = bound.read(heads.needed(f"{name.upper()}_AT"))
+        for name in ("query", "pages"):
+            one[name], one[f"{name}_stride"] = bound.stored(heads.needed(f"{name.upper()}_AT"))
+        one["rope_table"], _ = bound.stored(heads.needed("TABLE_AT"))
+        one["kv"], _ = bound.stored(heads.needed("KV_AT"))
+        one["parts"], _ = bound.stored(spans.needed("PARTS_AT"))
+        for name, value in zip(RESULT_FIELDS, bound.written(self.writes[0]), strict=True):
+            one[name] = value
+        rope = packets[heads.macros["Q_ROPE"] + heads.first]
+        one["rotary_pairs"] = size_of(rope, "rope", "rotary_pairs")
+        one["neox"] = size_of(rope, "rope", "neox")
+        for name in ("q", "k"):
+            if (norm := heads.number(f"{name.upper()}_NORM")) is not None:
+                one[f"{name}_norm"] = 1
+                one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
+                weight = heads.operand(f"{name.upper()}_WEIGHT_AT")
+                one[f"{name}_weight"], _ = bound.stored(weight)
+        one["counters"] = counters
+        return record
+
+
+Phase = ProductPhase | AttentionPhase
+Readers = Mapping[str, Collection[int]]
+"""Which ops read a buffer."""
+
+
+def next_phase(
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+) -> tuple[Phase, int] | None:
+    """The phase that one or two launches, from the first one on, become, and how many of them."""
+    for found in (
+        _product(launches, ops),
+        _selected(launches, ops, reading),
+        _attention(launches, ops, reading),
+    ):
+        if found is not None and _readable(found[0]):
+            return found
+    return None
+
+
+def _product(
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op]
+) -> tuple[ProductPhase, int] | None:
+    first = launches[0]
+    if first.entry != "unit_product" or first.grid[1] != 1:
+        return None
+    places = _places(first, ops)
+    return (ProductPhase(places, first.count), 1) if places.operand("X") else None
+
+
+def _selected(
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+) -> tuple[ProductPhase, int] | None:
+    """A product of picked rows that nobody else reads."""
+    if len(launches) < 2 or ops[launches[0].first].name != "select_rows":
+        return None
+    select, found = launches[0], _product(launches[1:], ops)
+    if found is None:
+        return None
+    phase, _ = found
+    rows = result(ops[select.first])
+    if rows is None or phase.x.tensor != rows or reading.get(rows.buffer) != {phase.x.op}:
+        return None
+    return ProductPhase(phase.places, phase.length + select.count, select.first), 2
+
+
+def _attention(
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+) -> tuple[AttentionPhase, int] | None:
+    if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
+        return None
+    heads, spans = (_places(launch, ops) for launch in launches[:2])
+    queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
+    if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
+        return None
+    if reading.get(queries.buffer) != {spans.first}:
+        return None
+    phase = AttentionPhase(heads, spans, launches[0].count + launches[1].count)
+    rope = ops[heads.first + heads.macros["Q_ROPE"]]
+    return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
+
+
+def readers_of(ops: Sequence[Op]) -> Readers:
+    """Which ops read each buffer."""
+    found: dict[str, set[int]] = {}
+    for number, op in enumerate(ops):
+        for place, tensor in enumerate(op.operands):
+            if tensor is not None and place not in op.written:
+                found.setdefault(tensor.buffer, set()).add(number)
+    return found
+
+
+def _readable(phase: Phase) -> bool:
+    """Whether rows can be read 16 bytes at a time."""
+    return all(
+        read.tensor.start % ALIGNED_FLOATS == 0 and read.tensor.stride % ALIGNED_FLOATS == 0
+        for read in (phase.reads if isinstance(phase, AttentionPhase) else (phase.x,))
+    )
+
+
+def _places(launch: PlannedLaunch, ops: Sequence[Op]) -> Places:
+    return Places(ops, launch.first, dict(launch.source.macros))
+
+
+def _operand_index(places: Places, select: int) -> int:
+    names = [operand.name for operand in places.ops[select].device.operands]
+    return names.index("output_rows")

@@ -1,0 +1,163 @@
+"""What a persistent step kernel reads: records of ``kernels/step_table.h``, bound to addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.runs import ABSENT, OPERANDS_OF_A_PACKET
+from accel.packets.ops import TABLE
+from accel.packets.packet import ABSENT as ABSENT_OPERAND
+from accel.packets.step import Op, Tensor
+
+EXCHANGE_MEMORY = 1 << 60
+"""Marks an operand as an offset in the bank of exchanged floats."""
+MATRICES = 3
+PRODUCT_KIND, ATTENTION_KIND = 0, 1
+RECORD_BYTES, HEAD_BYTES, WORK_BYTES = 256, 32, 80
+
+HEAD = np.dtype(
+    {
+        "names": ["phases", "exchange_at", "bank_bytes", "works_at", "stop"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8"],
+        "offsets": [0, 4, 8, 12, 16],
+        "itemsize": HEAD_BYTES,
+    }
+)
+COMMON = [("kind", "<u4"), ("multiplier", "<u4"), ("counted", "<u4")]
+THREE = (MATRICES,)
+PRODUCT_RECORD = np.dtype(
+    [
+        *COMMON,
+        ("columns", "<u4"),
+        *((name, "<u8") for name in ("x", "norm_weight", "residual", "picked")),
+        *((name, "<u8", THREE) for name in ("units", "bias", "y", "also")),
+        ("rows", "<u4", THREE),
+        ("x_stride", "<u4"),
+        ("y_stride", "<u4", THREE),
+        ("also_stride", "<u4", THREE),
+        ("residual_stride", "<u4"),
+        ("eps", "<f4"),
+        *((name, "<u4") for name in ("norm", "paired", "activation", "formats", "slot_bits")),
+        ("reserved", "<u4", (11,)),
+    ]
+)
+ADDRESSES = (
+    *("q", "k", "v", "q_weight", "k_weight", "rope_table"),
+    *("query", "pages", "kv", "parts", "y", "also"),
+)
+SIZES = (
+    *("counters", "kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
+    *("query_stride", "pages_stride", "y_stride", "also_stride"),
+    *("rotary_pairs", "neox", "q_norm", "k_norm"),
+)
+RESULT_FIELDS = ("y", "y_stride", "also", "also_stride")
+ATTENTION_RECORD = np.dtype(
+    [
+        *COMMON,
+        ("heads", "<u4"),
+        *((name, "<u8") for name in ADDRESSES),
+        *((name, "<u4") for name in SIZES),
+        *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
+        ("reserved", "<u4", (18,)),
+    ]
+)
+assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Buffers that phases hand each other, by their offsets in a bank; ``outside`` are those that
+    somebody else reads, too."""
+
+    offsets: Mapping[str, int]
+    outside: frozenset[str]
+    bank_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of an op of the step."""
+
+    op: int
+    index: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Packets of a step, and which buffers an earlier phase has written."""
+
+    packets: NDArray[np.void]
+    exchange: Exchange
+
+    def stored(self, operand: Operand | None) -> tuple[int, int]:
+        """Address and stride where the step keeps it; zeros where there is none."""
+        if operand is None:
+            return 0, 0
+        packet = self.packets[operand.op]
+        address, stride = packet["operand"][operand.index], packet["stride"][operand.index]
+        return (0, 0) if address == ABSENT_OPERAND else (int(address), int(stride))
+
+    def read(self, operand: Operand | None) -> tuple[int, int]:
+        """Address and stride of what a phase reads."""
+        exchanged = self._exchanged(operand)
+        return self.stored(operand) if exchanged is None else exchanged
+
+    def written(self, operand: Operand) -> tuple[int, int, int, int]:
+        """Address and stride of a result, and of the place for others, if there are any."""
+        exchanged = self._exchanged(operand)
+        if exchanged is None:
+            return *self.stored(operand), 0, 0
+        outside = operand.tensor.buffer in self.exchange.outside
+        return *exchanged, *(self.stored(operand) if outside else (0, 0))
+
+    def _exchanged(self, operand: Operand | None) -> tuple[int, int] | None:
+        if operand is None or operand.tensor.buffer not in self.exchange.offsets:
+            return None
+        tensor = operand.tensor
+        offset = self.exchange.offsets[tensor.buffer] + 4 * tensor.start
+        return EXCHANGE_MEMORY | offset, tensor.stride
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Ops of a tuned launch, whose first op is ``first``, by its ``macros``."""
+
+    ops: Sequence[Op]
+    first: int
+    macros: Mapping[str, int]
+
+    def operand(self, name: str) -> Operand | None:
+        """What a macro of a place names."""
+        place = self.macros.get(name, ABSENT)
+        if place < 0:
+            return None
+        op, index = self.first + place // OPERANDS_OF_A_PACKET, place % OPERANDS_OF_A_PACKET
+        tensor = self.ops[op].operands[index]
+        assert tensor is not None
+        return Operand(op, index, tensor)
+
+    def needed(self, name: str) -> Operand:
+        """The same of one that is never absent."""
+        operand = self.operand(name)
+        assert operand is not None, name
+        return operand
+
+    def number(self, name: str) -> int | None:
+        """The op whose packet a macro names."""
+        number = self.macros.get(name, ABSENT)
+        return None if number < 0 else self.first + number
+
+
+def size_of(packet: np.void, op: str, name: str) -> int:
+    """A size of a packet."""
+    return int(packet["size"][TABLE[op].sizes.index(name)])
+
+
+def real_of(packet: np.void, op: str, name: str) -> float:
+    """A real of a packet."""
+    return float(packet["real"][TABLE[op].reals.index(name)])

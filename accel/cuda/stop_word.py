@@ -1,0 +1,42 @@
+"""The word persistent kernels look at while they wait for each other's data."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from accel.cuda.driver import CudaError
+from accel.cuda.memory import Allocation, Memory
+from accel.packets.mirrors import Bytes
+
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StopWord:
+    """``word`` in device memory is 0 until ``set`` copies ``one`` there, on a stream of its own
+    that waits for no kernel."""
+
+    memory: Memory
+    word: Allocation
+    one: Bytes
+    stream: Any
+
+    @property
+    def address(self) -> int:
+        """Where kernels find it."""
+        return self.word.address
+
+    def set(self) -> None:
+        """Let kernels that wait come to an end, whatever they have then. Does not wait for them."""
+        with suppress(CudaError):
+            address, here = self.word.address, self.one.ctypes.data
+            self.memory.context.call("cuMemcpyHtoDAsync", address, here, WORD_BYTES, self.stream)
+
+
+def make_stop_word(memory: Memory, stream: Any) -> StopWord:
+    """A word of 0. Raises OutOfMemory."""
+    one = memory.pinned.zeroed(WORD_BYTES)
+    one[0] = 1
+    return StopWord(memory, memory.allocate("stop word", WORD_BYTES), one, stream)

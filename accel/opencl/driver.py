@@ -1,0 +1,35 @@
+"""OpenCL drivers loaded ahead: finding and starting them is C, which Python does not wait for."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import suppress
+
+LIBRARY = "libOpenCL.so.1"
+"""What finds the drivers on Linux. A binding may bring another, for the same drivers."""
+ANY_DEVICE = 0xFFFFFFFF
+
+
+def load_drivers() -> threading.Thread:
+    """Load every driver and let it find its devices, in a thread of its own.
+
+    It ends by itself, and whatever goes wrong in it is met again by who opens a device.
+    """
+    thread = threading.Thread(target=_load, name="OpenCL drivers")
+    thread.start()
+    return thread
+
+
+def _load() -> None:
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(LIBRARY)
+        count = ctypes.c_uint()
+        if library.clGetPlatformIDs(0, None, ctypes.byref(count)) != 0:
+            return
+        platforms = (ctypes.c_void_p * count.value)()
+        library.clGetPlatformIDs(count, platforms, None)
+        for platform in platforms:
+            any_device = ctypes.c_ulong(ANY_DEVICE)
+            found = ctypes.byref(ctypes.c_uint())
+            library.clGetDeviceIDs(ctypes.c_void_p(platform), any_device, 0, None, found)

@@ -1,0 +1,103 @@
+"""Everything that is asked of an AMD card, in one go, and one archive of it to send.
+
+For each tier: what the system says, every packet alone with a trace, then the conformance list.
+What one step finds out is kept whatever comes after it.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accel.amd.kernel import Kernel
+from accel.amd.system import findings
+from contract.errors import ZincError
+from harness.amd_packets import system, try_packets
+from harness.conformance.__main__ import main as conformance
+
+FOLDER = "zinc-rt-card"
+"""The folder all members unpack into."""
+REPORT = "report.txt"
+
+
+@dataclass(slots=True)
+class Card:
+    """What was found. ``lines`` are those a person has read, ``files`` by their names; a tier in
+    ``absent`` could not be opened, one in ``failed`` is not right."""
+
+    tell: Callable[[str], None]
+    lines: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """To the person and to the report."""
+        self.lines.append(line)
+        self.tell(line)
+
+    def archive(self) -> bytes:
+        """A tar with gzip of the report and the files."""
+        report = "".join(f"{line}\n" for line in self.lines).encode()
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for name, data in {REPORT: report, **self.files}.items():
+                member = tarfile.TarInfo(f"{FOLDER}/{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        return buffer.getvalue()
+
+
+def examine(
+    card: Card, tiers: Sequence[str], device: str, options: Mapping[str, str | None]
+) -> None:
+    """All of it, into ``card``. ``options`` are more flags of ``zinc-rt conformance``, None for
+    those without a value."""
+    for tier in tiers:
+        kernel, wanted = system(device)
+        card.say(f"{tier}: what the system says")
+        for finding in findings(kernel, tier):
+            card.say(f"    {finding}")
+        _tier(card, tier, kernel, wanted, device, options)
+
+
+def _tier(
+    card: Card,
+    tier: str,
+    kernel: Kernel,
+    wanted: str,
+    device: str,
+    options: Mapping[str, str | None],
+) -> None:
+    card.say(f"{tier}: packets")
+    try:
+        passed, trace = try_packets(
+            tier, kernel, wanted, lambda line: card.say(f"    {line}"), True
+        )
+    except ZincError as error:
+        card.say(f"    {error}")
+        card.absent.append(tier)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "packets.trace")
+        trace.save(path)
+        card.files[f"{tier}/{path.name}"] = path.read_bytes()
+        if not passed:
+            card.failed.append(tier)
+            return
+        card.say(f"{tier}: conformance")
+        package = Path(folder, "conformance.tar.gz")
+        words = ["--tier", tier, "--out", str(package)]
+        words += ["--device", device] if device else []
+        for flag, value in options.items():
+            words += [flag] if value is None else [flag, value]
+        code = conformance(words)
+        card.say(f"    {'all that ran passed' if code == 0 else 'not everything passed'}")
+        if code:
+            card.failed.append(tier)
+        if package.is_file():
+            card.files[f"{tier}/{package.name}"] = package.read_bytes()

@@ -1,0 +1,62 @@
+"""``zinc-rt card-test``: everything that is asked of an AMD card, and the archive to send."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from contract.errors import ConfigError
+
+TIERS = ("t1", "t2")
+EPILOG = """\
+examples:
+  zinc-rt card-test                         both tiers; writes card.tar.gz, to send whatever it says
+  zinc-rt card-test --tier t1 --quick       a look: one case in 25 of one tier
+  zinc-rt card-test --device simulated --quick     without a GPU
+
+Exit code 0: every tier that opens passes all; 1: something differs, or no tier opens. The archive
+is written in each case, and says what is missing.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the ``card-test`` command; its parser sets ``func(args) -> exit code``."""
+    text = "check system, packets and every case on an AMD card, and write one archive of it"
+    parser = subparsers.add_parser("card-test", help=text, description=text, epilog=EPILOG)
+    parser.add_argument("--tier", choices=TIERS, help="only this one [both]")
+    parser.add_argument("--device", default="", help="part of a GPU's name, or simulated")
+    parser.add_argument("--out", type=Path, default=Path("card.tar.gz"), metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="one case in 25")
+    parser.add_argument(
+        "--must-pass", type=Path, metavar="FILE", help="a list of cases of your own"
+    )
+    parser.set_defaults(func=card_test)
+
+
+def card_test(args: argparse.Namespace) -> int:
+    """Tell what is found, then write it."""
+    from harness.amd_card import Card, examine
+
+    if not args.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out: {args.out.parent} is not a folder")
+    tiers = (args.tier,) if args.tier else TIERS
+    options: dict[str, str | None] = {"--quick": None} if args.quick else {}
+    if args.must_pass is not None:
+        options["--must-pass"] = str(args.must_pass)
+    card = Card(print)
+    try:
+        examine(card, tiers, args.device, options)
+    finally:
+        _write(args.out, card.archive())
+    print(f"{args.out}: send this file")
+    return int(bool(card.failed) or len(card.absent) == len(tiers))
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,35 @@
+"""The lines of streams: unnamed events, as bytes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.encode
+MARK_BYTES = 16
+
+
+def data_line(data: bytes) -> bytes:
+    """One event."""
+    return b"data: " + data + b"\n\n"
+
+
+@dataclass
+class LineTemplates:
+    """Lines of objects that are the same but for one text: nearly all of a stream, and what is the
+    same in them is encoded once."""
+
+    _cut: dict[Hashable, tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def line(self, kind: Hashable, make: Callable[[str], Any], text: str) -> bytes:
+        """The line of ``make(text)``, where ``make`` is the same for all lines of a ``kind``."""
+        cut = self._cut.get(kind)
+        if cut is None:
+            mark = secrets.token_hex(MARK_BYTES)
+            before, _, after = data_line(encode(make(mark))).partition(encode(mark))
+            cut = self._cut[kind] = before, after
+        return b"%b%b%b" % (cut[0], encode(text), cut[1])

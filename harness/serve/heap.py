@@ -1,0 +1,23 @@
+"""The interpreter's collector and a server's heap.
+
+A full collection looks at every container there is, 76,000 in a loaded server: 52 ms of CPU time
+of the two-core EPYC, while no step is planned. What stays for as long as a model does is put out of
+its sight.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+def freeze_heap() -> None:
+    """Collect, and leave what is there now out of later collections. For a process of its own."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def refreeze_heap() -> None:
+    """``freeze_heap`` again, in a process that did it: a model came, or is garbage now."""
+    if gc.get_freeze_count():
+        freeze_heap()

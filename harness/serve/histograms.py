@@ -1,0 +1,40 @@
+"""Histograms that cost a step and a token little: two of them are told of every step."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Histogram(Collector):
+    """How many values were at most each of ``bounds``, which rise; and their sum."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = [*bounds, float("inf")]
+        self._lock = threading.Lock()
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, *values: float) -> None:
+        """Count values."""
+        places = [bisect_left(self._bounds, value) for value in values]
+        total = sum(values)
+        with self._lock:
+            for place in places:
+                self._counts[place] += 1
+            self._sum += total
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            counts, total = list(accumulate(self._counts)), self._sum
+        names = map(floatToGoString, self._bounds)
+        buckets = list(zip(names, counts, strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=total)

@@ -1,0 +1,131 @@
+"""Answers in files: whole ones, and streams as they came, which are made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from contract.errors import ConfigError
+from harness.client import DONE, data_lines
+from harness.serve.strict_json import BadJson, loads
+
+Json = dict[str, Any]
+BEGINNINGS = (b"data:", b"event:", b":")
+"""How a stream of server-sent events begins."""
+ENDS = ("response.completed", "response.incomplete")
+TEXTS = ("content", "reasoning_content")
+CUT = "the stream was cut or failed: it has no end"
+
+
+def read_object(path: Path) -> Json:
+    """The JSON object a file holds. Raises ConfigError."""
+    return _object(_bytes(path), path)
+
+
+def read_answer(path: Path) -> Json:
+    """The answer a file holds: a JSON object, or a stream of events as a client received it. Raises
+    ConfigError."""
+    data = _bytes(path)
+    if not data.lstrip().startswith(BEGINNINGS):
+        return _object(data, path)
+    lines = list(data_lines([data, b"\n"]))
+    objects = [_object(line.encode(), path) for line in lines if line != DONE]
+    try:
+        if objects and "type" in objects[0]:
+            return _whole_response(objects)
+        if DONE not in lines or not objects:
+            raise ConfigError(CUT)
+        return _whole_completion(objects)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, IndexError):
+        raise ConfigError(f"{path}: is no stream of this server") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+
+
+def _object(data: bytes, path: Path) -> Json:
+    try:
+        value = loads(data)
+    except BadJson as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: is no JSON object")
+    return value
+
+
+def _whole_completion(chunks: Sequence[Json]) -> Json:
+    """The answer that chunks of ``/v1/chat/completions`` or ``/v1/completions`` tell."""
+    choices: dict[int, list[Json]] = {}
+    extra: Json = {}
+    for chunk in chunks:
+        extra |= chunk.get("x_zinc") or {}
+        for choice in chunk["choices"]:
+            choices.setdefault(choice["index"], []).append(choice)
+    whole = [_whole_choice(index, choices[index]) for index in sorted(choices)]
+    fingerprint = chunks[0]["system_fingerprint"]
+    return {"system_fingerprint": fingerprint, "choices": whole, "x_zinc": extra}
+
+
+def _whole_choice(index: int, parts: Sequence[Json]) -> Json:
+    told = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    logprobs = None
+    if told:
+        logprobs = {name: _added(one[name] for one in told) for name in told[0]}
+    whole: Json = {"index": index, "logprobs": logprobs}
+    whole["finish_reason"] = parts[-1]["finish_reason"]
+    if "text" in parts[0]:
+        return whole | {"text": "".join(part["text"] for part in parts)}
+    return whole | {"message": _whole_message([part["delta"] for part in parts])}
+
+
+def _added(values: Iterable[Any]) -> Any:
+    """Lists one after the other; None where there are none."""
+    lists = [value for value in values if value is not None]
+    return [item for value in lists for item in value] if lists else None
+
+
+def _whole_message(deltas: Sequence[Json]) -> Json:
+    content, thoughts = ("".join(delta.get(name) or "" for delta in deltas) for name in TEXTS)
+    calls: list[Json] = []
+    for delta in deltas:
+        for call in delta.get("tool_calls") or ():
+            if "id" in call:
+                calls.append({key: call[key] for key in ("id", "type")})
+                calls[-1]["function"] = dict(call["function"])
+            else:
+                function = calls[call["index"]]["function"]
+                function["arguments"] += call["function"]["arguments"]
+    message: Json = {"role": deltas[0]["role"], "content": content, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return message
+
+
+def _whole_response(events: Sequence[Json]) -> Json:
+    """The answer that events of ``/v1/responses`` end with, which has to be what they told piece by
+    piece."""
+    if events[-1]["type"] not in ENDS:
+        raise ConfigError(CUT)
+    response: Json = events[-1]["response"]
+    told: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            place = event["output_index"]
+            told[place] = told.get(place, "") + event["delta"]
+    for place, item in enumerate(response["output"]):
+        if item["type"] == "function_call":
+            text = item["arguments"]
+        else:
+            text = "".join(part["text"] for part in item["content"])
+        if told.get(place, "") != text:
+            raise ConfigError(f"output[{place}] is not what the events before the last one told")
+    return response

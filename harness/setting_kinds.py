@@ -1,0 +1,103 @@
+"""What the values of settings may be, and how their text is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+SIZE_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the text of a value is read: ``parse`` raises ValueError on what ``accepts`` excludes.
+
+    ``toml_types`` are the types the configuration file may use; their text goes through ``parse``.
+    """
+
+    accepts: str
+    metavar: str
+    parse: Callable[[str], Any]
+    toml_types: tuple[type, ...]
+
+
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,20})([kKmMgG]?)", text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * SIZE_SUFFIX[match[2].lower()]
+
+
+def _bounded(read: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = read(text)
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def path_of(text: str) -> Path:
+    """A path, in which ``~`` is the home folder. Raises ValueError and RuntimeError."""
+    if not text or "\0" in text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def integer(low: int, high: int) -> Kind:
+    """Whole numbers in ``low..high``."""
+    accepts = f"a whole number from {low} to {high}"
+    return Kind(accepts, "N", _bounded(_integer, low, high), (int, str))
+
+
+def tokens(low: int, high: int) -> Kind:
+    """Token counts in ``low..high``, with binary suffixes: ``32K`` is 32,768."""
+    accepts = f"a number of tokens from {low} to {high}, such as 4096 or 32K (1K = 1024)"
+    return Kind(accepts, "TOKENS", _bounded(_size, low, high), (int, str))
+
+
+def size(low: int) -> Kind:
+    """Bytes from ``low`` on, with binary suffixes: ``6G`` is 6 * 2^30."""
+    accepts = f"a number of bytes from {low}, such as 6G or 800M (1G = 1024M)"
+    return Kind(accepts, "BYTES", _bounded(_size, low, UINT64_MAX), (int, str))
+
+
+def number(low: float, high: float) -> Kind:
+    """Finite real numbers in ``low..high``."""
+    accepts = f"a number from {low:g} to {high:g}"
+    return Kind(accepts, "X", _bounded(float, low, high), (int, float, str))
+
+
+def choice(*names: str) -> Kind:
+    """Exactly one of ``names``."""
+    return Kind(f"one of {', '.join(names)}", "{" + ",".join(names) + "}", _one_of(names), (str,))
+
+
+PATH = Kind("a path", "PATH", path_of, (str,))
+TEXT = Kind("text", "TEXT", _text, (str,))

@@ -1,0 +1,102 @@
+"""What a start does not do: load what it has no use for, or search for garbage all the while."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.opencl import driver
+from accel.opencl.device import find_device
+from harness.cli.main import COMMANDS, build_parser
+from harness.cli.parser import commands
+from harness.startup import load_ahead
+from tests.cli.conftest import environment
+from tests.needs import need_device
+
+UNUSED = (
+    "accel.kernels.source",
+    "accel.opencl.modules",
+    "accel.packets.fused",
+    "asyncio",
+    "concurrent.futures.thread",
+    "difflib",
+    "flask",
+    "harness.catalog.wheel",
+    "harness.cli.check_command",
+    "harness.cli.serve_command",
+    "huggingface_hub",
+    "jinja2",
+    "numpy.random",
+    "reference.cpu.tier",
+    "reference.model.gguf.writer",
+    "psutil",
+    "secrets",
+    "threadpoolctl",
+    "tqdm",
+)
+SCRIPT = """
+import gc, json, sys
+from harness.cli.main import entry
+
+def collections():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+if "opencl" in sys.argv:
+    # As in the tests' own process: there is one program for all of them.
+    from accel.opencl import contents
+
+    contents.WHOLE = True
+before = collections()
+code = entry()
+print(json.dumps([code, sorted(sys.modules), collections() - before]))
+"""
+
+
+def _started(*words: object) -> tuple[set[str], int]:
+    """The modules a command loads, and how often it searches for garbage."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+    )
+    code, modules, collections = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(modules), collections
+
+
+@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
+    """Libraries of other commands, tiers and formats stay where they are."""
+    if tier == "opencl":
+        need_device(find_device)
+    used = {"reference.cpu.tier", "psutil", "threadpoolctl", "concurrent.futures.thread"}
+    unused = set(UNUSED) - (used if tier == "cpu" else set())
+    words = "run", "hi", "--model", tiny_model, "--max-tokens", 2, "--raw", "--tier", tier
+    loaded, collections = _started(*words)
+    assert unused & loaded == set()
+    assert collections == 0
+
+
+def test_every_command_is_in_the_module_the_table_says() -> None:
+    """What one module adds is what the table says of it."""
+    for module in dict.fromkeys(COMMANDS.values()):
+        words = [word for word, name in COMMANDS.items() if name == module]
+        added = {command.prog.split()[1] for command in commands(build_parser(words))}
+        assert added == {*words, "help"}, module
+
+
+@pytest.mark.parametrize(("tier", "loaded"), [("opencl", 1), ("auto", 1), ("cpu", 0)])
+def test_drivers_are_loaded_ahead_where_the_tier_has_any(
+    monkeypatch: pytest.MonkeyPatch, tier: str, loaded: int
+) -> None:
+    """Once, while the rest of a run is loaded."""
+    calls: list[None] = []
+    monkeypatch.setattr(driver, "load_drivers", lambda: calls.append(None))
+    load_ahead(tier)
+    assert len(calls) == loaded

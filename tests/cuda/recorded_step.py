@@ -1,0 +1,242 @@
+"""A model's steps by the definitions, every buffer of them kept, and persistent launches of the
+same steps on emulated blocks, each with what the definitions have in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.persistent import Block, compose
+from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
+from accel.packets.binding import bind_step
+from accel.packets.layouts import WeightLayout
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_launches
+from accel.packets.step import Tensor
+from contract.ir.graph import Graph
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.nodes import BufferDecl, BufferKind
+from contract.ir.scratch import buffer_bytes
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
+from reference.cpu.tier import CpuTier, _array, bind, define
+from reference.limits import Limits
+from reference.model.open import Model
+from reference.model.weights import constant_bytes, weight_bytes
+from tests.cuda.emulated_step import aligned_memory, arranged
+from tests.cuda.emulator import emulate
+
+Bytes = NDArray[np.uint8]
+NOWHERE = 1
+"""Address of what no persistent launch reads."""
+
+
+@dataclass
+class RecordedModel:
+    """``graph`` of ``model`` with memory for each of its buffers in steps of ``key``."""
+
+    model: Model
+    limits: Limits
+    key: ShapeKey
+    graph: Graph = field(init=False)
+    raw: dict[str, Bytes] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.graph(self.limits)
+        tier = CpuTier()
+        for decl in self.graph.buffers.values():
+            if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
+                data = self._stored(decl)
+                buffer = tier.upload(decl, data)
+                raw = self.raw[decl.name] = aligned_memory(data.nbytes)
+                raw[:] = data.reshape(-1)
+                self.arrays[decl.name] = buffer.matrix or _array(decl, raw, self.key)
+            else:
+                raw = self.raw[decl.name] = aligned_memory(buffer_bytes(decl, self.limits.largest))
+                if decl.kind is not BufferKind.SCRATCH:
+                    raw[:] = 0
+                self.arrays[decl.name] = _array(decl, raw, self.key)
+
+    def _stored(self, decl: BufferDecl) -> Bytes:
+        if decl.kind is BufferKind.CONSTANT:
+            return constant_bytes(self.model, decl)
+        return weight_bytes(self.model.file, decl)
+
+    def inputs(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
+        """REQUEST buffers of a step; pages of a slot follow each other from the last one down."""
+        query = np.zeros(len(tokens), QUERY_TOKEN)
+        query["token"], query["position"], query["slot"] = tokens, positions, slots
+        sampling = np.zeros(self.key.rows, SAMPLING)
+        given = {
+            "request.query": query.view(np.int32).reshape(len(tokens), 4),
+            "request.sampling": sampling.view(np.int32).reshape(
+                self.key.rows, SAMPLING.itemsize // 4
+            ),
+            "request.output_rows": np.arange(self.key.rows, dtype=np.int32)[::-1].copy(),
+        }
+        if "request.page_table" in self.arrays:
+            table = self.arrays["request.page_table"]
+            order = np.arange(table.size, dtype=np.int32)[::-1]
+            given["request.page_table"] = order.reshape(table.shape).copy()
+        return given
+
+    def step(self, given: dict[str, NDArray[Any]]) -> None:
+        """Every node by its definition."""
+        for name, values in given.items():
+            self.arrays[name][...] = values.reshape(self.arrays[name].shape)
+        with np.errstate(all="ignore"):
+            for node in self.graph.nodes:
+                define(node, bind(node, self.arrays))()
+
+
+@dataclass
+class PersistentSteps:
+    """The persistent launches of steps of ``recorded`` in the form of ``form``, with memory that
+    lasts from step to step."""
+
+    recorded: RecordedModel
+    form: ShapeKey
+    device: Device
+    blocks: Sequence[Block]
+    folder: Path
+    changed: Callable[[Bytes], Bytes] = lambda table: table
+    """What becomes of the table of a launch."""
+
+    def __post_init__(self) -> None:
+        recorded = self.recorded
+        graph, form = recorded.graph, self.form
+        self.step = lower_graph(graph, form, 64, "cuda")
+        tuned = plan_launches(self.step.ops, self.device, self.step.scratch)
+        self.plan: Plan = compose(tuned, self.step.ops, self.device, self.blocks, self.step.scratch)
+        self.schedule = schedule_launches(self.step, self.plan.levels, self.plan.together)
+        self.layout = input_layout(graph, form)
+        self.inputs = aligned_memory(self.layout.nbytes)
+        self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
+        self.workspace[:] = 0
+        self.stop = np.zeros(1, np.uint32)
+        self.units: dict[str, Bytes] = {}
+        self.states = {
+            decl.name: aligned_memory(recorded.raw[decl.name].nbytes)
+            for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
+        }
+        self.packets = bind_step(
+            self.step, self.schedule, self.layout, self._address_of, self._matrix_of
+        )
+
+    @property
+    def launches(self) -> list[PlannedLaunch]:
+        """The persistent ones."""
+        return [launch for launch in self.plan.launches if launch.table is not None]
+
+    def _address_of(self, name: str) -> int:
+        return (self.states.get(name, self.recorded.raw[name])).ctypes.data
+
+    def _matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
+        decl = self.recorded.graph.buffers[name]
+        rows, columns = int(decl.shape[-2]), int(decl.shape[-1])
+        row_bytes = decl.dtype.row_bytes(columns)
+        if name not in self._multiplied():
+            return NOWHERE, row_bytes, WeightLayout.UNITS
+        if name not in self.units:
+            stored = self.recorded.raw[name].reshape(rows, row_bytes)
+            self.units[name] = arranged(decl.dtype, stored, self.folder)
+        return self.units[name].ctypes.data, row_bytes, WeightLayout.UNITS
+
+    def _multiplied(self) -> set[str]:
+        """Matrices of the persistent launches."""
+        ops = [
+            op
+            for launch in self.launches
+            for op in self.step.ops[launch.first : launch.first + launch.count]
+        ]
+        tensors = [op.operands[op.matrix] for op in ops if op.matrix is not None]
+        return {tensor.buffer for tensor in tensors if tensor is not None}
+
+    def run(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes], seed: int) -> None:
+        """One step, whose results are compared with those recorded; ``before`` are the states it
+        began with. A launch finds what the definitions have in front of it."""
+        recorded = self.recorded
+        self.inputs[:] = pack_inputs(self.layout, recorded.key, given)
+        for name, state in before.items():
+            self.states[name][:] = state
+        for number, launch in enumerate(self.launches):
+            scratch = aligned_memory(max(1, self.schedule.shared_bytes))
+            inside = range(launch.first, launch.first + launch.count)
+            for name in self._outside(inside, written=False):
+                self._scratch_of(scratch, name)[:] = self._recorded(name)
+            assert self.launch(launch, scratch, seed + number), "it waits for what never comes"
+            for name in self._outside(inside, written=True):
+                got = self._scratch_of(scratch, name)
+                assert got.tobytes() == self._recorded(name).tobytes(), name
+            for name in self._written_states(inside):
+                got, want = self.states[name], self._recorded(name)
+                assert got[: want.nbytes].tobytes() == want.tobytes(), name
+                rest = before[name][want.nbytes :]
+                assert got[want.nbytes :].tobytes() == rest.tobytes(), name
+
+    def launch(self, launch: PlannedLaunch, scratch: Bytes, seed: int) -> bool:
+        """All blocks of one launch; False where they wait forever."""
+        assert launch.table is not None
+        assert launch.workspace is not None
+        bound = launch.table.bound(self.packets, self.stop.ctypes.data)
+        table = aligned_memory(bound.nbytes)
+        table[:] = self.changed(bound)
+        return emulate(launch.source, self.folder).run_together(
+            launch.entry,
+            launch.grid[0],
+            launch.block[0],
+            seed,
+            scratch.ctypes.data,
+            self.inputs.ctypes.data,
+            table.ctypes.data,
+            self.workspace.ctypes.data + launch.workspace,
+        )
+
+    def _outside(self, inside: range, *, written: bool) -> list[str]:
+        """Scratch buffers a launch shares with others: that it reads, or that it has ``written``
+        for them."""
+        found = []
+        for name in self.step.scratch:
+            writers, readers = self._touching(name, True), self._touching(name, False)
+            wrote = any(op in inside for op in writers)
+            if written and wrote and any(op >= inside.stop for op in readers):
+                found.append(name)
+            if not written and not wrote and any(op in inside for op in readers):
+                found.append(name)
+        return found
+
+    def _touching(self, name: str, written: bool) -> list[int]:
+        return [
+            number
+            for number, op in enumerate(self.step.ops)
+            for place, tensor in enumerate(op.operands)
+            if tensor is not None and tensor.buffer == name and (place in op.written) == written
+        ]
+
+    def _written_states(self, inside: range) -> set[str]:
+        tensors: list[Tensor | None] = [
+            op.operands[place]
+            for number, op in enumerate(self.step.ops)
+            if number in inside
+            for place in op.written
+        ]
+        return {tensor.buffer for tensor in tensors if tensor is not None} & self.states.keys()
+
+    def _recorded(self, name: str) -> Bytes:
+        if name in self.states and self.recorded.graph.buffers[name].kind is BufferKind.STATE:
+            return self.recorded.raw[name]
+        values: NDArray[Any] = self.recorded.arrays[name]
+        return values.reshape(-1).view(np.uint8)
+
+    def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
+        start = self.schedule.shared[name]
+        return scratch[start : start + self._recorded(name).nbytes]

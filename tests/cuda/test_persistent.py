@@ -1,0 +1,207 @@
+"""The persistent step kernel: small models of every family on emulated blocks that take turns as a
+drawn order says, compared with the definitions bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.cuda.persistent import BLOCKS, VARIABLE, chosen_blocks, compose
+from accel.cuda.plan import plan_launches
+from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
+from accel.packets.rules import lower_graph
+from contract.dtypes import I12
+from contract.errors import ConfigError
+from contract.ir.inputs import pack_inputs
+from contract.ir.nodes import BufferKind
+from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
+from tests.cuda.emulated_step import DEVICE, aligned_memory
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.test_attention import filled_pages
+
+SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
+"""Two groups of heads share one KV head, so that two blocks write its rows."""
+EXPERTS = {"count": 4, "used": 2, "width": 96}
+RECURRENT = {"interval": 2, "state": 32, "key_heads": 2, "value_heads": 6}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3": {"architecture": "qwen3", **SMALL, "layers": 2},
+    "llama": {
+        "architecture": "llama", **SMALL, "layers": 2, "qkv_bias": True,
+        "attention_output_bias": True, "tied": False,
+    },
+    "gemma3": {"architecture": "gemma3", **SMALL, "layers": 2, "gemma": {"window": 3, "period": 2}},
+    "qwen3moe": {"architecture": "qwen3moe", **SMALL, "layers": 2, "experts": EXPERTS},
+    "qwen35": {"architecture": "qwen35", **SMALL, "layers": 2, "recurrent": RECURRENT},
+    "mixed": {"architecture": "qwen3", **SMALL, "hidden": 256, "feed_forward": 768, "layers": 2},
+}  # fmt: skip
+FOUR_WARPS = ((4, 1),)
+
+
+def recorded(
+    name: str, folder: Path, key: ShapeKey, quant: str = "q8_0", context: int = 96
+) -> RecordedModel:
+    path = folder / f"{name}-{quant}.gguf"
+    if not path.exists():
+        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
+    pages = 2 * -(-context // 16)
+    limits = Limits(2, context, pages, I12, step_tokens=4, step_rows=4)
+    return RecordedModel(open_model(path), limits, key)
+
+
+def fill_pages(model: RecordedModel) -> None:
+    """Sequences have a past, whatever position they are at."""
+    rng = np.random.default_rng(3)
+    for decl in model.graph.of_kind(BufferKind.STATE):
+        if decl.dtype is I12:
+            filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng)
+
+
+def run(
+    steps: PersistentSteps,
+    tokens: list[int],
+    positions: list[int],
+    slots: list[int],
+    seed: int,
+) -> None:
+    """One step by the definitions and by the persistent launches."""
+    model = steps.recorded
+    before = {name: model.raw[name].copy() for name in steps.states}
+    given = model.inputs(tokens, positions, slots)
+    model.step(given)
+    steps.run(given, before, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "phases"),
+    [
+        ("qwen3", [11]),
+        ("llama", [11]),
+        ("gemma3", [3, 3]),
+        ("qwen3moe", [3, 3]),
+        ("qwen35", [3, 4]),
+    ],
+)
+def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> None:
+    """Three steps, so that both banks of exchanged floats are used again; a dense model is one
+    launch from its first norm to its logits."""
+    one = ShapeKey(1, 1)
+    steps = PersistentSteps(recorded(name, folder, one), one, DEVICE, FOUR_WARPS, folder)
+    assert [len(launch.table.phases) for launch in steps.launches if launch.table] == phases
+    for position in range(3):
+        run(steps, [5 + position], [position], [1], position)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_formats_of_one_step(seed: int, folder: Path) -> None:
+    """Q4_K, Q5_0 and Q6_K matrices, two of them in one phase."""
+    one = ShapeKey(1, 1)
+    model = recorded("mixed", folder, one, "q4_k_m")
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    (launch,) = steps.launches
+    assert launch.table is not None
+    assert len(launch.table.formats) > 1
+    for position in range(2):
+        run(steps, [9 + position], [position], [0], 10 * seed + position)
+
+
+@pytest.mark.parametrize(
+    ("key", "positions", "slots"),
+    [
+        (ShapeKey(4, 4), [0, 1, 2, 0], [0, 0, 0, 1]),
+        (ShapeKey(3, 1), [15, 16, 17], [1, 1, 1]),
+        (ShapeKey(2, 0), [0, 0], [1, 0]),
+    ],
+    ids=str,
+)
+def test_several_tokens(
+    key: ShapeKey, positions: list[int], slots: list[int], folder: Path
+) -> None:
+    """Tokens that see each other in one step, across pages; fewer tokens than the form has, and
+    steps without a row: what was asked for of the last matrix is taken all the same."""
+    model = recorded("qwen3", folder, key)
+    fill_pages(model)
+    steps = PersistentSteps(model, ShapeKey(4, 4), DEVICE, FOUR_WARPS, folder)
+    for step in range(2):
+        later = [
+            position + step * slots.count(slot)
+            for position, slot in zip(positions, slots, strict=True)
+        ]
+        run(steps, list(range(7, 7 + len(slots))), later, slots, step)
+
+
+def test_contexts_of_several_spans(folder: Path) -> None:
+    """The block that comes last merges two spans; both steps count from 0."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one, context=1088)
+    fill_pages(model)
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    for position in (1050, 1051):
+        run(steps, [11], [position], [0], position)
+
+
+def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The first product writes nothing, so that who waits for it waits forever."""
+    changed = table.copy()
+    first = changed[HEAD_BYTES : HEAD_BYTES + PRODUCT_RECORD.itemsize].view(PRODUCT_RECORD)
+    assert first["kind"] == PRODUCT_KIND
+    first["y"] = 0
+    return changed
+
+
+def test_the_stop_word_ends_a_step_that_waits(folder: Path) -> None:
+    """Whatever is missing then is not waited for."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder, without_rows)
+    steps.stop[0] = 1
+    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+
+
+def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
+    """Inputs are the one whose inverted bits are zeros, and so is what blocks make of it."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+    logits = steps.states["output.logits"].view(np.float32)
+    assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
+
+
+def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
+    """The variable names shapes of a block; anything else is refused by its name."""
+    model = recorded("qwen3", folder, ShapeKey(1, 1))
+    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
+    plan = plan_launches(step.ops, DEVICE, step.scratch)
+    assert compose(plan, step.ops, DEVICE, chosen_blocks(""), step.scratch) is plan
+    assert chosen_blocks("auto") == BLOCKS
+    assert chosen_blocks("8x2") == ((8, 2), *BLOCKS)
+    for wrong in ("yes", "3x1", "17x1", "4x"):
+        with pytest.raises(ConfigError, match=VARIABLE):
+            chosen_blocks(wrong)
+
+
+def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
+    """A shape that is too much gives way to the next, and where none fits the plan stays."""
+    model = recorded("qwen3", folder, ShapeKey(1, 1))
+    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
+    plan = plan_launches(step.ops, DEVICE, step.scratch)
+    for shared_bytes, warps in ((227 << 10, 16), (120 << 10, 8), (16 << 10, 0)):
+        device = replace(DEVICE, shared_bytes=shared_bytes)
+        composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
+        found = [one for one in composed.launches if one.table is not None]
+        assert [one.block[0] for one in found] == ([32 * warps] if warps else [])
+        assert all(one.shared_bytes <= shared_bytes for one in found)
+        assert found or composed.launches == plan.launches

@@ -1,0 +1,114 @@
+"""Persistent launches in the tier, on the double of the driver: what a kernel is given, and how one
+that does not end is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from accel.cuda.step_table import ATTENTION_RECORD, HEAD, PRODUCT_KIND, PRODUCT_RECORD
+from accel.cuda.tier import CudaTier
+from contract import dtypes
+from contract.errors import ConfigError, DeviceLost
+from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.nodes import BufferKind
+from contract.shape_key import ShapeKey
+from contract.tier import Fence, Heap
+from tests.cuda.conftest import OpenTier
+from tests.cuda.fake_driver import FakeDriver, words
+from tests.cuda.test_products import Case, layer
+
+ARGUMENTS = (8, 8, 8, 8)
+ONE = ShapeKey(1, 0)
+KEPT_BYTES = 256 + 2 * 768 * 4 + 1024
+"""The state, two banks of a row of 768 floats, and the table of three phases."""
+
+
+@dataclass
+class Seen:
+    """What the kernel found where its table is."""
+
+    head: np.void
+    records: np.ndarray
+    stop: int
+
+
+def submitted(tier: CudaTier, case: Case) -> Fence:
+    """A step of one token, all of whose ops are phases."""
+    graph, layout = case.graph, input_layout(case.graph, ONE)
+    buffers = {}
+    for decl in graph.buffers.values():
+        if decl.kind is BufferKind.WEIGHT:
+            stored = case.matrices.get(decl.name)
+            values = stored[1] if stored else case.vectors[decl.name].reshape(1, -1).view(np.uint8)
+            buffers[decl.name] = tier.upload(decl, values)
+        elif decl.kind is BufferKind.OUTPUT:
+            buffers[decl.name] = tier.alloc(decl, 4 * int(decl.shape[-1]), Heap.BAR)
+    tier.reserve(graph, ONE)
+    batch = tier.lower(graph, buffers, ONE, layout)
+    assert batch.packets == 1
+    return tier.submit(batch, pack_inputs(layout, ONE, {"x": case.x}))
+
+
+def test_a_kernel_is_given_its_phases(driver: FakeDriver, open_cuda: OpenTier) -> None:
+    """Three of them in a cooperative launch: operands, strides and what they hand each other."""
+    seen: list[Seen] = []
+
+    def look(_: FakeDriver, scratch: int, inputs: int, table: int, workspace: int) -> None:
+        head = words(table, HEAD.itemsize // 4).view(HEAD)[0].copy()
+        count = int(head["phases"])
+        first = table + HEAD.itemsize
+        records = words(first, count * PRODUCT_RECORD.itemsize // 4).view(PRODUCT_RECORD)
+        seen.append(Seen(head, records.copy(), int(words(int(head["stop"]), 1)[0])))
+        assert not words(workspace, 2).any()
+
+    driver.kernels["step_phases"] = (ARGUMENTS, look)
+    tier = open_cuda(step="4x1")
+    case = layer(1, dtypes.Q6_K)
+    tier.wait(submitted(tier, case))
+    assert ("step_phases", ["cooperative"]) in driver.launched
+    (found,) = seen
+    assert found.stop == 0
+    q, gate, down = found.records
+    assert [int(record["kind"]) for record in found.records] == [PRODUCT_KIND] * 3
+    assert list(q["rows"]) == [64, 32, 48]
+    assert (int(q["formats"]), int(gate["formats"]), int(down["formats"])) == (0x100, 0, 1)
+    assert int(gate["paired"]) == 1
+    assert (int(gate["y"][0]), int(down["x"])) == (1 << 60, 1 << 60)
+    assert int(down["residual"]) == int(gate["x"]) == int(q["x"]) != 0
+    assert ATTENTION_RECORD.itemsize == PRODUCT_RECORD.itemsize
+
+
+def test_a_kernel_that_waits_forever_is_told_to_stop(
+    driver: FakeDriver, open_cuda: OpenTier
+) -> None:
+    """Past its deadline a step is lost as ever, and its blocks come to an end."""
+    stops: list[int] = []
+
+    def hang(fake: FakeDriver, scratch: int, inputs: int, table: int, workspace: int) -> None:
+        stops.append(int(words(table, HEAD.itemsize // 4).view(HEAD)["stop"][0]))
+        fake.current.hangs = True
+
+    driver.kernels["step_phases"] = (ARGUMENTS, hang)
+    tier = open_cuda(step="auto")
+    fence = submitted(tier, layer(1, dtypes.Q6_K))
+    with pytest.raises(DeviceLost, match="did not end"):
+        tier.wait(fence, timeout=0.05)
+    assert words(stops[0], 1)[0] == 1
+
+
+def test_what_it_keeps_is_planned(open_cuda: OpenTier) -> None:
+    """As part of the footprint."""
+    graph = layer(1, dtypes.Q6_K).graph
+    plain, persistent = (
+        open_cuda(step=step).footprint(graph, ONE).variants for step in ("", "auto")
+    )
+    assert persistent - plain == KEPT_BYTES
+
+
+def test_a_wrong_choice_is_refused(open_cuda: OpenTier) -> None:
+    """By the name of its variable, before a device is looked for."""
+    with pytest.raises(ConfigError, match="ZINC_RT_CUDA_STEP: 'fast'"):
+        open_cuda(step="fast")

@@ -1,0 +1,79 @@
+"""How much prefill goes with decoding sequences: as much as the most urgent of their classes
+bears."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.types import QosClass, Request, Tenant
+from harness.simulation import history
+from harness.simulation.clock import VirtualClock
+from harness.simulation.runner import SimulatedRunner, StepSeconds
+from reference.engine import Engine
+from reference.engine.pipeline import INTERVAL_RATIO
+from reference.limits import Limits
+from reference.observer import NullObserver, StepObservation
+from reference.sched.tenants import Tenants
+
+SECONDS = StepSeconds(fixed=10e-3, token=1e-4, attended=0.0, host=0.0)
+CHUNK = 400
+ALONE = SECONDS.fixed + 2 * SECONDS.token
+"""A step in which two sequences decode."""
+
+
+class Steps(NullObserver):
+    """The prefill tokens of steps in which two sequences decode."""
+
+    def __init__(self) -> None:
+        self.prefill: list[int] = []
+
+    def step(self, step: StepObservation) -> None:
+        tokens = sorted(count for _, _, count in step.chunks)
+        if tokens[:2] == [1, 1]:
+            self.prefill.append(sum(tokens[2:]))
+
+
+def most_prefill(*classes: QosClass) -> int:
+    """The largest prefill beside a decoding sequence of each of two ``classes``, once the engine
+    knows what steps cost."""
+    clock, steps = VirtualClock(), Steps()
+    tenants = [Tenant(n, f"t{n}", qos=qos) for n, qos in enumerate(classes)]
+    reader = Tenant(len(tenants), "reader", qos=QosClass.BATCH)
+    limits = Limits(3, 1024, 3 * 64, step_tokens=CHUNK + 3, step_rows=3)
+    engine = Engine(
+        SimulatedRunner(limits, clock, seconds=SECONDS),
+        tenants=Tenants([*tenants, reader], clock=clock),
+        clock=clock,
+        observer=steps,
+        prefix_cache=False,
+    )
+    for tenant in tenants:
+        engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
+    for number in range(10, 14):
+        engine.submit(Request(number, (7,) * 900, 1, tenant=reader.id, ignore_end=True))
+    while engine.statistics.waiting or engine.statistics.running > 2:
+        engine.step()
+    return max(steps.prefill[len(steps.prefill) // 2 :])
+
+
+@pytest.fixture(autouse=True)
+def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("classes", "most_urgent"),
+    [
+        ((QosClass.INTERACTIVE, QosClass.STANDARD), QosClass.INTERACTIVE),
+        ((QosClass.STANDARD, QosClass.BATCH), QosClass.STANDARD),
+    ],
+)
+def test_the_most_urgent_class_decides(
+    classes: tuple[QosClass, QosClass], most_urgent: QosClass
+) -> None:
+    spare = (INTERVAL_RATIO[most_urgent] - 1) * ALONE / SECONDS.token
+    assert 0.8 * spare <= most_prefill(*classes) <= 1.05 * spare
+
+
+def test_batch_work_waits_for_nobody() -> None:
+    assert most_prefill(QosClass.BATCH, QosClass.BATCH) == CHUNK

@@ -1,0 +1,57 @@
+"""Strings of an array found by their text, as a dictionary of all of them would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.model.gguf import StringArray
+from reference.model.gguf.string_index import StringIndex
+
+TEXTS = st.lists(st.binary(max_size=7) | st.text("ab<", max_size=5).map(str.encode), max_size=60)
+
+
+@given(TEXTS, st.booleans(), st.data())
+def test_an_index_is_a_dictionary(texts: list[bytes], first: bool, data: st.DataObject) -> None:
+    """Of equal texts the last one counts, or the first; of all strings or of some."""
+    some = data.draw(st.none() | st.sets(st.integers(0, max(0, len(texts) - 1))))
+    places = [place for place in range(len(texts)) if some is None or place in some]
+    expected: dict[bytes, int] = {}
+    for place in reversed(places) if first else places:
+        if texts[place]:
+            expected[texts[place]] = place
+    among = None if some is None else np.array(places, np.intp)
+    index = StringIndex(StringArray.of(texts), int, among, first=first)
+    asked = [*texts, b"", b"a", b"ab", b"zzzzzzzz", *(text + b"x" for text in texts)]
+    assert [index.get(text) for text in asked] == [expected.get(text) for text in asked]
+    assert index.made == sum(len(texts[place]) > 0 for place in places)
+
+
+def test_only_what_begins_alike_becomes_objects() -> None:
+    """Of 10,000 strings a few do; one asked for again makes none."""
+    texts = [b"%06d%d" % (number // 10, number % 10) for number in range(10_000)]
+    index = StringIndex(StringArray.of(texts), int)
+    assert (index.get(b"0001234"), index.get(b"000123"), index.get(b"")) == (1234, None, None)
+    made = index.made
+    assert 10 <= made < 100
+    assert index.get(b"0001239") == 1239
+    assert index.made == made
+
+
+@pytest.mark.parametrize("wanted", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
+def test_occurrences(wanted: list[bytes]) -> None:
+    """Every place of each text, in order."""
+    texts = [b"ab", b"", b"b", b"ac", b"aab", b"ab", b"\xff", b"a", b""]
+    found = list(StringArray.of(texts).occurrences(wanted))
+    assert found == [(place, text) for place, text in enumerate(texts) if text in wanted]
+
+
+def test_an_array_of_strings_is_as_a_file_holds_it() -> None:
+    """Lengths and contents, of none too."""
+    for texts in ([], [b""], [b"a", b"", b"\0" * 300]):
+        strings = StringArray.of(texts)
+        assert strings.to_list() == list(strings) == texts
+        assert strings.lengths.tolist() == [len(text) for text in texts]
+        assert list(strings.occurrences([b"x"])) == []

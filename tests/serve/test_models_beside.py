@@ -1,0 +1,271 @@
+"""Several models of one server: named by requests, loaded on demand, unloaded for others."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from contract.errors import DoesNotFit
+from harness.serve.heap import freeze_heap
+from harness.serve.keys import key_digest, new_key
+from harness.serve.model import ServedModel
+from harness.serve.run import Running
+from reference.engine.models import Models
+from tests.serve.conftest import Serve
+from tests.serve.http import Http, Reply
+from tests.serve.streams import data_of, lines_of
+
+BODY = {"prompt": "abc", "max_tokens": 24, "seed": 3, "ignore_eos": True, "temperature": 0.8}
+NAMES = ("tiny", "llama", "qwen2")
+
+
+@pytest.fixture(scope="module")
+def beside(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+    return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES[1:]}
+
+
+@pytest.fixture(scope="module")
+def alone(serve: Serve, beside: dict[str, Path]) -> dict[str, list[object]]:
+    """What each model answers on a server of its own."""
+    answers = {}
+    for name in NAMES:
+        with serve(**({"path": beside[name]} if name in beside else {})) as server:
+            answers[name] = Http(server.url).post("/v1/completions", BODY).json["choices"]
+    return answers
+
+
+@pytest.fixture
+def served(serve: Serve, beside: dict[str, Path]) -> Iterator[Running]:
+    with serve(beside=beside) as server:
+        yield server
+
+
+@pytest.fixture
+def http(served: Running) -> Http:
+    return Http(served.url)
+
+
+def ask(http: Http, name: str | None, **more: object) -> Reply:
+    named = {} if name is None else {"model": name}
+    return http.post("/v1/completions", {**BODY, **named, **more})
+
+
+def loaded(server: Running) -> set[str]:
+    here = {name for name, model in server.serving.others.items() if model is not None}
+    return {server.service.model.name, *here}
+
+
+def room_for(server: Running, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no more than so many models fit."""
+    opened = server.serving._open
+
+    def crowded(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
+        if len(server.serving.paths) >= most:
+            raise DoesNotFit(name, most + 1, most, "unload one")
+        return opened(path, name, owned, taken)
+
+    monkeypatch.setattr(server.serving, "_open", crowded)
+
+
+def test_each_request_is_answered_by_the_model_it_names(
+    http: Http, alone: dict[str, list[object]]
+) -> None:
+    """All at once, whole and as streams, each as on a server of its own; without a name the one the
+    server was started with."""
+    replies: dict[tuple[str, bool], Reply] = {}
+
+    def ask_for(name: str, stream: bool) -> None:
+        replies[name, stream] = ask(http, name, stream=stream)
+
+    asked = [(name, stream) for name in NAMES for stream in (False, True)]
+    threads = [threading.Thread(target=ask_for, args=one) for one in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for (name, stream), reply in replies.items():
+        if stream:
+            chunks = data_of(lines_of(reply.body))
+            text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+            assert text == alone[name][0]["text"]  # type: ignore[index]
+            assert {chunk["model"] for chunk in chunks} == {name}
+        else:
+            assert (reply.json["model"], reply.json["choices"]) == (name, alone[name])
+    assert ask(http, None).json["model"] == "tiny"
+    assert ask(http, "gpt").error["code"] == "model_not_found"
+    prints = {reply.json["system_fingerprint"] for (_, s), reply in replies.items() if not s}
+    assert len(prints) == len(NAMES)
+
+
+def test_what_may_be_named_is_listed(served: Running, http: Http) -> None:
+    def listed() -> dict[str, bool]:
+        data = http.get("/v1/models").json["data"]
+        return {model["id"]: "fingerprint" in model["x_zinc"] for model in data}
+
+    assert listed() == {"tiny": True, "llama": False, "qwen2": False}
+    tokens = http.post("/tokenize", {"model": "llama", "prompt": "abc"}).json
+    assert tokens["count"] > 0
+    assert listed() == {"tiny": True, "llama": True, "qwen2": False}
+    assert http.get("/v1/models/qwen2").json["x_zinc"] == {"loaded": False}
+    told = http.get("/metrics").body.decode()
+    for name in ("tiny", "llama"):
+        assert f'zinc_rt:num_requests_running{{model_name="{name}"}}' in told
+    assert "qwen2" not in told
+    assert served.service.model.name == "tiny"
+
+
+def test_the_one_unused_for_longest_makes_room_and_comes_back(
+    served: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model the server was started with stays."""
+    room_for(served, 2, monkeypatch)
+    for name in ("llama", "qwen2", "llama"):
+        assert ask(http, name).json["choices"] == alone[name]
+        assert loaded(served) == {"tiny", name}
+        assert ask(http, None).json["choices"] == alone["tiny"]
+    told = http.get("/metrics").body.decode()
+    assert 'model_name="llama"' in told
+    assert 'model_name="qwen2"' not in told
+
+
+def test_of_two_the_one_used_last_stays(
+    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(http, "llama")
+    ask(http, "qwen2")
+    ask(http, "llama")
+    assert served.serving._unload_one()
+    assert loaded(served) == {"tiny", "llama"}
+    assert served.serving._unload_one()
+    assert not served.serving._unload_one()
+    assert ask(http, None).status == 200
+
+
+def test_one_in_use_makes_no_room(
+    served: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for another is told to come again, and what is under way ends as it would."""
+    room_for(served, 2, monkeypatch)
+    ask(http, "llama")
+    lease = served.serving.lease("llama")
+    refused = ask(http, "qwen2")
+    assert (refused.status, refused.error["code"]) == (503, "model_does_not_fit")
+    assert refused.headers["Retry-After"]
+    assert ask(http, "llama").json["choices"] == alone["llama"]
+    lease.release()
+    assert ask(http, "qwen2").json["choices"] == alone["qwen2"]
+
+
+def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
+    serve: Serve, beside: dict[str, Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(beside["llama"].read_bytes()[:1000])
+    with serve(beside={"bad": bad, "llama": beside["llama"]}) as server:
+        http = Http(server.url)
+        refused = ask(http, "bad")
+        assert (refused.status, refused.error["code"]) == (422, "model_unusable")
+        assert ask(http, "llama").status == 200
+        assert loaded(server) == {"tiny", "llama"}
+
+
+def test_one_of_them_may_be_activated(
+    served: Running, http: Http, alone: dict[str, list[object]]
+) -> None:
+    """It then answers who names none; the one before it may still be named."""
+    ask(http, "llama")
+    serving = served.serving
+    serving.activate("llama", serving.by_name["llama"])
+    assert ask(http, None).json["model"] == "llama"
+    assert ask(http, "tiny").json["choices"] == alone["tiny"]
+    assert loaded(served) == {"tiny", "llama"}
+    assert len(serving.paths) == 2
+
+
+def test_quotas_are_those_of_all_models_together(
+    serve: Serve, beside: dict[str, Path], tmp_path: Path
+) -> None:
+    """A tenant with one slot has it on one model at a time, and one that is gone is gone from
+    all."""
+    keys = [new_key(), new_key()]
+
+    def write(*tenants: int) -> None:
+        parts = (
+            f'[tenant.t{n}]\nid = {n}\nmax_slots = 1\nkeys = ["{key_digest(keys[n - 1])}"]\n'
+            for n in tenants
+        )
+        path.write_text("\n".join(parts))
+
+    path = tmp_path / "tenants.toml"
+    write(1, 2)
+    with serve(beside=beside, tenants=path) as server:
+        http = Http(server.url)
+        key = {"Authorization": f"Bearer {keys[0]}"}
+        together = server.serving._together
+        assert together is not None
+        most = 0
+
+        def running(models: Models) -> int:
+            return sum(models.engine(name).statistics.running for name in models.loaded)
+
+        def ask_long(name: str) -> None:
+            body = {**BODY, "model": name, "max_tokens": 60}
+            assert http.post("/v1/completions", body, **key).status == 200
+
+        threads = [threading.Thread(target=ask_long, args=(name,)) for name in NAMES for _ in "12"]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, together.call(running))
+        assert most == 1
+        write(2)
+        server.serving.accounts.reload(server.serving.tell)
+        assert http.post("/v1/completions", BODY, **key).status == 401
+        for model in (server.service.model, *filter(None, server.serving.others.values())):
+            known = model.driver.call(lambda engine: [tenant.id for tenant in engine.tenants])
+            assert known == [2]
+            assert not model.driver.call(lambda engine: engine.memory.cached)
+
+
+def test_a_budget_is_that_of_all_together(
+    serve: Serve, beside: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of those in memory are taken from it before another is planned."""
+    with serve(beside=beside) as server:
+        opened, taken = server.serving._open, []
+
+        def noted(path: Path, name: str, owned: ExitStack, nbytes: int) -> ServedModel:
+            taken.append(nbytes)
+            return opened(path, name, owned, nbytes)
+
+        monkeypatch.setattr(server.serving, "_open", noted)
+        plans = [server.service.model.plan.total]
+        for name in ("llama", "qwen2"):
+            ask(Http(server.url), name)
+            assert taken[-1] == sum(plans)
+            here = server.serving.others[name]
+            assert here is not None
+            plans.append(here.plan.total)
+
+
+def test_what_is_unloaded_is_garbage_that_goes(
+    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a server's own process the collector does not look at what stays; a model that left is not
+    among that."""
+    ask(http, "llama")
+    model = weakref.ref(served.serving.others["llama"])
+    try:
+        freeze_heap()
+        assert gc.get_freeze_count() > 10_000
+        assert served.serving._unload_one()
+        assert model() is None
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
