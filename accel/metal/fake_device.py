@@ -226,7 +226,8 @@ class FakeDevice:
         if wanted is None or wanted.function is None:
             return machine.fail(error, "computeFunction must not be nil")
         launch = machine.launch(wanted.function.path)
-        pipeline = FakePipeline(machine, launch, wanted.items, wanted.indirect)
+        items = min(wanted.items, machine.behaviour.pipeline_items)
+        pipeline = FakePipeline(machine, launch, items, wanted.indirect)
         selector = "newComputePipelineStateWithDescriptor:options:reflection:error:"
         made = machine.make(selector, "MTLComputePipelineState", pipeline)
         return made or machine.fail(error, "XPC_ERROR_CONNECTION_INTERRUPTED")

@@ -32,6 +32,7 @@ class Behaviour:
     memory_bytes: int = 4 << 30
     max_buffer_bytes: int = 2 << 30
     group_memory_bytes: int = 32 << 10
+    pipeline_items: int = 1024
     math_mode: bool = True
     looks: int = 8
     hangs: bool = False

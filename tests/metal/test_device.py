@@ -44,6 +44,14 @@ def test_what_is_missing(make_mac: MakeMac, case: str) -> None:
     assert (mac.problems, mac.left_over) == ([], [])
 
 
+def test_a_pipeline_that_takes_smaller_groups(make_mac: MakeMac) -> None:
+    """Kernels are right in groups of their own size alone."""
+    mac = make_mac(pipeline_items=64)
+    with pytest.raises(TierUnavailable, match="groups of self_test have 128 items, it takes 64"):
+        MetalTier(metal=mac.metal)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
 def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
     mac = make_mac()
     with pytest.raises(TierUnavailable, match="no Metal device matches 'm4'; there is Apple M1"):

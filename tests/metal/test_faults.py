@@ -9,11 +9,13 @@ import pytest
 
 from accel.metal.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
-from contract.dtypes import Q4_K
+from contract.dtypes import Q4_K, Q8_0
 from contract.errors import OutOfMemory, TierError, TierUnavailable
+from contract.ir.nodes import BufferDecl, BufferKind
 from harness.parity import Case, all_cases, compare
 from tests.metal.conftest import MakeMac
 from tests.metal.doubling import Doubling, inputs_of, run_doubling, values_of
+from tests.quant.samples import random_blocks
 
 WEIGHTS = next(c for c in all_cases(1) if c.opcode.name == "MATMUL" and c.dtype == Q4_K)
 
@@ -53,8 +55,14 @@ def refused(call: Callable[..., None], *arguments: object) -> TierError | None:
     try:
         call(*arguments)
     except TierError as error:
-        return error
+        # Its frames hold what was lowered.
+        return error.with_traceback(None)
     return None
+
+
+def in_use(tier: MetalTier) -> int:
+    """Bytes of all places somebody has."""
+    return sum(arena.nbytes - arena.holes.nbytes for arena in tier._memory._arenas)
 
 
 def test_opening(make_mac: MakeMac) -> None:
@@ -125,6 +133,41 @@ def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector
         assert [arena.holes.nbytes for arena in tier._memory._arenas] == held
         lowered.run(2)
         tier.free(lowered.y)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
+
+
+@pytest.mark.parametrize("selector", [COMMANDS, "indirectComputeCommandAtIndex:"])
+def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector: str) -> None:
+    """The place of their arguments is free again."""
+    mac = make_mac()
+    with MetalTier(metal=mac.metal) as tier:
+        lowered = Doubling(tier)
+        before = in_use(tier)
+        mac.behaviour.refuse = lambda asked: asked == selector
+        with pytest.raises(OutOfMemory, match="a step"):
+            tier.submit(lowered.batch, inputs_of(values_of(0)))
+        assert in_use(tier) == before
+        mac.behaviour.refuse = lambda asked: False
+        lowered.run(2)
+        tier.free(lowered.y)
+    assert (mac.problems, mac.left_over) == ([], [])
+
+
+@pytest.mark.parametrize("selector", ["commandBuffer", "newFunctionWithName:"])
+def test_weights_that_cannot_be_arranged_leave_nothing(make_mac: MakeMac, selector: str) -> None:
+    """Neither the stored bytes nor the arranged ones."""
+    mac = make_mac()
+    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
+    with MetalTier(metal=mac.metal) as tier:
+        before = in_use(tier)
+        mac.behaviour.refuse = lambda asked: asked == selector
+        with pytest.raises(OutOfMemory, match="w "):
+            tier.upload(decl, random_blocks(Q8_0, 64, 256, 5))
+        assert in_use(tier) == before
+        mac.behaviour.refuse = lambda asked: False
     assert (mac.problems, mac.left_over) == ([], [])
 
 
