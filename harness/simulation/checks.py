@@ -183,8 +183,7 @@ def check_admission(
 
 
 def _turn(candidate: Candidate) -> tuple[int, float, float, int]:
-    qos = list(QosClass).index(candidate.qos)
-    return qos, candidate.share, candidate.rate, candidate.order
+    return candidate.qos.rank, candidate.share, candidate.rate, candidate.order
 
 
 def check_preemption(

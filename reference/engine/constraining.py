@@ -34,6 +34,8 @@ def with_masks(
 ) -> StepInput:
     """``inputs`` with the masks, of ``words`` each, of those sequences that have some and get a
     token in this step; ``rows`` are the rows of each chunk."""
+    if not any(placement.masked for placement in placements):
+        return inputs
     masks: list[Mask] = []
     end = 0
     for placement, (_, start, count), wanted in zip(placements, chunks, rows, strict=True):

@@ -213,9 +213,8 @@ class Models:
                 return self._load(name)
             except (DoesNotFit, OutOfMemory):
                 oldest = self.longest_idle(self._places)
-                if oldest is None:
+                if oldest is None or not self.unload(oldest):
                     raise
-                self.unload(oldest)
 
     def _let_join(self, busy: dict[str, _Place]) -> None:
         """Let those that had nothing to do begin no earlier than those at work, so that nobody

@@ -157,27 +157,29 @@ class WaitQueue:
     def _in_turn(self) -> Iterator[tuple[Waiting, bool]]:
         """The candidates within their quotas, and whether each is aged, in order of their turn."""
         aged: list[tuple[float, int]] = []
-        by_rank: tuple[list[int], ...] = tuple([] for _ in QosClass)
+        by_rank: dict[int, list[int]] = {}
         for key, line in self._lines.items():
             order = self._candidate(line)
             if not self._tenants.within_quota(key[0], self._waiting[order].pages):
                 continue
             since = self._aged_since(key, line)
             if since is None:
-                by_rank[self._class_of(key).rank].append(order)
+                by_rank.setdefault(self._class_of(key).rank, []).append(order)
             else:
                 aged.append((since, order))
         for _, order in sorted(aged):
             yield self._waiting[order], True
-        for orders in by_rank:
-            for *_, order in sorted((*self._shares(order), order) for order in orders):
+        for _, orders in sorted(by_rank.items()):
+            if len(orders) > 1:
+                orders = [order for *_, order in sorted([self._turn_of(order) for order in orders])]
+            for order in orders:
                 yield self._waiting[order], False
 
-    def _shares(self, order: int) -> tuple[float, float]:
-        """The tenant's dominant share, and what it was given lately, by weight."""
+    def _turn_of(self, order: int) -> tuple[float, float, int]:
+        """The tenant's dominant share, what it was given lately, by weight, and ``order``."""
         tenant = self._waiting[order].tenant
         rate = self._tenants.usage(tenant).decode_tokens_per_s
-        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
+        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight, order
 
     def _class_of(self, key: _LineKey) -> QosClass:
         tenant, asked = key

@@ -42,7 +42,8 @@ class RateWindow:
 
     def total(self, now: float) -> int:
         """What was counted in the window that ends at ``now`` seconds."""
-        self._advance(now)
+        if int(now * BUCKETS_PER_SECOND) > self._latest:
+            self._advance(now)
         return self._total
 
     def per_second(self, now: float) -> float:
