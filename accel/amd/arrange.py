@@ -10,8 +10,8 @@ from accel.amd.launcher import MOST_GROUPS, launch_alone
 from accel.amd.runtime import Runtime
 from accel.kernels.source import Module
 from accel.packets.buffers import ArrangedMatrix
+from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.packets.ops import DeviceOp
+from accel.packets.device_op import DeviceOp
 from accel.packets.packet import BANK_SHIFT, CONSTANTS, PACKET
 from contract.dtypes import I12, I32, WEIGHT_DTYPES
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT, STEP

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import ALL_OPS
+from accel.packets.device_op import pieces
 from accel.packets.fused import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
-from accel.packets.ops import pieces
 from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 

@@ -10,9 +10,10 @@ from importlib import resources
 from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
+from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
-from accel.packets.ops import TABLE, DeviceOp, DeviceOperand, pieces
+from accel.packets.ops import TABLE
 from accel.packets.step import PRODUCTS, Op
 from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 

@@ -12,8 +12,8 @@ from accel.metal.launcher import MOST_GROUPS, launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
 from accel.packets.buffers import ArrangedMatrix
+from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 

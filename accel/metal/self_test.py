@@ -9,7 +9,7 @@ from accel.kernels.source import GROUP_SIZE, Module, Traits
 from accel.metal.launcher import launch_alone
 from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Program
-from accel.packets.ops import pieces
+from accel.packets.device_op import pieces
 
 
 def ask(memory: Memory, program: Program, traits: Traits) -> Found:

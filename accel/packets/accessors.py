@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accel.packets.ops import NUMBERS, OPS, DeviceOp, DeviceOperand
+from accel.packets.device_op import DeviceOp, DeviceOperand
+from accel.packets.ops import NUMBERS, OPS
 from accel.packets.packet import CONSTANTS
 
 HEADER = """\

@@ -13,14 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
 from accel.packets.layouts import TILE_ROWS
-from accel.packets.ops import (
-    QUANTIZED_SEGMENTS,
-    DeviceOp,
-    DeviceOperand,
-    Units,
-    pieces,
-)
+from accel.packets.ops import QUANTIZED_SEGMENTS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from accel.packets.device_op import DeviceOp, DeviceOperand
 from accel.packets.forms import SPLIT_TOKENS
 from accel.packets.ops import TABLE as DEVICE_OPS
-from accel.packets.ops import DeviceOp, DeviceOperand
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 from contract.dtypes import F16, F32, I32, DType, StorageClass

@@ -7,27 +7,21 @@ grids, and what ``Lowering.add`` accepts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from functools import cached_property
 from types import MappingProxyType
 
+from accel.packets.device_op import (
+    ANY,
+    COLUMNS,
+    ROWS,
+    DeviceOp,
+    DeviceOperand,
+    Split,
+    Units,
+    pieces,
+)
 from accel.packets.layouts import TILE_ROWS
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
-
-
-class Split(Enum):
-    """How an op divides a tensor among workers; equal splits of equal tensors need no barrier."""
-
-    ROWS = "rows"
-    COLUMNS = "columns"
-    ANY = "any"
-    """Any worker may touch any element."""
-
-
-ROWS, COLUMNS, ANY = Split.ROWS, Split.COLUMNS, Split.ANY
 
 SLOTS = 8
 """Tokens a group of ``accel/kernels/matmul.k`` takes at a time."""
@@ -41,62 +35,6 @@ GROUP_QUERIES = 8
 GROUP_CHANNELS = 1024
 """Queries a group of ``accel/kernels/attention_group.k`` takes at a time, and channels of all."""
 FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
-
-Units = Callable[..., int]
-"""Units of work from the sizes and the ``dtype`` (a GGML type id), all by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOperand:
-    """One operand of a device op. ``element`` is its C type in the kernels, ``split`` how the op
-    divides it among workers. ``matrix`` marks stored weights that products read arranged."""
-
-    name: str
-    element: str = "float"
-    split: Split = ANY
-    written: bool = False
-    optional: bool = False
-    matrix: bool = False
-
-
-@dataclass(frozen=True)
-class DeviceOp:
-    """One op: its operands, sizes and reals in the order of the packet.
-
-    The first size is the count, which may grow with the step. ``units`` says into how many pieces
-    the op is worth dividing; each is a work-group's if ``by_groups``, else a work-item's.
-    ``by_columns`` marks an elementwise op that may divide columns instead of rows. ``source`` is
-    the kernel file.
-    """
-
-    name: str
-    operands: tuple[DeviceOperand, ...]
-    sizes: tuple[str, ...]
-    reals: tuple[str, ...]
-    units: Units
-    by_groups: bool
-    by_columns: bool
-    source: str
-
-    @cached_property
-    def written(self) -> tuple[int, ...]:
-        """Places of the results among the operands."""
-        return tuple(i for i, operand in enumerate(self.operands) if operand.written)
-
-    @cached_property
-    def splits(self) -> tuple[Split, ...]:
-        """How the work divides each operand."""
-        return tuple(operand.split for operand in self.operands)
-
-    @cached_property
-    def fields(self) -> frozenset[str]:
-        """Names of the operands, sizes and reals."""
-        return frozenset((*(operand.name for operand in self.operands), *self.sizes, *self.reals))
-
-    @cached_property
-    def matrix(self) -> int | None:
-        """The place of the stored weights."""
-        return next((i for i, operand in enumerate(self.operands) if operand.matrix), None)
 
 
 def _operand(declared: str, split: Split, written: bool = False) -> DeviceOperand:
@@ -159,11 +97,6 @@ def _elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> 
     sizes = f"tokens width {sizes}"
     parts = _rows(*operands.split()), _to_rows("y")
     return _op(name, *parts, sizes=sizes, reals=reals, by_columns=True)
-
-
-def pieces(count: int, size: int) -> int:
-    """How many pieces of at most ``size`` make up ``count``."""
-    return -(-count // size)
 
 
 def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from accel.packets.ops import Split
+from accel.packets.device_op import Split
 from accel.packets.packet import aligned
 from accel.packets.step import Op, Placement, Schedule, Step, Touch
 

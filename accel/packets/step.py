@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from accel.packets.ops import DeviceOp, Split, pieces
+from accel.packets.device_op import DeviceOp, Split, pieces
 from contract.dtypes import DType
 
 PRODUCTS = ("matmul", "matmul_row", "matmul_tiles")

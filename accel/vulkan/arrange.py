@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import Module
 from accel.packets.buffers import ArrangedMatrix
+from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.ops import pieces
 from accel.packets.stacks import Stack
 from accel.vulkan.launcher import most_groups
 from accel.vulkan.memory import Allocation, Memory

@@ -8,7 +8,7 @@ from typing import Any
 
 from accel.kernels.source import module_of
 from accel.packets import work
-from accel.packets.ops import DeviceOp
+from accel.packets.device_op import DeviceOp
 from accel.packets.places import Places
 from accel.packets.step import Op, Placement
 from accel.vulkan.device import Device

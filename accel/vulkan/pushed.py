@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.accessors import is_pushed, pushed_bytes, pushed_counts
-from accel.packets.ops import DeviceOp
+from accel.packets.device_op import DeviceOp
 from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from accel.packets.places import Places
 

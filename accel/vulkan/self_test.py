@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from accel.kernels.judging import RESULTS, Found, columns, samples
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module, Traits
-from accel.packets.ops import DeviceOp, pieces
+from accel.packets.device_op import DeviceOp, pieces
 from accel.packets.places import Places
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.packets.ops import TABLE, Split
+from accel.packets.device_op import Split
+from accel.packets.ops import TABLE
 from accel.packets.packet import ALIGNMENT
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
