@@ -180,6 +180,33 @@ def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
     assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
 
 
+def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
+    """A block may be phases ahead of another that reads the launch's inputs still."""
+    one = ShapeKey(1, 1)
+    steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
+    (launch,) = steps.launches
+    inside = range(launch.first, launch.first + launch.count)
+    touched = {
+        tensor.buffer
+        for op in (steps.step.ops[number] for number in inside)
+        for tensor in op.operands
+        if tensor is not None and tensor.buffer in steps.step.scratch
+    }
+
+    def place(name: str) -> range:
+        start = steps.schedule.shared[name]
+        return range(start, start + steps.step.scratch[name])
+
+    outside = {
+        name for written in (False, True) for name in steps._outside(inside, written=written)
+    }
+    assert outside
+    for name in outside:
+        for other in touched - {name}:
+            first, second = place(name), place(other)
+            assert first.stop <= second.start or second.stop <= first.start, (name, other)
+
+
 def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
     """The variable names shapes of a block; anything else is refused by its name."""
     model = recorded("qwen3", folder, ShapeKey(1, 1))

@@ -181,7 +181,7 @@ static void arrive(unsigned hasty) {
         }
 }
 
-constexpr unsigned MOST_TURNS = 200000;
+constexpr unsigned MOST_TURNS = 20000;
 
 // All blocks of a launch at once, in turns that are drawn: one may go far ahead, another stand still for
 // long. False when they do not come to an end.
