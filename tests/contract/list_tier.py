@@ -72,6 +72,7 @@ class ListTier:
 
     submitted: list[str] = field(default_factory=list)
     lowered: list[ShapeKey] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)
 
     @property
     def info(self) -> TierInfo:
@@ -147,7 +148,7 @@ class ListTier:
         )
 
     def wait(self, fence: Done, timeout: float | None = None) -> None:
-        """What was submitted is done."""
+        self.waited.append(fence.number)
 
     def close(self) -> None:
         self.submitted.clear()
