@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel.metal.fake_commands import FakeCommands, FakeQueue, FakeSharedEvent
+from accel.metal.fake_commands import FakeQueue, FakeSharedEvent
 from accel.metal.fake_compiler import CompileError, entry_of
+from accel.metal.fake_encoders import FakeCommands
 from accel.metal.fake_machine import (
     FakeString,
     Machine,

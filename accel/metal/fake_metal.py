@@ -13,7 +13,7 @@ from typing import Any
 
 import platformdirs
 
-from accel.metal import fake_commands, fake_device
+from accel.metal import fake_commands, fake_device, fake_encoders
 from accel.metal.fake_compiler import FakeCompiler
 from accel.metal.fake_machine import Behaviour, FakeBuffer, Machine
 from accel.metal.fake_objc import FakeObjc, Method, method, methods_of
@@ -35,10 +35,10 @@ MADE = {
     "MTLComputePipelineState": fake_device.FakePipeline,
     "MTLCommandQueue": fake_commands.FakeQueue,
     "MTLCommandBuffer": fake_commands.FakeCommandBuffer,
-    "MTLComputeCommandEncoder": fake_commands.FakeComputeEncoder,
-    "MTLBlitCommandEncoder": fake_commands.FakeBlitEncoder,
-    "MTLIndirectCommandBuffer": fake_commands.FakeCommands,
-    "MTLIndirectComputeCommand": fake_commands.FakeCommand,
+    "MTLComputeCommandEncoder": fake_encoders.FakeComputeEncoder,
+    "MTLBlitCommandEncoder": fake_encoders.FakeBlitEncoder,
+    "MTLIndirectCommandBuffer": fake_encoders.FakeCommands,
+    "MTLIndirectComputeCommand": fake_encoders.FakeCommand,
     "MTLSharedEvent": fake_commands.FakeSharedEvent,
 }
 """Those of which a device makes them."""
