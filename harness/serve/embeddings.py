@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from contract.errors import QueueFull, RequestError, UnsupportedModel
 from contract.types import Request, SamplingParams, Tenant
 from harness.serve.answers import Json
-from harness.serve.driver import EngineStopped, Submission
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import client_gone
 from harness.serve.generation import FAILURES
@@ -25,6 +24,7 @@ from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, PING_SECONDS, Gone
+from harness.serve.submissions import EngineStopped, Submission
 from harness.serve.wire import Id, decode
 from reference.runner import HIDDEN
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import QueueFull, RequestError, TemplateError, TenantQueueFull
-from harness.serve.driver import EngineStopped
+from harness.serve.submissions import EngineStopped
 
 TYPES = {
     400: "invalid_request_error",

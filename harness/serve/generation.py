@@ -21,11 +21,12 @@ from contract.types import (
 )
 from harness.digest import RunningDigest
 from harness.serve.chat import ChatPlan, masks_of
-from harness.serve.driver import EngineStopped, EventStream
+from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.reply import Part, ReplyParser, joined
+from harness.serve.submissions import EngineStopped
 from harness.serve.watch import RequestFacts
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.model.text_stream import TextStream

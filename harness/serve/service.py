@@ -11,13 +11,13 @@ from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
 from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
-from harness.serve.driver import EngineStopped
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
+from harness.serve.submissions import EngineStopped
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 

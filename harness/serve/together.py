@@ -15,13 +15,9 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost
 from contract.types import Tenant, TokenEvent
-from harness.serve.driver import (
-    BUFFERED_EVENTS,
-    STALLED_STEP_SECONDS,
-    EngineDriver,
-    EngineStopped,
-)
+from harness.serve.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
 from harness.serve.faults import log_fault
+from harness.serve.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.observer import Observer

@@ -24,8 +24,9 @@ from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import MAX_INT32, Request
 from harness.generate import load_runner, make_engine, prepare_session
 from harness.progress import NullProgress, Progress, progress_on
-from harness.serve.driver import EngineDriver, Submission
+from harness.serve.driver import EngineDriver
 from harness.serve.structured.grammars import Grammars
+from harness.serve.submissions import Submission
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.arguments import opening
 from zinc_rt.batches import WAIT_SECONDS, Job, Refused, run_batch

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from contract.errors import ZincError
 from contract.types import FinishReason, Request, TokenEvent
 from harness.answer_text import AnswerText
-from harness.serve.driver import NO_MASKS, EventStream, Submission
+from harness.serve.driver import EventStream
 from harness.serve.reply import Part, ReplyParser
 from harness.serve.structured.grammars import TokenMasks
+from harness.serve.submissions import NO_MASKS, Submission
 from reference.model.tokenizer import Tokenizer
 from zinc_rt.outputs import Completion, Output, Piece
 from zinc_rt.parameters import SamplingParams

@@ -21,12 +21,12 @@ from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant
-from harness.serve.driver import Delivered, EngineStopped, Submission, Submits, taken_from
 from harness.serve.faults import log_fault
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.wanted import Wanted
 from harness.serve.replicas.work import Batch, Question, Refusal
+from harness.serve.submissions import Delivered, EngineStopped, Submission, Submits, taken_from
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics

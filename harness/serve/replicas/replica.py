@@ -14,10 +14,11 @@ from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RunningDigest
 from harness.serve.accounts import Accounts
-from harness.serve.driver import EventStream, Submission
+from harness.serve.driver import EventStream
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.replicas.work import Batch, Question, Refusal, Work
+from harness.serve.submissions import Submission
 from reference.runner import HIDDEN
 
 T = TypeVar("T")

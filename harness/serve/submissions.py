@@ -1,0 +1,97 @@
+"""What is submitted to engines, and taken from them, whichever thread or process they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeVar
+
+from contract.errors import ZincError
+from contract.types import Request, TokenEvent
+from harness.serve.prompt_scores import PromptScores
+from harness.serve.structured.grammars import TokenMasks
+from reference.engine.sequence import LogitsSink
+from reference.runner import LOGITS
+
+Stream = TypeVar("Stream")
+NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
+NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
+NO_SCORES: Mapping[int, PromptScores] = MappingProxyType({})
+
+
+class EngineStopped(ZincError):
+    """The engine takes no more work: the server ends, or its device was lost."""
+
+
+class Delivered(NamedTuple):
+    """An event and when it was read, in seconds of ``time.monotonic``."""
+
+    at: float
+    event: TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Requests that are accepted together or not at all.
+
+    ``logits`` receive, by request id and on the engine's thread, those of every position from
+    ``logits_from`` on, by default those that tokens are sampled from, or in their place the rows of
+    ``output``; each before the event with the last such token. ``masks``, by request id, say which
+    token may come next, and ``scores`` are given the logits of their prompts to work on.
+    """
+
+    requests: Sequence[Request]
+    logits: Mapping[int, LogitsSink] = field(default_factory=dict)
+    logits_from: int | None = None
+    output: str = LOGITS
+    masks: Mapping[int, TokenMasks] = field(default_factory=dict)
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+
+
+def taken_from(events: SimpleQueue[Delivered | ZincError], timeout: float) -> list[Delivered]:
+    """What a queue holds, after waiting up to ``timeout`` seconds for the first event. Raises the
+    error in it."""
+    taken: list[Delivered] = []
+    with suppress(Empty):
+        item = events.get(timeout=timeout)
+        while True:
+            if isinstance(item, ZincError):
+                raise item
+            taken.append(item)
+            if events.empty():
+                break
+            item = events.get_nowait()
+    return taken
+
+
+class Submits(Protocol[Stream]):
+    """What takes requests, and tells of them on streams."""
+
+    def open_stream(self) -> Stream:
+        """A stream for requests to come."""
+
+    def submit_to(
+        self, stream: Stream, submissions: Sequence[Submission]
+    ) -> list[ZincError | None]:
+        """Queue what is submitted; for each why it was refused, or None. Raises EngineStopped."""
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        logits: Mapping[int, LogitsSink] = NO_SINKS,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
+        scores: Mapping[int, PromptScores] = NO_SCORES,
+    ) -> Stream:
+        """Queue requests that belong together, on a stream of their own; see ``Submission``.
+
+        Raises RequestError, QueueFull and EngineStopped.
+        """
+        stream = self.open_stream()
+        submission = Submission(requests, logits, masks=masks, scores=scores)
+        (error,) = self.submit_to(stream, [submission])
+        if error is not None:
+            raise error
+        return stream
