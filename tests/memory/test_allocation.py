@@ -61,7 +61,11 @@ def open_tier_of(way: str, cache: Path) -> Iterator[Tier]:
         yield tier
 
 
-@pytest.fixture(params=["cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cuda"])
+WAYS = ("cpu", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cuda")
+WAYS_OF_EVERY_CASE = ("cpu", "opencl", "cuda")
+
+
+@pytest.fixture(params=WAYS)
 def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
@@ -146,7 +150,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+PAGES_AND_SLOTS = frozenset(list(CASES)[:8]) - {"q4_k_m-f16-1", "q4_k_m-q8_0-4"}
+"""What one model's pages take is the same arithmetic on every device that has its own memory."""
+COMBINED = [
+    pytest.param(way, case, id=f"{way}-{case}")
+    for way in WAYS
+    for case in CASES
+    if way in WAYS_OF_EVERY_CASE or case not in PAGES_AND_SLOTS
+]
+
+
+@pytest.mark.parametrize(("tier", "case"), COMBINED, indirect=["tier"])
 def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case: str) -> None:
     """Every storage class of weights, all types of pages, experts, states, one slot and four."""
     fields, kv_dtype, slots = CASES[case]

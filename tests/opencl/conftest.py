@@ -35,7 +35,8 @@ def device() -> Device:
 
 @pytest.fixture
 def open_opencl(device: Device, kernel_cache: Path) -> Iterator[OpenTier]:
-    """``open_opencl(**choices)`` opens a tier that is closed after the test."""
+    """``open_opencl(**choices)`` opens a tier that is closed after the test. Its programs hold
+    everything, and all tests share them."""
     opened: list[OpenClTier] = []
 
     def open_it(**choices: object) -> OpenClTier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from contract.tier import Heap
 from tests.growth import refused_growth
 from tests.needs import machine_lacks, need_module
 from tests.opencl.conftest import WAYS, OpenTier
+from tests.opencl_parts import needed_only
 from tests.quant.samples import random_blocks
 
 cl = need_module("pyopencl", "opencl")
@@ -74,6 +76,13 @@ def run_doubling(tier: OpenClTier, rounds: int = 1) -> None:
         got = tier.map(y).view(np.float32).reshape(-1, WIDTH)
         assert np.array_equal(got[:tokens], doubled(values))
     tier.free(y)
+
+
+@pytest.fixture(autouse=True)
+def small_programs() -> Iterator[None]:
+    """Each way to run takes a program of its own, of which these graphs need little."""
+    with needed_only():
+        yield
 
 
 @pytest.mark.parametrize("way", WAYS)

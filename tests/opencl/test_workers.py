@@ -18,6 +18,9 @@ from tests.needs import machine_lacks
 from tests.opencl.conftest import OpenTier
 from tests.opencl.test_model import compare
 
+STEPS_AHEAD = 1
+"""Steps that may still run when the last one is enqueued, as the engine does it on this tier."""
+
 
 @dataclass
 class RandomCrew:
@@ -69,4 +72,4 @@ def test_bits_survive_another_number_at_every_step(
     compare(open_model(synthetic_model(architecture=architecture, quant="q4_k_m")), tier)
     assert set(crew.chosen) == set(range(1, cores + 1))
     assert crew.noted == crew.chosen[: len(crew.noted)]
-    assert len(crew.noted) >= len(crew.chosen) - 1
+    assert len(crew.noted) >= len(crew.chosen) - 1 - STEPS_AHEAD
