@@ -59,6 +59,35 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     texts = (general, ResponsesHandlers(), EmbeddingHandlers())
     handlers = (*texts, models, TenantHandlers(serving))
 
+    _add_hooks(app, serving, options)
+    app.register_error_handler(Exception, _refused)
+
+    def choose(name: str | None) -> None:
+        before = g.lease
+        g.lease = serving.lease(name)
+        g.service = g.lease.service
+        before.release()
+
+    for route in ROUTES:
+        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
+        app.add_url_rule(
+            route.path,
+            route.name,
+            _view(
+                route,
+                _handler(handlers, route.name),
+                choose if by_name else None,
+            ),
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    add_page(app, options.page)
+    return app
+
+
+def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
+    """What is done around every request: who asks, which model answers, what is logged."""
+
     @app.before_request
     def admit() -> None:
         g.began = time.monotonic()
@@ -83,42 +112,19 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
             _log_access(response.status_code)
         return response
 
-    @app.errorhandler(Exception)
-    def refuse(error: Exception) -> Response:
-        began = isinstance(error, Began)
-        if isinstance(error, Began):
-            error = error.error
-        told = _told(error)
-        if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            log_fault(f"{request.method} failed", error)
-        account: Account | None = g.get("account")
-        if account is not None and g.get("generates") and not began:
-            g.service.reject(account.tenant, told)
-        return Response(
-            told.encoded(), told.status, headers=told.headers, mimetype="application/json"
-        )
 
-    def choose(name: str | None) -> None:
-        before = g.lease
-        g.lease = serving.lease(name)
-        g.service = g.lease.service
-        before.release()
-
-    for route in ROUTES:
-        by_name = serving.by_name and any(hasattr(each, route.name) for each in texts)
-        app.add_url_rule(
-            route.path,
-            route.name,
-            _view(
-                route,
-                _handler(handlers, route.name),
-                choose if by_name else None,
-            ),
-            methods=[route.method],
-            provide_automatic_options=False,
-        )
-    add_page(app, options.page)
-    return app
+def _refused(error: Exception) -> Response:
+    """The answer to a request that failed."""
+    began = isinstance(error, Began)
+    if isinstance(error, Began):
+        error = error.error
+    told = _told(error)
+    if not isinstance(error, ApiError) and told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log_fault(f"{request.method} failed", error)
+    account: Account | None = g.get("account")
+    if account is not None and g.get("generates") and not began:
+        g.service.reject(account.tenant, told)
+    return Response(told.encoded(), told.status, headers=told.headers, mimetype="application/json")
 
 
 class _Body:
