@@ -52,7 +52,7 @@ MOST_TOKENS = 4
 STATE_BYTES = 256
 """Of workspace, in front of the counters: steps, and blocks that are done."""
 RECORDS = 2
-BLOCKS = ((16, 1), (12, 1), (8, 2), (8, 1), (4, 2), (4, 1))
+BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 

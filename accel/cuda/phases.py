@@ -108,7 +108,7 @@ class ProductPhase:
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""
         tile_units = self.units * (2 if self.places.number("GATE") is not None else 1)
-        return (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
+        return (3, 2, 1, 0) if tile_units <= 32 else (1, 0)
 
     def memory_bytes(self, tokens: int, slot_bits: int) -> int:
         """Shared memory for it beside the ring, in a kernel for so many tokens."""

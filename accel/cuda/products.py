@@ -201,9 +201,7 @@ def _shape(
     slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     tile_units = units * (2 if paired else 1)
     for warps in (16, 12, 8, 4, 2):
-        for slot_bits in (
-            (3, 2, 1) if tile_units <= 8 else (2, 1, 0) if tile_units <= 32 else (1, 0)
-        ):
+        for slot_bits in (3, 2, 1, 0) if tile_units <= 32 else (1, 0):
             slots = warps * ring_slots(tokens, paired)
             nbytes = slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
             nbytes += tokens * units * UNIT_ACTIVATION_BYTES

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.matrices import group_shape
 from accel.cuda.plan import Plan, plain_ops, plan_launches
+from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from accel.packets.step import Step
@@ -112,6 +114,16 @@ def test_integers_made_elsewhere(tokens: int, folder: Path) -> None:
     assert [step.ops[i].name for i in plain_ops(plan)] == ["quantize_activation"]
     want = matmul(stored, dtype, np.ascontiguousarray(case.x[:, 1 : columns + 1]))
     assert np.array_equal(run(case, folder)["y"], want)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0], ids=str)
+def test_more_tiles_than_places_for_their_values(dtype: DType, tokens: int, folder: Path) -> None:
+    """A warp that is to fold a tile has to do so before it computes what needs its place."""
+    case = one_product(
+        dtype, UNIT_ROWS * (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors, 512, tokens
+    )
+    assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)

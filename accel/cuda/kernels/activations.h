@@ -53,7 +53,7 @@ struct READ_EIGHT {
 };
 
 DEVICE unsigned four_bytes(int a, int b, int c, int d) {
-    return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
@@ -68,7 +68,7 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const
         const int *v = m + 4 * half;
         unsigned char *place = planes + half * of_half;
         *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
-        *(unsigned *)(place + of_low) = four_bytes(v[0] & 15, v[1] & 15, v[2] & 15, v[3] & 15);
+        *(unsigned *)(place + of_low) = four_bytes(v[0], v[1], v[2], v[3]) & 0x0F0F0F0Fu;
         int sum = v[0] + v[1] + v[2] + v[3];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
@@ -141,8 +141,9 @@ template <class SOURCE = STANDING> struct FLOAT_ROWS {
 };
 
 // What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `most` of
-// them stay in registers while the norm's factor is found.
-template <int warps, bool norm, class SOURCE = STANDING, int most = HELD_UNITS>
+// them stay in registers while the norm's factor is found. `single`: there is one token at most.
+template <int warps, bool norm, bool single = false, class SOURCE = STANDING,
+          int most = HELD_UNITS>
 struct ROW_QUANTIZER {
     EIGHT held[most], weight[most];
     const ACTIVATIONS &x;
@@ -161,8 +162,11 @@ struct ROW_QUANTIZER {
     __device__ __forceinline__ EIGHT load(const float *values, size_t stride,
                                           unsigned index) const {
         if (index >= total) return EIGHT{};
-        const unsigned token = index / x.units;
+        const unsigned token = token_of(index);
         return load_eight(values + token * stride, index - token * x.units, rows.columns, lane);
+    }
+    __device__ __forceinline__ unsigned token_of(unsigned index) const {
+        return single ? 0 : index / x.units;
     }
     // What no step writes may be read before the kernels in front are done.
     __device__ __forceinline__ void load_weights(unsigned first) {
@@ -176,20 +180,20 @@ struct ROW_QUANTIZER {
     __device__ __forceinline__ void load_incoming(unsigned first) {
         READ_EIGHT read[most];
         if (first < total) {
-            const unsigned token = first / x.units, unit = first - token * x.units;
+            const unsigned token = token_of(first), unit = first - token * x.units;
             const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
             rows.source.watch(row_of(token) + end - 1, lane);
         }
 #pragma unroll
         for (int i = 0; i < most; i++) {
-            const unsigned index = first + i * warps, token = index / x.units;
+            const unsigned index = first + i * warps, token = token_of(index);
             if (index < total)
                 read[i].load(row_of(token), index - token * x.units, rows.columns, lane,
                              rows.source);
         }
 #pragma unroll
         for (int i = 0; i < most; i++) {
-            const unsigned index = first + i * warps, token = index / x.units;
+            const unsigned index = first + i * warps, token = token_of(index);
             held[i] = EIGHT{};
             if (index < total)
                 held[i] = read[i].settled(row_of(token), index - token * x.units, rows.columns,
@@ -228,7 +232,7 @@ struct ROW_QUANTIZER {
             if (total > step) load_weights(first);
 #pragma unroll
             for (int i = 0; i < most; i++) {
-                const unsigned index = first + i * warps, token = index / x.units;
+                const unsigned index = first + i * warps, token = token_of(index);
                 if (index >= total) break;
                 if (norm && token != known) {
                     const float sum = fold_units(squares + token * x.units, x.units, 1);

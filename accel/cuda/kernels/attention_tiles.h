@@ -20,6 +20,12 @@
 #define TILE_PAGES (KV_TILE / PAGE_TOKENS)
 #define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
 #define Q_SHIFT 7  // bits of the low part of queries and weights
+// Registers of a lane for what it reads of a tile before it computes with it.
+#define HELD_WORDS (WARPS > 8 ? 48 : 96)
+#define KEY_WORDS (6 * LANE_WORDS)  // of a page
+#define KEY_PAGES (KEY_WORDS * TILE_PAGES <= HELD_WORDS ? TILE_PAGES : HELD_WORDS / KEY_WORDS)
+#define VALUE_WORDS 24  // of 32 channels
+#define VALUE_GROUPS (HELD_WORDS / VALUE_WORDS)
 
 // Shared memory, in bytes.
 #define AT_QUERIES 0                                        // [head][high, low][HEAD_DIM]
@@ -106,35 +112,44 @@ DEVICE int joined(const int (&high)[4], const int (&low)[4], int row) {
            low[2 * row] * (1 << Q_SHIFT) + low[2 * row + 1];
 }
 
-// q.k of positions g and g + 8 of a page with the query of head t.
-DEVICE void page_scores(const unsigned char *record, const unsigned (&query)[2][LANE_WORDS],
-                        int lane, int (&dot)[2]) {
-    const int g = lane / 4, t = lane % 4;
-    int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-    unsigned lows[2][LANE_WORDS];
+// Positions g and g + 8 of a page: a lane's part of their keys, and the exponents of both rows.
+struct PAGE_KEYS {
+    unsigned low[2][LANE_WORDS], high[2][2][LANE_WORDS];
+    int key[2], value[2];
+
+    __device__ __forceinline__ void load(const unsigned char *record, int lane) {
+        const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        load_words(record + I12_LOW(HEAD_DIM) + (g + 8 * r) * HALF_DIM + t * LANE_BYTES, lows[r]);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        unsigned highs[2][LANE_WORDS];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            load_words(record + (g + 8 * r) * HEAD_DIM + half * HALF_DIM + t * LANE_BYTES,
-                       highs[r]);
-#pragma unroll
-        for (int i = 0; i < LANE_WORDS; i += 2) {
-            const unsigned b0 = query[half][i], b1 = query[half][i + 1];
-            const unsigned a[4] = {highs[0][i], highs[1][i], highs[0][i + 1], highs[1][i + 1]};
-            const unsigned c[4] = {low_part(lows[0][i], half), low_part(lows[1][i], half),
-                                   low_part(lows[0][i + 1], half), low_part(lows[1][i + 1], half)};
-            multiply_32<true>(high, a, b0, b1);
-            multiply_32<false>(low, c, b0, b1);
+        for (int r = 0; r < 2; r++) {
+            const int row = g + 8 * r;
+            load_words(record + I12_LOW(HEAD_DIM) + row * HALF_DIM + t * LANE_BYTES, low[r]);
+            load_words(record + row * HEAD_DIM + t * LANE_BYTES, high[0][r]);
+            load_words(record + row * HEAD_DIM + HALF_DIM + t * LANE_BYTES, high[1][r]);
+            const signed char *exponents = (const signed char *)record + I12_EXPONENTS(HEAD_DIM);
+            key[r] = exponents[row], value[r] = exponents[PAGE_TOKENS + row];
         }
     }
-    dot[0] = joined(high, low, 0);
-    dot[1] = joined(high, low, 1);
-}
+    // q.k with the query of head t.
+    __device__ __forceinline__ void scores(const unsigned (&query)[2][LANE_WORDS],
+                                           int (&dot)[2]) const {
+        int of_high[4] = {0, 0, 0, 0}, of_low[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < LANE_WORDS; i += 2) {
+                const unsigned b0 = query[half][i], b1 = query[half][i + 1];
+                const unsigned a[4] = {high[half][0][i], high[half][1][i], high[half][0][i + 1],
+                                       high[half][1][i + 1]};
+                const unsigned c[4] = {low_part(low[0][i], half), low_part(low[1][i], half),
+                                       low_part(low[0][i + 1], half),
+                                       low_part(low[1][i + 1], half)};
+                multiply_32<true>(of_high, a, b0, b1);
+                multiply_32<false>(of_low, c, b0, b1);
+            }
+        dot[0] = joined(of_high, of_low, 0);
+        dot[1] = joined(of_high, of_low, 1);
+    }
+};
 
 // U and l of a tile for head t, and its weights, which go to shared memory in two parts.
 DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
@@ -143,21 +158,25 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     const int g = lane / 4, t = lane % 4;
     float score[TILE_PAGES][2], value[TILE_PAGES][2], most = NEGATIVE_INFINITY;
 #pragma unroll
-    for (int page = 0; page < TILE_PAGES; page++) {
-        const unsigned begin = start + page * PAGE_TOKENS;
-        const unsigned char *record = record_of(work, begin);
-        int dot[2];
-        page_scores(record, query, lane, dot);
+    for (int first = 0; first < TILE_PAGES; first += KEY_PAGES) {
+        PAGE_KEYS keys[KEY_PAGES];
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const unsigned position = begin + g + 8 * r;
-            const signed char *exponents =
-                (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + g + 8 * r;
-            const int key = exponents[0], of_value = exponents[PAGE_TOKENS];
-            const bool seen = position >= work.first && position <= work.position;
-            score[page][r] = seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
-            value[page][r] = value_scale(of_value);
-            if (seen) most = larger(most, score[page][r] + tile_exponent(key, of_value));
+        for (int n = 0; n < KEY_PAGES; n++)
+            keys[n].load(record_of(work, start + (first + n) * PAGE_TOKENS), lane);
+#pragma unroll
+        for (int n = 0; n < KEY_PAGES; n++) {
+            const int page = first + n;
+            int dot[2];
+            keys[n].scores(query, dot);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const unsigned position = start + page * PAGE_TOKENS + g + 8 * r;
+                const int key = keys[n].key[r], of_value = keys[n].value[r];
+                const bool seen = position >= work.first && position <= work.position;
+                score[page][r] = seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
+                value[page][r] = value_scale(of_value);
+                if (seen) most = larger(most, score[page][r] + tile_exponent(key, of_value));
+            }
         }
     }
 #pragma unroll
@@ -187,8 +206,39 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     return usable ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
 }
 
-// o of a tile: channels g and g + 8 of every sixteen for head t. A lane has the positions of page
-// t.
+// Channels `channel` to channel + 15 and as many in the other half of a row: a lane's part of the values
+// of 16 positions.
+struct GROUP_VALUES {
+    unsigned low[2][4], high[2][2][4];
+
+    __device__ __forceinline__ void load(const unsigned char *values, int channel) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = channel + 8 * r;
+            load_words(values + I12_LOW(HEAD_DIM) + row * PAGE_TOKENS, low[r]);
+            load_words(values + row * PAGE_TOKENS, high[0][r]);
+            load_words(values + (row + HALF_DIM) * PAGE_TOKENS, high[1][r]);
+        }
+    }
+    // o of channels g and g + 8 of one half.
+    __device__ __forceinline__ void sums(const unsigned (&weight)[4], int half, float &first,
+                                         float &second) const {
+        int of_high[4] = {0, 0, 0, 0}, of_low[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const unsigned a[4] = {high[half][0][i], high[half][1][i], high[half][0][i + 1],
+                                   high[half][1][i + 1]};
+            const unsigned c[4] = {low_part(low[0][i], half), low_part(low[1][i], half),
+                                   low_part(low[0][i + 1], half), low_part(low[1][i + 1], half)};
+            multiply_32<true>(of_high, a, weight[i], weight[i + 1]);
+            multiply_32<false>(of_low, c, weight[i], weight[i + 1]);
+        }
+        first = (float)joined(of_high, of_low, 0);
+        second = (float)joined(of_high, of_low, 1);
+    }
+};
+
+// o of a tile for head t. A lane has the positions of page t.
 DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned char *weights,
                         float *sums, int lane) {
     const int g = lane / 4, t = lane % 4;
@@ -196,32 +246,19 @@ DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned ch
     load_words(weights + g * KV_TILE + t * PAGE_TOKENS, weight);
     const unsigned char *values =
         record_of(work, start + t * PAGE_TOKENS) + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
-#pragma unroll 2
-    for (int first = 0; first < HALF_DIM; first += 16) {
-        unsigned lows[2][4];
+    constexpr int groups = HALF_DIM / 16, held = groups < VALUE_GROUPS ? groups : VALUE_GROUPS;
+#pragma unroll 1
+    for (int first = 0; first < groups; first += held) {
+        GROUP_VALUES group[held];
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            load_words(values + I12_LOW(HEAD_DIM) + (first + 8 * r) * PAGE_TOKENS, lows[r]);
+        for (int n = 0; n < held; n++) group[n].load(values, 16 * (first + n));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int channel = first + half * HALF_DIM;
-            int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-            unsigned highs[2][4];
+        for (int n = 0; n < held; n++)
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                load_words(values + (channel + 8 * r) * PAGE_TOKENS, highs[r]);
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                const unsigned a[4] = {highs[0][i], highs[1][i], highs[0][i + 1], highs[1][i + 1]};
-                const unsigned c[4] = {low_part(lows[0][i], half), low_part(lows[1][i], half),
-                                       low_part(lows[0][i + 1], half),
-                                       low_part(lows[1][i + 1], half)};
-                multiply_32<true>(high, a, weight[i], weight[i + 1]);
-                multiply_32<false>(low, c, weight[i], weight[i + 1]);
+            for (int half = 0; half < 2; half++) {
+                float *of_head = sums + t * HEAD_DIM + 16 * (first + n) + half * HALF_DIM + g;
+                group[n].sums(weight, half, of_head[0], of_head[8]);
             }
-            sums[t * HEAD_DIM + channel + g] = (float)joined(high, low, 0);
-            sums[t * HEAD_DIM + channel + g + 8] = (float)joined(high, low, 1);
-        }
     }
 }
 

@@ -5,8 +5,9 @@
 //
 // Compiled with WARPS, SLOTS, TOKENS and CHUNK_UNITS as in unit_stream.h; FORMAT0 to FORMAT3, -1
 // where there are fewer; HEAD_DIM and DTYPE of the attention; NORM_UNITS and PLAIN_UNITS as in
-// step_product.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which says whose turn the banks are, and one of
-// blocks that are done, 0 between steps; counters of attention follow.
+// step_product.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which
+// says whose turn the banks are, and one of blocks that are done, 0 between steps; counters of
+// attention follow.
 
 #define HELD_UNITS 1
 #include "step_product.h"
@@ -40,6 +41,25 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     work.prepare(phase.columns, phase.paired != 0, WARPS);
 }
 
+// What it is in this step.
+DEVICE void prepare_step(const PHASE &record, const STEP_MEMORY &step, PHASE_WORK &work) {
+    const PRODUCT_PHASE &product = record.product;
+    const ATTENTION_PHASE &attention = record.attention;
+    const bool multiplies = product.kind == PRODUCT_KIND;
+    work.tokens = step.count(product.multiplier, product.counted);
+    work.norms[0] = step.at(multiplies ? product.norm_weight : attention.q_weight);
+    work.norms[1] = step.at(multiplies ? 0 : attention.k_weight);
+    work.norm_bytes = (multiplies ? product.columns : HEAD_DIM) * sizeof(float);
+}
+
+// Lets norms' weights come nearer, each block some of them. Weights of products pass through the
+// cache of the device in between.
+DEVICE void call_weights(const PHASE_WORK &work) {
+    const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
+    for (int i = 0; i < 2; i++)
+        if (work.norms[i] && at < work.norm_bytes) call_near(work.norms[i] + at);
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     step_phases(U64 scratch, U64 inputs, U64 table, U64 workspace) {
     BLOCK_MEMORY(shared);
@@ -63,10 +83,13 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     const unsigned turn = load_shared_word(state) % 2;
     const STEP_MEMORY step = {
         {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
+    for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
+        prepare_step(phases[i], step, works[i]);
     uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
          i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
 
 #pragma unroll 1
     for (unsigned i = 0; i < count; i++) {
@@ -74,11 +97,12 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         const bool fetches = lane_of_block < RECORD_VECTORS && i + 1 < count;
         uint4 coming;
         if (fetches) coming = phases[i + 1].vector[lane_of_block];
+        if (i + 1 < count) call_weights(works[i + 1]);
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
 #if HEAD_DIM
         else
-            attention_phase(phase.attention, step, state, memory.x.planes);
+            attention_phase(phase.attention, step, works[i].tokens, state, memory.x.planes);
 #endif
         if (fetches) records[(i + 1) % 2].vector[lane_of_block] = coming;
         __syncthreads();

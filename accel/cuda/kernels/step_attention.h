@@ -83,8 +83,7 @@ DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
 }
 
 DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                            unsigned *workspace, unsigned char *memory) {
-    const unsigned tokens = step.count(phase.multiplier, phase.counted);
+                            unsigned tokens, unsigned *workspace, unsigned char *memory) {
     const unsigned *queries = (const unsigned *)step.at(phase.query);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
     SPAN_WORK work;

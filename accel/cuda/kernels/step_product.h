@@ -48,16 +48,19 @@ struct PHASE_OUTPUTS {
     const STEP_MEMORY &step;
     int tokens;
 
+    __device__ __forceinline__ float added(unsigned, unsigned tile, int row, int token) const {
+        const unsigned at = tile * UNIT_ROWS + row;
+        if (!phase.residual || token >= tokens || at >= phase.rows[0]) return 0.0f;
+        const float *row_of = step.floats(phase.residual) + token * phase.residual_stride;
+        return step.incoming(phase.residual).one(row_of + at);
+    }
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
-                                               float value, float other) const {
+                                               float value, float other, float added) const {
         const unsigned at = tile * UNIT_ROWS + row;
         if (token >= tokens || at >= phase.rows[matrix]) return;
         if (phase.paired) value = gated(phase.activation, value, other);
         if (phase.bias[matrix]) value = value + step.floats(phase.bias[matrix])[at];
-        if (phase.residual) {
-            const float *row = step.floats(phase.residual) + token * phase.residual_stride;
-            value = step.incoming(phase.residual).one(row + at) + value;
-        }
+        if (phase.residual) value = added + value;
         step.store(phase.y[matrix], (size_t)token * phase.y_stride[matrix] + at, value);
         step.store(phase.also[matrix], (size_t)token * phase.also_stride[matrix] + at, value);
     }
@@ -65,7 +68,7 @@ struct PHASE_OUTPUTS {
 
 template <bool norm, int units, class S>
 DEVICE void quantize_rows(const STREAM_MEMORY<S> &memory, const FLOAT_ROWS<INCOMING> &rows) {
-    ROW_QUANTIZER<S::warps, norm, INCOMING, units> quantizer(memory.x, rows);
+    ROW_QUANTIZER<S::warps, norm, S::most_tokens == 1, INCOMING, units> quantizer(memory.x, rows);
     quantizer.load_weights(threadIdx.x / WARP_LANES);
     quantizer.run(memory.squares);
 }
@@ -76,7 +79,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
     memory.begin();
-    const int tokens = (int)min(step.count(phase.multiplier, phase.counted), S::most_tokens);
+    const int tokens = (int)min(work.tokens, S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),

@@ -37,8 +37,13 @@ struct OUTPUTS {
     uint activation;
     unsigned first_token;
 
+    __device__ __forceinline__ float added(unsigned, unsigned tile, int row, int token) const {
+        const unsigned at = tile * UNIT_ROWS + row;
+        if (!residual || at >= result[0].rows) return 0.0f;
+        return residual[(size_t)(first_token + token) * residual_stride + at];
+    }
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
-                                               float value, float other) const {
+                                               float value, float other, float added) const {
         RESULT r = result[0];
 #pragma unroll
         for (int i = 1; i < MATRICES; i++)
@@ -48,7 +53,7 @@ struct OUTPUTS {
         const size_t t = first_token + token;
         if (PAIRED) value = gated(activation, value, other);
         if (r.bias) value = value + r.bias[at];
-        if (residual) value = residual[t * residual_stride + at] + value;
+        if (residual) value = added + value;
         r.y[t * r.stride + at] = value;
     }
 };
@@ -108,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         columns,
         (unsigned)own,
     };
-    ROW_QUANTIZER<WARPS, (NORM >= 0)> quantizer(memory.x, rows);
+    ROW_QUANTIZER<WARPS, (NORM >= 0), TOKENS == 1> quantizer(memory.x, rows);
     quantizer.load_weights(threadIdx.x / WARP_LANES);
     PRECEDING_DONE;
     quantizer.run(memory.squares);

@@ -1,6 +1,6 @@
 // The main loop of a product with few tokens: weights stream through a ring of shared memory, a
-// slot of CHUNK_UNITS units of which a warp fills for itself; what it computes of a span meets the other spans of the
-// tile in shared memory, where the warp that comes last folds them (rule R3).
+// slot of CHUNK_UNITS units of which a warp fills for itself; what it computes of a tile meets the
+// other values of the tile in shared memory, where one warp folds them (rule R3).
 
 #ifndef UNIT_STREAM_H
 #define UNIT_STREAM_H
@@ -125,10 +125,16 @@ template <class S> struct STREAM_MEMORY {
         x.units = units;
         x.in_eights = false;
     }
+    // Where values of a tile are, and how many tiles were there before.
+    __device__ __forceinline__ unsigned slot_of(unsigned local) const {
+        return local & ((1u << slot_bits) - 1);
+    }
+    __device__ __forceinline__ unsigned turn_of(unsigned local) const {
+        return local >> slot_bits;
+    }
     // Of one unit: most_tokens rows of UNIT_ROWS.
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
-        const unsigned slot = local & ((1u << slot_bits) - 1);
-        return values + (slot * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
+        return values + (slot_of(local) * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
     }
     __device__ __forceinline__ void begin() {
         if (threadIdx.x < 2 * MOST_TILE_SLOTS) arrived[threadIdx.x] = 0;
@@ -175,7 +181,7 @@ template <class S> struct RING {
     }
 };
 
-// Values of a chunk's units go where the tile's last warp finds them.
+// Values of a chunk's units go where the warp that folds the tile finds them.
 template <class S, int dtype>
 DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsigned first,
                          unsigned units, int tokens, int lane, float *values) {
@@ -219,38 +225,65 @@ DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const 
     }
 }
 
-// The warp that stored the last value of a tile folds them all.
-template <class S, class OUTPUT> DEVICE void finish_tile(const UNIT_WORK<S::matrices> &work,
-                                                         const PLACE<S::matrices> &at,
-                                                         const STREAM_MEMORY<S> &memory, int tokens,
-                                                         int lane, const OUTPUT &output) {
-    const unsigned slot = at.local & ((1u << memory.slot_bits) - 1);
-    block_fence();
-    __syncwarp();
-    unsigned before = 0;
-    if (lane == 0) before = atomicAdd(memory.arrived + slot, 1);
-    if (__shfl_sync(ALL_LANES, before, 0) != work.steps - 1) return;
-    block_fence();
-    const unsigned stride = S::most_tokens * UNIT_ROWS;
-    for (int i = lane; i < UNIT_ROWS * tokens; i += WARP_LANES) {
-        const float *values = memory.value_of(at.local, 0) + i;
+// A tile that this warp is to fold once all of its values have come. `waited_for`: the block's tiles
+// are more than the slots for their values, so that another one waits for this one's.
+struct TILE_TO_FOLD {
+    unsigned local, matrix, in_matrix;
+    bool exists, waited_for;
+};
+
+// Whether the warp is the one that folds the tile: warps that have one of its last steps take turns.
+// Were it the warp that comes last, it would be late with the next tile for that and come last again.
+template <class S>
+DEVICE bool folds_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at) {
+    const unsigned turn = at.local % MOST_TILE_SLOTS, latest = min(work.steps, (unsigned)S::warps);
+    return at.step + 1 + min(turn, latest - 1) == work.steps;
+}
+
+// Whether the tile is to be folded before the chunk at a place is computed: the chunk has no slot yet,
+// or another tile waits and all values are there. Lanes may see this at different times: one decides.
+template <class S>
+DEVICE bool is_time(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
+                    const STREAM_MEMORY<S> &memory, const PLACE<S::matrices> &at) {
+    const bool blocked = now_at(memory.folded + memory.slot_of(at.local)) != memory.turn_of(at.local);
+    const bool complete = now_at(memory.arrived + memory.slot_of(tile.local)) == work.steps;
+    return __shfl_sync(ALL_LANES, blocked || (tile.waited_for && complete), 0);
+}
+
+// Waits for all values of the tile and folds them (rule R3).
+template <class S, class OUTPUT>
+DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
+                      const STREAM_MEMORY<S> &memory, int tokens, int lane,
+                      const OUTPUT &output) {
+    const unsigned slot = memory.slot_of(tile.local), stride = S::most_tokens * UNIT_ROWS;
+    // Of a pair the upper half of the warp folds the second matrix.
+    const int half = work.paired ? lane / UNIT_ROWS : 0;
+    const int items = UNIT_ROWS * tokens, at_once = work.paired ? UNIT_ROWS : WARP_LANES;
+    const unsigned matrix = work.paired ? 0 : tile.matrix;
+    for (int first = 0; first < items; first += at_once) {
+        const int i = first + lane % at_once, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
+        const bool exists = i < items;
+        const float added = exists ? output.added(matrix, tile.in_matrix, row, token) : 0.0f;
+        while (now_at(memory.arrived + slot) != work.steps) spin_pause();
+        block_fence();
+        const float *values = memory.value_of(tile.local, half * work.units) + (exists ? i : 0);
         const float total = fold_units(values, work.units, stride);
-        const float other =
-            work.paired ? fold_units(values + work.units * stride, work.units, stride) : 0.0f;
-        output(work.paired ? 0 : at.matrix, at.in_matrix, i % UNIT_ROWS, i / UNIT_ROWS, total,
-               other);
+        const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
+        if (exists && half == 0)
+            output(matrix, tile.in_matrix, row, token, total, other, added);
     }
     __syncwarp();
     if (lane == 0) {
         memory.arrived[slot] = 0;
         block_fence();
-        *(volatile unsigned *)(memory.folded + slot) = (at.local >> memory.slot_bits) + 1;
+        *(volatile unsigned *)(memory.folded + slot) = memory.turn_of(tile.local) + 1;
     }
     __syncwarp();
 }
 
-// Whole product of a block, for `tokens` tokens. output(matrix, tile, row, token, value, other) is
-// called once for every row of a tile and token; `other` is the second matrix' where paired.
+// Whole product of a block, for `tokens` tokens. output(matrix, tile, row, token, value, other, added)
+// is called once for every row of a tile and token; `other` is the second matrix' where paired, and
+// `added` what output.added(matrix, tile, row, token) was before the values were there.
 template <class S, class RING_OF, class OUTPUT>
 DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
@@ -258,12 +291,21 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring,
     const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles;
     PLACE<S::matrices> at;
     at.begin(work, warp);
-    while (at.tile < tiles) {
+    TILE_TO_FOLD mine = {};
+    while (true) {
+        const bool more = at.tile < tiles;
+        const unsigned slot = memory.slot_of(at.local), turn = memory.turn_of(at.local);
+        // What nobody waits for is folded behind the last chunk.
+        if (mine.exists && (!more || folds_tile<S>(work, at) || is_time<S>(work, mine, memory, at))) {
+            fold_tile<S>(work, mine, memory, tokens, lane, output);
+            mine.exists = false;
+            continue;
+        }
+        if (!more) break;
         const unsigned place = warp * S::slots + ring.taken % S::slots;
-        const unsigned slot = at.local & ((1u << memory.slot_bits) - 1);
         await_copy<S::slots>(memory.barriers + place, ring.taken / S::slots);
         ring.taken++;
-        while (now_at(memory.folded + slot) != at.local >> memory.slot_bits) spin_pause();
+        while (now_at(memory.folded + slot) != turn) spin_pause();
         const unsigned char *chunk = memory.ring + place * S::slot_bytes;
         float *values =
             memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
@@ -271,7 +313,13 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring,
                                                  at.unit, at.units(work), tokens, lane, values);
         __syncwarp();
         ring.fetch(memory, warp);
-        finish_tile<S>(work, at, memory, tokens, lane, output);
+        block_fence();
+        __syncwarp();
+        if (lane == 0) atomicAdd(memory.arrived + slot, 1);
+        if (folds_tile<S>(work, at)) {
+            const unsigned next = at.tile + (gridDim.x << memory.slot_bits);
+            mine = {at.local, at.matrix, at.in_matrix, true, next < tiles};
+        }
         at.next(work);
     }
 }

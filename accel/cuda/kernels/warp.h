@@ -100,7 +100,8 @@ DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_L
 
 // Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
 // One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
-// begun in it has arrived, with `phase` counting how often the slot was filled before.
+// begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
+// leaves the cache of the device before anything else: a step reads a weight once.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
@@ -121,10 +122,12 @@ DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, un
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_address(slot)),
-        "l"(source), "r"(bytes), "r"(shared_address(barrier))
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(slot)),
+        "l"(source), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
 
