@@ -23,11 +23,14 @@ from typing import Any, Self
 import harness
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
-from harness.startup import collect_rarely
+from harness.startup import prepare_process
 
 CLOSE_SECONDS = 30.0
 CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
 """Where this runtime on Linux, PoCL, NVIDIA's and Intel's drivers keep built kernels."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Would have every start compile this source tree again, which an installed package, as the peer
+is, never does."""
 
 
 class Worker:
@@ -41,13 +44,14 @@ class Worker:
         self.name = name
         root = str(Path(harness.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.bench.worker", name, json.dumps(asdict(setup)), prompt],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
         )
         try:
             self._answer()
@@ -124,7 +128,7 @@ def _cache_variables(cache: Path | None) -> dict[str, str]:
 
 def serve(name: str, setup: Setup, prompt: str) -> None:
     """The worker's end: one line out for the first token, then one for every line in."""
-    collect_rarely()
+    prepare_process()
     engine = open_engine(name, setup)
     engine.generate(engine.encode(prompt), 0)
     _say({})
