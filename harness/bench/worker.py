@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import harness
+from contract.closing import Closing
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
 from harness.startup import prepare_process
@@ -33,7 +33,7 @@ NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 is, never does."""
 
 
-class Worker:
+class Worker(Closing):
     """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
 
     def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:
@@ -86,17 +86,6 @@ class Worker:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _end(self) -> str:
         """How the process ended, which it has or is about to."""
