@@ -168,12 +168,6 @@ def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     return TIERS[name](options)
 
 
-def available_tiers() -> tuple[str, ...]:
-    """Names of the tiers that open on this machine, best first."""
-    statuses = {status.name: status for status in probe()}
-    return tuple(name for name in TIERS if statuses[name].available)
-
-
 def probe() -> list[TierStatus]:
     """The status of every tier of the design, in the design's order."""
     return [_status(name) for name in TIER_NAMES]
