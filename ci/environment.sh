@@ -2,6 +2,8 @@
 # Needs only sh, Python >= 3.11 and the ordinary pip client.
 
 set -eu
+# Else every process that a test starts, or that is measured, compiles the whole project again.
+unset PYTHONDONTWRITEBYTECODE
 cd "$(dirname "$0")/.."
 constraints=ci/constraints.txt
 python=.venv/bin/python

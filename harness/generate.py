@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.closing import Closing
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
@@ -136,7 +136,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     return Prepared(model, tier, template, plan, options.limits(plan.context))
 
 
-class Session:
+class Session(Closing):
     """A model on a tier, ready to generate for one user. A context manager."""
 
     def __init__(
@@ -245,17 +245,6 @@ class Session:
     def close(self) -> None:
         """Free everything."""
         self._owned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _chat_template(model: Model, owned: ExitStack) -> ChatTemplate | None:

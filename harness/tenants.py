@@ -57,11 +57,6 @@ def named_account(accounts: Iterable[Account], name: str) -> Account | None:
     return None
 
 
-def read_tenants(path: Path) -> tuple[Tenant, ...]:
-    """The tenants the file declares; see ``read_accounts``."""
-    return tuple(account.tenant for account in read_accounts(path))
-
-
 def read_accounts(path: Path) -> tuple[Account, ...]:
     """The accounts the file declares, by id. Raises ConfigError, naming the file, the tenant and
     the field, for the first thing in it that is wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import platformdirs
@@ -57,6 +58,11 @@ class TierStatus:
     details: tuple[str, ...] = ()
 
 
+def kernel_cache(tier: str) -> Path:
+    """The folder in which a tier keeps the kernels it built."""
+    return platformdirs.user_cache_path("zinc-rt") / tier
+
+
 def _open_cpu(options: TierOptions) -> Tier:
     from reference.cpu.tier import CpuTier
 
@@ -70,7 +76,7 @@ def _open_opencl(options: TierOptions) -> Tier:
     from accel.opencl.tier import OpenClTier
 
     fixed = options.opencl_workers
-    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
+    cache = kernel_cache("opencl")
     choices = Choices(
         mode=Mode(options.opencl_mode),
         threads=options.threads,
@@ -88,7 +94,7 @@ def _open_cuda(options: TierOptions) -> Tier:
     from accel.cuda.runtime import Choices
     from accel.cuda.tier import CudaTier
 
-    cache = platformdirs.user_cache_path("zinc-rt") / "cuda"
+    cache = kernel_cache("cuda")
     return CudaTier(options.device, Choices(cache=cache), options.note)
 
 
@@ -96,7 +102,7 @@ def _open_vulkan(options: TierOptions) -> Tier:
     from accel.vulkan.runtime import Choices
     from accel.vulkan.tier import VulkanTier
 
-    cache = platformdirs.user_cache_path("zinc-rt") / "vulkan"
+    cache = kernel_cache("vulkan")
     return VulkanTier(options.device, Choices(cache=cache))
 
 
@@ -160,12 +166,6 @@ def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     if name not in TIERS:
         raise _absent(name)
     return TIERS[name](options)
-
-
-def available_tiers() -> tuple[str, ...]:
-    """Names of the tiers that open on this machine, best first."""
-    statuses = {status.name: status for status in probe()}
-    return tuple(name for name in TIERS if statuses[name].available)
 
 
 def probe() -> list[TierStatus]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.closing import Closing
 from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
@@ -115,7 +115,7 @@ class Submission:
     first_event: int
 
 
-class ModelRunner:
+class ModelRunner(Closing):
     """Executes steps of ``model`` on ``tier``; owns the KV pool. A context manager.
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
@@ -216,17 +216,6 @@ class ModelRunner:
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
         buffer: Buffer

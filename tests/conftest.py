@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from accel.opencl import contents
 from contract.errors import CatalogError
+from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, sized_spec, write_synthetic
@@ -101,14 +102,21 @@ def default_model(default_model_path: Path) -> Model:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of built programs: one for all tests and the processes that share them, since
-    building takes long."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    (folder / "kernels").mkdir(exist_ok=True)
-    return folder / "kernels"
+def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of built programs: one for all tests and the processes that share them, kept from
+    one run of the suite to the next, since building takes long. Not the user's, whose next start
+    would load a program of everything."""
+    if hasattr(pytestconfig, "cache"):
+        return Path(pytestconfig.cache.mkdir("kernels"))
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
+    """Tiers that are opened by name build there too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers, "kernel_cache", lambda tier: kernel_cache)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from contract.tier import Tier
+from harness import tiers
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
@@ -24,12 +25,10 @@ from tests.opencl_parts import needed_only
 
 def _banked() -> Tier:
     """As devices have it whose memory the host does not share."""
-    import platformdirs
-
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
 
-    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
+    cache = tiers.kernel_cache("opencl")
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 

@@ -49,8 +49,3 @@ BY_ARCHITECTURE: Mapping[str, Generation] = MappingProxyType(
 )
 """By what drivers say a GPU is. Code of gfx1201 is gfx1200's as well, which LLVM calls
 gfx12-generic without restrictions."""
-
-
-def generation_of(target: GpuTarget) -> Generation:
-    """Raises KeyError for a GPU there is no code for."""
-    return {generation.target: generation for generation in GENERATIONS}[target]

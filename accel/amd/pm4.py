@@ -44,7 +44,6 @@ COUNTS: Mapping[Opcode, int] = MappingProxyType(
 """The count field, one less than the words behind the header; of the others it is free."""
 PADDING = 0xFFFF1000
 """A NOP of a single word."""
-NOP_ALONE = 0x3FFF
 
 
 class Register(IntEnum):
@@ -69,7 +68,6 @@ SH_REGISTERS = 0x400
 
 WAVE32 = 0x8005
 """DISPATCH_INITIATOR: compute shader, start at group 0, waves of 32 lanes."""
-INITIATOR_W32 = 1 << 15
 WHOLE_MEMORY = (0xFFFFFFFF, 0xFF)
 POLL = 0xA
 GLI_INV, GLK_INV, GLV_INV, GL2_INV, GL2_WB = 1, 1 << 7, 1 << 8, 1 << 14, 1 << 15

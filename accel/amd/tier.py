@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.errors import DeviceLost, TierError
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
@@ -52,7 +52,7 @@ class AmdKernel:
     header: KernelHeader
 
 
-class AmdTier:
+class AmdTier(Closing):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system, or
     a simulated one; ``tier`` is t1 or t2.
 
@@ -235,17 +235,6 @@ class AmdTier:
                 self._runtime.close()
             except OSError as error:
                 raise TierError(f"{self._device.name}: {error}") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self, buffer: AmdBuffer) -> AmdBuffer:
         self._buffers.add(buffer)

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +41,7 @@ from accel.packets.schedule import schedule_launches
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -72,7 +72,7 @@ class _Planned:
     lowered: Mapping[ShapeKey, tuple[Step, Schedule, Plan]]
 
 
-class CudaTier:
+class CudaTier(Closing):
     """See ``contract.tier.Tier``. ``device`` is part of a device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
@@ -261,17 +261,6 @@ class CudaTier:
         if not self._lost:
             with self._guarded("closing"):
                 self._runtime.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:

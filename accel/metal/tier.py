@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows
@@ -53,7 +53,7 @@ class MetalKernel:
     header: KernelHeader
 
 
-class MetalTier:
+class MetalTier(Closing):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
@@ -258,17 +258,6 @@ class MetalTier:
                         recording.close()
                 self._runtime.close()
             self._batches.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self, buffer: MetalBuffer) -> MetalBuffer:
         self._buffers.add(buffer)

@@ -44,6 +44,8 @@ class Arranger:
     _kernels: dict[DType, Any] = field(default_factory=dict)
     _under_way: deque[tuple[Any, Bytes]] = field(default_factory=deque)
     """What the device may still read of the host's memory, and the event after which not."""
+    _ahead_bytes: int = 0
+    """Of all that."""
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
@@ -71,8 +73,9 @@ class Arranger:
             event = self._launch(stack, source, np.uint64(place.address), 0, groups)
             if event is not None:
                 self._under_way.append((event, stack.data))
+                self._ahead_bytes += stack.data.nbytes
             self.runtime.launch.queue.flush()
-            if sum(data.nbytes for _, data in self._under_way) > AHEAD_BYTES:
+            if self._ahead_bytes > AHEAD_BYTES:
                 self.finish()
         else:
             self._stage(stack, place)
@@ -84,12 +87,14 @@ class Arranger:
         if self._under_way:
             self.runtime.launch.queue.finish()
             self._under_way.clear()
+            self._ahead_bytes = 0
 
     def forget(self) -> None:
         """Let go of what the device has read."""
         complete = self.runtime.launch.cl.command_execution_status.COMPLETE
         while self._under_way and self._under_way[0][0].command_execution_status <= complete:
-            self._under_way.popleft()
+            _, data = self._under_way.popleft()
+            self._ahead_bytes -= data.nbytes
 
     def _stage(self, stack: Stack, place: Allocation) -> None:
         """Copy as many whole row groups as fit, arrange them, and so on."""

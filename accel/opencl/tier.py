@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -52,7 +52,7 @@ class OpenClKernel:
     program: Any
 
 
-class OpenClTier:
+class OpenClTier(Closing):
     """See ``contract.tier.Tier``. ``device`` is part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
@@ -282,17 +282,6 @@ class OpenClTier:
             self._memory.free(allocation)
         self._scratch = self._own = self._submissions.place = None
         self._runtime.launcher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self, buffer: OpenClBuffer) -> OpenClBuffer:
         self._buffers.add(buffer)

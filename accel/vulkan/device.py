@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.matrices import has_matrices
 from accel.vulkan.spirv import FLOAT_CONTROLS
+from contract.closing import Closing
 from contract.errors import TierUnavailable
 
 MIN_VERSION = (1, 2)
@@ -88,7 +88,7 @@ class Device:
         return (*(name for name, there in has.items() if there), *self.controls)
 
 
-class Instance:
+class Instance(Closing):
     """A VkInstance and its devices. A context manager."""
 
     def __init__(self, vulkan: Vulkan) -> None:
@@ -140,17 +140,6 @@ class Instance:
         if self.handle is not None:
             self.vulkan.run("DestroyInstance", self.handle, self.vulkan.ffi.NULL)
             self.handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def describe(vulkan: Vulkan, handle: Any) -> Device:

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from accel.vulkan.pushed import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import Submissions, VulkanBatch, VulkanFence
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -52,7 +52,7 @@ class VulkanKernel:
     header: KernelHeader
 
 
-class VulkanTier:
+class VulkanTier(Closing):
     """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or it cannot keep to
@@ -250,17 +250,6 @@ class VulkanTier:
                 self._submissions.close()
         finally:
             self._runtime.close(bool(self._lost))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self, buffer: VulkanBuffer) -> VulkanBuffer:
         self._buffers.add(buffer)

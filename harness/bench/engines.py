@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from contract.errors import ConfigError
 from contract.types import Request, SamplingParams
+from harness.startup import load_ahead
 
 PEER = "llama.cpp"
 PEER_PACKAGE = "llama-cpp-python"
@@ -104,12 +103,14 @@ class TierEngine:
     """This runtime on one tier; see ``open_engine`` for its name."""
 
     def __init__(self, name: str, setup: Setup) -> None:
+        tier = name.partition(":")[0]
+        load_ahead(tier)
         # Here, for the peer's start is not to be charged with loading them.
         from harness.generate import Session, SessionOptions
         from harness.tiers import TierOptions
 
         options = SessionOptions(
-            tier=name.partition(":")[0],
+            tier=tier,
             tier_options=TierOptions(setup.threads, opencl_workers=fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
@@ -146,8 +147,10 @@ class PeerEngine:
     def __init__(self, setup: Setup) -> None:
         check_peer()
         import llama_cpp
+        import numpy
 
         self._api: Any = llama_cpp
+        self._numpy = numpy
         self._llama = llama_cpp.Llama(
             setup.model,
             n_ctx=setup.context,
@@ -237,4 +240,4 @@ class PeerEngine:
 
     def _likeliest(self, row: int) -> int:
         logits = self._api.llama_get_logits_ith(self._context, row)
-        return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
+        return int(self._numpy.ctypeslib.as_array(logits, (self._vocab,)).argmax())

@@ -207,20 +207,18 @@ def flash_name(flash_attention: bool) -> str:
 def _measure_start(
     plan: BenchmarkPlan, setups: Mapping[str, Setup], samples: Mapping[str, Samples], say: Say
 ) -> None:
-    for name in plan.engines:
-        say(f"first-ever start of {name}")
-        with (
-            tempfile.TemporaryDirectory() as cache,
-            Worker(name, setups[name], FIRST_PROMPT, Path(cache)) as worker,
-        ):
-            samples[name].add("cold_start_seconds", worker.first_token_seconds)
-        with Worker(name, setups[name], FIRST_PROMPT):
-            pass  # fills the caches that the following starts are measured with
-    for repetition in range(plan.repeat):
-        say(f"start to first token, {repetition + 1} of {plan.repeat}")
-        for name in in_turn(plan.engines, repetition):
-            with Worker(name, setups[name], FIRST_PROMPT) as worker:
-                samples[name].add("first_token_seconds", worker.first_token_seconds)
+    with ExitStack() as stack:
+        caches = {}
+        for name in plan.engines:
+            say(f"first-ever start of {name}")
+            caches[name] = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            with Worker(name, setups[name], FIRST_PROMPT, caches[name]) as worker:
+                samples[name].add("cold_start_seconds", worker.first_token_seconds)
+        for repetition in range(plan.repeat):
+            say(f"start to first token, {repetition + 1} of {plan.repeat}")
+            for name in in_turn(plan.engines, repetition):
+                with Worker(name, setups[name], FIRST_PROMPT, caches[name]) as worker:
+                    samples[name].add("first_token_seconds", worker.first_token_seconds)
 
 
 def _measure_rates(

@@ -17,20 +17,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import harness
+from contract.closing import Closing
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
-from harness.startup import collect_rarely
+from harness.startup import prepare_process
 
 CLOSE_SECONDS = 30.0
 CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
 """Where this runtime on Linux, PoCL, NVIDIA's and Intel's drivers keep built kernels."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Would have every start compile this source tree again, which an installed package, as the peer
+is, never does."""
 
 
-class Worker:
+class Worker(Closing):
     """The parent's end. A context manager; ``first_token_seconds`` counts from process start."""
 
     def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:
@@ -41,13 +44,14 @@ class Worker:
         self.name = name
         root = str(Path(harness.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.bench.worker", name, json.dumps(asdict(setup)), prompt],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
         )
         try:
             self._answer()
@@ -83,17 +87,6 @@ class Worker:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _end(self) -> str:
         """How the process ended, which it has or is about to."""
         code = self._process.wait(CLOSE_SECONDS)
@@ -124,7 +117,7 @@ def _cache_variables(cache: Path | None) -> dict[str, str]:
 
 def serve(name: str, setup: Setup, prompt: str) -> None:
     """The worker's end: one line out for the first token, then one for every line in."""
-    collect_rarely()
+    prepare_process()
     engine = open_engine(name, setup)
     engine.generate(engine.encode(prompt), 0)
     _say({})

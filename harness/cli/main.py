@@ -18,7 +18,7 @@ from harness.cli.parser import EXIT_CODES, Parser, commands, search
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import printable
 from harness.settings import ENV_PREFIX
-from harness.startup import collect_rarely
+from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
     {
@@ -70,7 +70,7 @@ def entry() -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    collect_rarely()
+    prepare_process()
     code = main()
     if code == BROKEN_PIPE:
         # What is still buffered for the closed pipe would raise again when Python exits.

@@ -122,14 +122,7 @@ class EngineDriver(Submits[EventStream]):
 
         Raises EngineStopped when the engine has ended.
         """
-        future: Future[T] = Future()
-
-        def carry_out() -> None:
-            try:
-                future.set_result(work(self._engine))
-            except BaseException as error:
-                future.set_exception(error)
-
+        future, carry_out = answering(lambda: work(self._engine))
         self._post(carry_out, future)
         return future.result()
 
@@ -355,3 +348,16 @@ class EngineDriver(Submits[EventStream]):
         self._beside.close()
         for command in left:
             command()
+
+
+def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
+    """What ``work`` will give, its exceptions too, and what another thread calls to do it."""
+    future: Future[T] = Future()
+
+    def carry_out() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    return future, carry_out

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
 
+from contract.closing import Closing
 from contract.errors import ConfigError
 
 BUSY_SECONDS = 10.0
@@ -39,7 +39,7 @@ class Counts:
 NAMES = tuple(field.name for field in fields(Counts))
 
 
-class LedgerStore:
+class LedgerStore(Closing):
     """The file of counters. Safe to share between threads, and between processes."""
 
     def __init__(self, path: Path) -> None:
@@ -117,9 +117,3 @@ class LedgerStore:
         """Close the file."""
         with self._lock:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -8,14 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost
 from contract.types import Tenant, TokenEvent
-from harness.serve.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
+from harness.serve.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, answering
 from harness.serve.faults import log_fault
 from harness.serve.submissions import EngineStopped
 from reference.engine import Engine
@@ -137,14 +136,7 @@ class Together:
 
         Raises EngineStopped when the thread has ended.
         """
-        future: Future[T] = Future()
-
-        def carry_out() -> None:
-            try:
-                future.set_result(work(self._models))
-            except BaseException as error:
-                future.set_exception(error)
-
+        future, carry_out = answering(lambda: work(self._models))
         with self.changed:
             if self._ended is not None:
                 raise self._ended

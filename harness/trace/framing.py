@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from contract.closing import Closing
 from contract.errors import ConfigError, ZincError
 
 MAGIC = b"ZRTTRACE"
@@ -136,7 +137,7 @@ class TraceWriter:
             self.abandon()
 
 
-class TraceReader:
+class TraceReader(Closing):
     """A trace file, opened: its ``header``, and its records in order.
 
     ``whole`` becomes True when the closing record was reached. A context manager.
@@ -205,17 +206,6 @@ class TraceReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _frame_crc(frame: bytes) -> int:

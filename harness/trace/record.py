@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.closing import Closing
 from contract.dtypes import DType
 from contract.footprint import Footprint
 from contract.ir.codec import encode
@@ -94,7 +93,7 @@ def record_on(
     return RecordedTier(tier, writer, all_outputs=all_outputs).beside(model, limits)
 
 
-class RecordedTier:
+class RecordedTier(Closing):
     """``tier`` behind a recorder; a ``contract.tier.Tier`` that owns both.
 
     Everything goes through unchanged. Small outputs are kept for comparison beside those that were
@@ -256,17 +255,6 @@ class RecordedTier:
         """Close the tier, then the trace."""
         self._tier.close()
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _graph(self, graph: Graph) -> int:
         """The number of a graph, recorded when it is new."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
+from contract.closing import Closing
 from contract.errors import ConfigError
 from contract.types import FinishReason, Request
 from reference.observer import StepObservation
@@ -32,7 +32,7 @@ class _Resident:
     known: int
 
 
-class Timeline:
+class Timeline(Closing):
     """Writes a timeline to a new file as it happens. An ``Observer`` and a context manager.
 
     It keeps what is needed for the requests under way and nothing of those that ended.
@@ -108,17 +108,6 @@ class Timeline:
         if not self._file.closed:
             self._file.write("\n]\n")
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _leave(self, at: float, slot: int) -> None:
         if self._residents.pop(slot, None) is not None:

@@ -10,14 +10,15 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.closing import Closing
 from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
 from contract.errors import CodecError, OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
@@ -104,7 +105,7 @@ class CpuFence:
     done: bool = True
 
 
-class CpuTier:
+class CpuTier(Closing):
     """See ``contract.tier.Tier``. ``threads`` splits disjoint outputs and never changes bits.
 
     ``definitions_only`` runs every opcode by its definition: far slower, and what the fast
@@ -246,17 +247,6 @@ class CpuTier:
     def close(self) -> None:
         """Drop all buffers."""
         self._buffers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _grow_arena(self, nbytes: int) -> None:
         if self._arena.nbytes < nbytes:

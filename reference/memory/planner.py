@@ -21,7 +21,6 @@ from reference.limits import Limits
 RECURRENT = "SSM_"
 """How the opcodes begin whose state is kept for each slot."""
 
-GraphOf = Callable[[Limits], Graph]
 FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 """``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
 

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from contract.closing import Closing
 from contract.errors import RequestError, TemplateError
 from reference.model.tokenizer import Tokenizer
 from reference.worker_process import WorkerEnded, WorkerProcess
@@ -52,7 +53,7 @@ class RenderedChat:
     template_spans: tuple[tuple[int, int], ...]
 
 
-class ChatTemplate:
+class ChatTemplate(Closing):
     """A chat template ready to render. Safe to share between threads; renders one at a time.
 
     ``source`` names where the text comes from in errors; ``bos_token`` and ``eos_token`` are
@@ -140,12 +141,6 @@ class ChatTemplate:
         """End the worker. A later rendering would start another."""
         with self._lock:
             self._worker.close()
-
-    def __enter__(self) -> ChatTemplate:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:

@@ -42,9 +42,10 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
         broken = upper & exponent == exponent
     else:
         parts = form.parts(blocks)
-        broken = parts["e"] == 0xFF if not form.floats else np.zeros(parts.shape, bool)
-        for name in form.floats:
-            broken |= parts[name].view("<u2") & 0x7C00 == 0x7C00
+        marks = [parts[name].view("<u2") & 0x7C00 == 0x7C00 for name in form.floats]
+        broken = marks[0] if marks else parts["e"] == 0xFF
+        for mark in marks[1:]:
+            broken |= mark
     if not broken.any():
         return None
     row, block = np.unravel_index(int(broken.argmax()), broken.shape)

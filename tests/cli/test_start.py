@@ -30,7 +30,11 @@ UNUSED = (
     "harness.cli.serve_command",
     "huggingface_hub",
     "jinja2",
+    "numpy.fft",
+    "numpy.ma",
+    "numpy.polynomial",
     "numpy.random",
+    "numpy.testing",
     "reference.cpu.tier",
     "reference.model.gguf.writer",
     "psutil",
@@ -52,12 +56,18 @@ if "opencl" in sys.argv:
     contents.WHOLE = True
 before = collections()
 code = entry()
-print(json.dumps([code, sorted(sys.modules), collections() - before]))
+modules = sorted(sys.modules)
+collected = collections() - before
+import threadpoolctl
+
+threads = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+print(json.dumps([code, modules, collected, threads]))
 """
 
 
-def _started(*words: object) -> tuple[set[str], int]:
-    """The modules a command loads, and how often it searches for garbage."""
+def _started(*words: object) -> tuple[set[str], int, list[int]]:
+    """The modules a command loads, how often it searches for garbage, and the threads of every
+    library that has a pool of them."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, words)],
         capture_output=True,
@@ -65,9 +75,9 @@ def _started(*words: object) -> tuple[set[str], int]:
         env=environment(),
         timeout=300,
     )
-    code, modules, collections = json.loads(done.stdout.splitlines()[-1])
+    code, modules, collections, threads = json.loads(done.stdout.splitlines()[-1])
     assert code == 0, done.stderr
-    return set(modules), collections
+    return set(modules), collections, threads
 
 
 @pytest.mark.parametrize("tier", ["cpu", "opencl"])
@@ -78,9 +88,10 @@ def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
     used = {"reference.cpu.tier", "psutil", "threadpoolctl", "concurrent.futures.thread"}
     unused = set(UNUSED) - (used if tier == "cpu" else set())
     words = "run", "hi", "--model", tiny_model, "--max-tokens", 2, "--raw", "--tier", tier
-    loaded, collections = _started(*words)
+    loaded, collections, threads = _started(*words)
     assert unused & loaded == set()
     assert collections == 0
+    assert set(threads) <= {1}
 
 
 def test_every_command_is_in_the_module_the_table_says() -> None:

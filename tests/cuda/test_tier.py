@@ -18,30 +18,16 @@ from accel.packets.step import Op
 from accel.packets.under_way import UnderWay
 from contract.dtypes import F32, Q8_0
 from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
-from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import InputCopy, InputRows, input_layout, pack_inputs
-from contract.opcodes import Opcode
+from contract.ir.graph import BufferDecl, BufferKind
+from contract.ir.inputs import InputCopy, InputRows, input_layout
 from contract.shape_key import ShapeKey
 from contract.tier import Fence, Heap
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FAULT, HANG, TUNED, FakeDriver, FakeNvrtc, words
+from tests.doubling import GRAPH, STATE, WIDTH, doubled, inputs_of
 from tests.growth import refused_growth
 
 LARGEST = ShapeKey(64, 0)
-WIDTH = 40
-STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
-
-
-def doubling() -> Graph:
-    """y = (x + x) * x."""
-    builder = GraphBuilder("doubling")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
-    total = builder.emit(Opcode.ADD, a=x, b=x)
-    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
-    return builder.build()
-
-
-GRAPH = doubling()
 LAYOUT = input_layout(GRAPH, LARGEST)
 
 
@@ -50,7 +36,7 @@ def values_of(tokens: int, seed: int) -> np.ndarray:
 
 
 def block_of(values: np.ndarray) -> np.ndarray:
-    return pack_inputs(LAYOUT, ShapeKey(len(values), 0), {"x": values})
+    return inputs_of(values, LAYOUT)
 
 
 class Lowered:
@@ -69,7 +55,7 @@ class Lowered:
         values = values_of(tokens, seed)
         fence = self.submit(block_of(values))
         self.tier.wait(fence)
-        assert np.array_equal(output(fence), (values + values) * values)
+        assert np.array_equal(output(fence), doubled(values))
 
 
 def until_done(fence: Fence) -> None:
@@ -90,7 +76,7 @@ def test_queued_steps_keep_their_inputs_and_outputs(open_cuda: OpenTier, graphs:
         for number, tokens in enumerate((LARGEST.tokens, 5, 0, 17)):
             values = values_of(tokens, 4 * first + number)
             block = block_of(values)
-            under_way.append((lowered.submit(block), (values + values) * values))
+            under_way.append((lowered.submit(block), doubled(values)))
             block[:] = 0xFF
         for fence, expected in reversed(under_way):
             lowered.tier.wait(fence)
@@ -173,7 +159,7 @@ def test_outputs_outlive_the_tier(tier: CudaTier) -> None:
     fence = lowered.submit(block_of(values))
     tier.wait(fence)
     tier.close()
-    assert np.array_equal(output(fence), (values + values) * values)
+    assert np.array_equal(output(fence), doubled(values))
 
 
 def test_page_locked_memory_is_used_again(tier: CudaTier) -> None:

@@ -175,21 +175,24 @@ def test_a_missing_plotting_library_is_named_with_its_remedy(tmp_path, capsys, m
 
 
 def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_path):
-    """The folders kernels are cached in are below the one that was asked for."""
+    """The folders kernels are cached in are below the one that was asked for; bytecode is kept."""
     seen = tmp_path / "seen.json"
     code = tmp_path / "sitecustomize.py"
     code.write_text(
-        "import json, os, platformdirs\n"
+        "import json, os, platformdirs, sys\n"
         f"names = {CACHE_VARIABLES!r}\n"
         "found = [os.environ.get(name) for name in names]\n"
-        f"json.dump([*found, platformdirs.user_cache_dir()], open({str(seen)!r}, 'w'))\n"
+        "found.append(platformdirs.user_cache_dir())\n"
+        f"json.dump([sys.dont_write_bytecode, found], open({str(seen)!r}, 'w'))\n"
     )
     cache = tmp_path / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         with Worker("cpu", Setup(str(tiny_model_path), 1, 64, "f16"), "x", cache):
             pass
-    found = json.loads(seen.read_text())
+    compiles_every_time, found = json.loads(seen.read_text())
+    assert not compiles_every_time
     if sys.platform != "linux":
         found.pop()
     assert all(Path(folder).is_relative_to(cache) for folder in found)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
-from harness.tenants import KEYS, read_accounts, read_tenants
+from harness.tenants import KEYS, read_accounts
 from reference.sched.tenants import Tenants
 
 WHOLE = """
@@ -43,7 +43,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path: Path) -> None:
-    alice, nightly = read_tenants(written(tmp_path, WHOLE))
+    alice, nightly = (account.tenant for account in read_accounts(written(tmp_path, WHOLE)))
     assert alice == Tenant(1, "alice w.", qos=QosClass.INTERACTIVE)
     assert nightly == Tenant(
         id=7,
@@ -75,7 +75,8 @@ def test_an_admin_is_an_operator(tmp_path: Path) -> None:
 
 
 def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
-    tenants = Tenants(read_tenants(written(tmp_path, WHOLE)), clock=lambda: 0.0)
+    declared = [account.tenant for account in read_accounts(written(tmp_path, WHOLE))]
+    tenants = Tenants(declared, clock=lambda: 0.0)
     assert [tenant.id for tenant in tenants] == [1, 7]
 
 
@@ -107,12 +108,12 @@ def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"tenants.toml: .*{message}"):
-        read_tenants(written(tmp_path, text))
+        read_accounts(written(tmp_path, text))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.toml: no such file of tenants"):
-        read_tenants(tmp_path / "none.toml")
+        read_accounts(tmp_path / "none.toml")
 
 
 VALUES = st.one_of(
@@ -130,7 +131,7 @@ def test_any_values_are_tenants_or_a_config_error(
     lines = [f"{key} = {value}" for key, value in values.items()]
     path = written(tmp_path_factory.mktemp("tenants"), "\n".join(["[tenant.a]", *lines]))
     try:
-        (tenant,) = read_tenants(path)
+        (tenant,) = (account.tenant for account in read_accounts(path))
     except ConfigError as error:
         problem = str(error)
     else:

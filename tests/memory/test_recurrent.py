@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.tier import Tier
+from harness import tiers
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.memory.recurrent import RecurrentMemory, RecurrentSnapshot, recurrent_buffers
@@ -41,13 +42,11 @@ FIRST, OTHER, RIGHT = (1, 2, 3, 4, 5), (6, 6, 0), (7, 1, 2, 2)
 def _open(name: str) -> Tier:
     if name == "late":
         return LateTier()
-    import platformdirs
-
     if name == "vulkan-own":
         from accel.vulkan.runtime import Choices as VulkanChoices
         from accel.vulkan.tier import VulkanTier
 
-        pipelines = platformdirs.user_cache_path("zinc-rt") / "vulkan"
+        pipelines = tiers.kernel_cache("vulkan")
         return VulkanTier(choices=VulkanChoices(shared=False, cache=pipelines))
     if name != "opencl-banked":
         return open_tier(name)
@@ -55,7 +54,7 @@ def _open(name: str) -> Tier:
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
 
-    cache = platformdirs.user_cache_path("zinc-rt") / "opencl"
+    cache = tiers.kernel_cache("opencl")
     return OpenClTier(choices=Choices(shared_addresses=False, cache=cache))
 
 

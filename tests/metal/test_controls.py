@@ -19,8 +19,8 @@ from accel.metal.objc import ObjectiveC
 from accel.metal.runtime import Choices, Runtime, open_runtime
 from accel.metal.tier import MetalTier
 from contract.errors import DeviceLost
+from tests.doubling import Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
-from tests.metal.doubling import Doubling, inputs_of, run_doubling, values_of
 
 
 @dataclass

@@ -13,8 +13,8 @@ from contract.dtypes import Q4_K, Q8_0
 from contract.errors import OutOfMemory, TierError, TierUnavailable
 from contract.ir.nodes import BufferDecl, BufferKind
 from harness.parity import Case, all_cases, compare
+from tests.doubling import Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
-from tests.metal.doubling import Doubling, inputs_of, run_doubling, values_of
 from tests.quant.samples import random_blocks
 
 WEIGHTS = next(c for c in all_cases(1) if c.opcode.name == "MATMUL" and c.dtype == Q4_K)

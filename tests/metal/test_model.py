@@ -23,7 +23,7 @@ from tests.opencl.test_families import MODELS, TRACED, WORKLOAD
 from tests.opencl.test_model import REQUESTS, assert_same, compare, generate
 
 SyntheticModel = Callable[..., Path]
-FIRST, *REST = TRACED
+FIRST = next(iter(TRACED))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from accel.metal.fake_metal import FakeMetal
 from accel.metal.objc import ObjectiveC
 from accel.metal.signatures import SIGNATURES, kinds_of, wanted_kinds
+from tests.doubling import run_doubling
 from tests.metal.conftest import OpenTier
-from tests.metal.doubling import run_doubling
 
 ENCODINGS = {
     "@32@0:8Q16Q24": "newBufferWithLength:options:",

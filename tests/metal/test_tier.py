@@ -23,9 +23,7 @@ from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
-from tests.growth import refused_growth
-from tests.metal.conftest import MakeMac, OpenTier
-from tests.metal.doubling import (
+from tests.doubling import (
     GRAPH,
     STATE,
     WIDTH,
@@ -34,6 +32,8 @@ from tests.metal.doubling import (
     run_doubling,
     values_of,
 )
+from tests.growth import refused_growth
+from tests.metal.conftest import MakeMac, OpenTier
 from tests.quant.samples import random_blocks
 
 STEP = (

@@ -122,6 +122,7 @@ def test_matrices_are_arranged_while_the_host_goes_on(
     tier._runtime.launch.queue.finish()
     tier._arranger.forget()
     assert not tier._arranger._under_way
+    assert tier._arranger._ahead_bytes == 0
 
 
 def test_what_does_not_fit(open_opencl: OpenTier) -> None:

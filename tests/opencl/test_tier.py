@@ -20,12 +20,22 @@ from accel.packets.packet import PACKET
 from accel.packets.rules import OPCODES, RULES
 from contract.dtypes import F32, I32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, UnsupportedOp
-from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import InputLayout, input_layout, pack_inputs
+from contract.ir.graph import BufferDecl, BufferKind, GraphBuilder
+from contract.ir.inputs import input_layout, pack_inputs
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.doubling import (
+    GRAPH,
+    KEY,
+    LAYOUT,
+    NBYTES,
+    STATE,
+    WIDTH,
+    inputs_of,
+    run_doubling,
+)
 from tests.growth import refused_growth
 from tests.needs import machine_lacks, need_module
 from tests.opencl.conftest import WAYS, OpenTier
@@ -33,49 +43,6 @@ from tests.opencl_parts import needed_only
 from tests.quant.samples import random_blocks
 
 cl = need_module("pyopencl", "opencl")
-
-KEY = ShapeKey(3, 0)
-WIDTH = 40
-STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
-
-
-def doubling() -> Graph:
-    """y = (x + x) * x."""
-    builder = GraphBuilder("doubling")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
-    total = builder.emit(Opcode.ADD, a=x, b=x)
-    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
-    return builder.build()
-
-
-LAYOUT = input_layout(doubling(), KEY)
-NBYTES = KEY.tokens * WIDTH * 4
-
-
-def inputs_of(values: np.ndarray, layout: InputLayout = LAYOUT) -> np.ndarray:
-    """A step whose tokens have ``values``, float32[tokens, WIDTH]."""
-    return pack_inputs(layout, ShapeKey(len(values), 0), {"x": values})
-
-
-def doubled(values: np.ndarray) -> np.ndarray:
-    return (values + values) * values
-
-
-def run_doubling(tier: OpenClTier, rounds: int = 1) -> None:
-    """Replays one batch with new inputs, of any number of tokens, and checks every result."""
-    graph = doubling()
-    y = tier.alloc(graph.buffers["y"], NBYTES, Heap.BAR)
-    batch = tier.lower(graph, {"y": y}, KEY, LAYOUT)
-    rng = np.random.default_rng(0)
-    for number in range(rounds):
-        tokens = KEY.tokens - number % (KEY.tokens + 1)
-        values = rng.standard_normal((tokens, WIDTH), dtype=np.float32)
-        fence = tier.submit(batch, inputs_of(values))
-        tier.wait(fence)
-        assert fence.done
-        got = tier.map(y).view(np.float32).reshape(-1, WIDTH)
-        assert np.array_equal(got[:tokens], doubled(values))
-    tier.free(y)
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +129,7 @@ def test_dropped_batches_give_their_memory_back(open_opencl: OpenTier, shared: b
 def test_batches_follow_a_growing_scratch(open_opencl: OpenTier) -> None:
     """A batch lowered for a small step still runs after a large one moved the scratch memory."""
     tier = open_opencl()
-    graph = doubling()
+    graph = GRAPH
     layout = input_layout(graph, ShapeKey(2000, 0))
     buffers = {"y": tier.alloc(graph.buffers["y"], 2000 * WIDTH * 4, Heap.HOST_VISIBLE)}
     small = tier.lower(graph, buffers, ShapeKey(2, 0), layout)
@@ -185,7 +152,7 @@ def test_unsupported_opcodes_are_named(tier: OpenClTier, monkeypatch: pytest.Mon
     rules = {opcode: rule for opcode, rule in RULES.items() if opcode is not Opcode.MUL}
     monkeypatch.setattr("accel.packets.rules.RULES", rules)
     with pytest.raises(UnsupportedOp, match="MUL"):
-        tier.lower(doubling(), {}, KEY, LAYOUT)
+        tier.lower(GRAPH, {}, KEY, LAYOUT)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -247,7 +214,7 @@ def test_bad_kernel_files_are_refused(tier: OpenClTier) -> None:
 
 
 def _never_done(tier: OpenClTier, status: int) -> object:
-    graph = doubling()
+    graph = GRAPH
     buffers = {"y": tier.alloc(graph.buffers["y"], NBYTES, Heap.HOST_VISIBLE)}
     batch = tier.lower(graph, buffers, KEY, LAYOUT)
     fence = tier.submit(batch, inputs_of(np.zeros((1, WIDTH), np.float32)))

@@ -19,7 +19,6 @@ from tests.paths import SHARED
 Float32 = NDArray[np.float32]
 VECTORS = SHARED / "prototypes" / "attention"
 CALLS = 13
-NAN = 0x7FC00000
 
 
 def floats(text: str) -> Float32:

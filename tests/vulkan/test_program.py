@@ -11,8 +11,8 @@ from accel.packets.disk_cache import read_entry, write_entry
 from accel.vulkan.api import Vulkan
 from accel.vulkan.device import CacheKey, Instance
 from accel.vulkan.program import CACHE_HEADER, MAGIC, cache_file, fitting_cache
+from tests.doubling import run_doubling
 from tests.vulkan.conftest import OpenTier
-from tests.vulkan.test_tier import run_doubling
 
 KEY = CacheKey(7, 8, bytes(range(16)), 9)
 HEADER = CACHE_HEADER.pack(32, 1, 7, 8, bytes(range(16)))

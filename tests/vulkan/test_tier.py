@@ -15,65 +15,23 @@ from accel.vulkan.build import FOLDER
 from accel.vulkan.tier import VulkanTier
 from contract.dtypes import F32, Q8_0
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierError
-from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.graph import BufferDecl, BufferKind
+from contract.ir.inputs import input_layout
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
+from tests.doubling import (
+    GRAPH,
+    STATE,
+    WIDTH,
+    Doubling,
+    inputs_of,
+    run_doubling,
+)
 from tests.growth import refused_growth
 from tests.quant.samples import random_blocks
 from tests.vulkan.conftest import WAYS, Library, OpenTier
-
-KEY = ShapeKey(3, 0)
-WIDTH = 40
-STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
-
-
-def doubling() -> Graph:
-    """y = (x + x) * x."""
-    builder = GraphBuilder("doubling")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
-    total = builder.emit(Opcode.ADD, a=x, b=x)
-    builder.emit(Opcode.MUL, a=total, b=x, y=builder.output("y", "tokens", WIDTH))
-    return builder.build()
-
-
-GRAPH = doubling()
-LAYOUT = input_layout(GRAPH, KEY)
-NBYTES = KEY.tokens * WIDTH * 4
-
-
-def inputs_of(values: np.ndarray) -> np.ndarray:
-    """A step whose tokens have ``values``, float32[tokens, WIDTH]."""
-    return pack_inputs(LAYOUT, ShapeKey(len(values), 0), {"x": values})
-
-
-class Doubling:
-    """The graph lowered on one tier."""
-
-    def __init__(self, tier: VulkanTier) -> None:
-        self.tier = tier
-        self.y = tier.alloc(GRAPH.buffers["y"], NBYTES, Heap.BAR)
-        self.batch = tier.lower(GRAPH, {"y": self.y}, KEY, LAYOUT)
-
-    def run(self, rounds: int = 1) -> None:
-        """New inputs, of any number of tokens, and every result as it should be."""
-        rng = np.random.default_rng(0)
-        for number in range(rounds):
-            tokens = KEY.tokens - number % (KEY.tokens + 1)
-            values = rng.standard_normal((tokens, WIDTH), dtype=np.float32)
-            fence = self.tier.submit(self.batch, inputs_of(values))
-            self.tier.wait(fence)
-            assert fence.done
-            got = self.tier.map(self.y).view(np.float32).reshape(-1, WIDTH)
-            assert np.array_equal(got[:tokens], (values + values) * values)
-
-
-def run_doubling(tier: VulkanTier, rounds: int = 1) -> None:
-    lowered = Doubling(tier)
-    lowered.run(rounds)
-    tier.free(lowered.y)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +46,7 @@ def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared:
     the host maps is known."""
     tier = open_vulkan(faulty, shared=shared)
     lowered = Doubling(tier)
-    lowered.run(2)
+    lowered.run(2, wanted=())
     calls: list[str] = []
 
     def counted(name: str) -> Any:
@@ -98,7 +56,7 @@ def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared:
     assert isinstance(library, Library)
     for name in ("vkQueueSubmit", "vkBeginCommandBuffer", "vkCmdDispatch"):
         library.instead[name] = counted(name)
-    lowered.run(5)
+    lowered.run(5, wanted=())
     assert calls == ["vkQueueSubmit"] * 5
 
 

@@ -83,7 +83,6 @@ class Readers:
     as the server's. A context manager."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.bench.load.readers", url],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.closing import Closing
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import MAX_INT32, Request
 from harness.generate import load_runner, make_engine, prepare_session
@@ -56,7 +56,7 @@ def _close_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
-class LLM:
+class LLM(Closing):
     """A model that is loaded, and an engine for any number of threads. A context manager.
 
     ``model`` is a file or a name as on the command line. The other arguments are the settings of
@@ -251,17 +251,6 @@ class LLM:
         """End what runs and free everything. A second time does nothing."""
         OPEN.discard(self)
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):

@@ -6,14 +6,14 @@ import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from contract.closing import Closing
 from contract.errors import ConfigError
 from zinc_rt.arguments import SERVER_NAMES, settings_of
 
 
-class Server:
+class Server(Closing):
     """A server that answers at ``url`` until it is closed. A context manager."""
 
     def __init__(self, running: Any, owned: ExitStack, drain_seconds: float) -> None:
@@ -39,17 +39,6 @@ class Server:
         nothing."""
         self._running.drain(drain_seconds)
         self._owned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def serve(model: str | Path | None = None, **settings: Any) -> Server:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from contract.closing import Closing
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf.cursor import shown
 from reference.model.gguf.metadata import Kind, Value, typed_value
@@ -25,7 +26,7 @@ _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class GgufFile:
+class GgufFile(Closing):
     """An open model file; every array it gives is a read-only view of the mapped file.
 
     A file must not be truncated while it is mapped: touching a view of the lost part ends the
@@ -49,17 +50,6 @@ class GgufFile:
         self._tensors = MappingProxyType(
             {tensor.name: tensor for shard in shards for tensor in shard.header.tensors}
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the files. Closing twice is harmless."""

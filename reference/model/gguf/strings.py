@@ -77,7 +77,7 @@ class StringArray(Sequence[bytes]):
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
         kinds = [len(text) << 8 | text[0] for text in wanted]
-        for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds)).tolist():
+        for place in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
             if (text := self[place]) in wanted:
                 yield place, text
 

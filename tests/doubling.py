@@ -1,13 +1,14 @@
-"""A small graph of two dependent ops on one tier."""
+"""A small graph of two dependent ops, on whatever tier."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from accel.metal.tier import MetalTier
 from contract.dtypes import F32
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.inputs import InputLayout, input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
@@ -15,6 +16,7 @@ from contract.tier import Heap
 KEY = ShapeKey(3, 0)
 WIDTH = 40
 STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
+"""For tests that only need some memory."""
 
 
 def doubling() -> Graph:
@@ -37,15 +39,20 @@ def values_of(number: int) -> np.ndarray:
     return np.random.default_rng(number).standard_normal((tokens, WIDTH), dtype=np.float32)
 
 
-def inputs_of(values: np.ndarray) -> np.ndarray:
+def inputs_of(values: np.ndarray, layout: InputLayout = LAYOUT) -> np.ndarray:
     """A step whose tokens have ``values``."""
-    return pack_inputs(LAYOUT, ShapeKey(len(values), 0), {"x": values})
+    return pack_inputs(layout, ShapeKey(len(values), 0), {"x": values})
+
+
+def doubled(values: np.ndarray) -> np.ndarray:
+    """What the graph makes of them."""
+    return (values + values) * values
 
 
 class Doubling:
     """The graph lowered on one tier."""
 
-    def __init__(self, tier: MetalTier) -> None:
+    def __init__(self, tier: Any) -> None:
         self.tier = tier
         self.y = tier.alloc(GRAPH.buffers["y"], NBYTES, Heap.BAR)
         try:
@@ -54,22 +61,23 @@ class Doubling:
             tier.free(self.y)
             raise
 
-    def run(self, rounds: int = 1) -> None:
+    def run(self, rounds: int = 1, wanted: tuple[str, ...] = ("y",)) -> None:
         """New inputs, of any number of tokens, and every result as it should be."""
         for number in range(rounds):
             values = values_of(number)
-            fence = self.tier.submit(self.batch, inputs_of(values), ("y",))
+            fence = self.tier.submit(self.batch, inputs_of(values), wanted)
             self.tier.wait(fence)
-            self.check(fence.outputs["y"], values)
+            for name in wanted:
+                self.check(fence.outputs[name], values)
             got = self.tier.map(self.y)[: values.nbytes]
             self.check(got, values)
 
     def check(self, got: np.ndarray, values: np.ndarray) -> None:
         """The bytes of y are those of (x + x) * x."""
-        assert np.array_equal(got.view(np.float32).reshape(-1, WIDTH), (values + values) * values)
+        assert np.array_equal(got.view(np.float32).reshape(-1, WIDTH), doubled(values))
 
 
-def run_doubling(tier: MetalTier, rounds: int = 1) -> None:
+def run_doubling(tier: Any, rounds: int = 1) -> None:
     """A graph lowered, run and forgotten."""
     lowered = Doubling(tier)
     try:
