@@ -25,6 +25,9 @@ AGING_STEPS = 128
 OUTLIER_FACTOR = 4.0
 """A step this much slower or faster than others of its kind counts as only so much."""
 
+CHOICES = np.unique(np.append(np.arange(1, 256), 2 ** np.arange(8, 24, 1 / 16)).astype(np.int64))
+"""Numbers of tokens a step may have more: each up to 256, then sixteen an octave."""
+
 
 class Load(NamedTuple):
     """What a step computes: query ``tokens``, and ``attended`` positions, those that each of them
@@ -118,18 +121,18 @@ class StepCost:
 
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
         """How many tokens, 0 to ``most``, a step of ``load`` can have more without taking longer
-        than ``seconds``. They continue a sequence of ``start`` computed tokens.
+        than ``seconds``, one of CHOICES or ``most``. They continue a sequence of ``start`` computed
+        tokens.
 
         Raises ValueError before steps of two sizes were seen.
         """
         line = self.coefficients()
         if line is None:
             raise ValueError("steps of two sizes were not seen yet")
-        more = np.arange(1, most + 1)
+        more = np.append(CHOICES[: np.searchsorted(CHOICES, most)], most)
         # n tokens attend to n * start + n (n + 1) / 2 positions.
         attended = load.attended + more * (start + (more + 1) / 2)
-        taken = self._stairs.between(load.tokens + 1, load.tokens + most)
-        taken = taken + line.position * attended
+        taken = self._stairs.choices(load.tokens + more) + line.position * attended
         fitting = np.flatnonzero(taken <= seconds)
         return int(more[fitting[-1]]) if len(fitting) else 0
 

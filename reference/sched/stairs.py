@@ -8,7 +8,7 @@ use when the machine as a whole becomes slower or faster.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,11 @@ class _Stair:
         self.factor += (factor - self.factor) / self.seen
 
 
-class _Curves(NamedTuple):
-    """Seconds by tokens, float64: ``through`` the stairs that were seen, straight between them, and
-    ``above``, those between two stairs as the higher one."""
+class _Heights(NamedTuple):
+    """Stairs in order: float64 tokens and seconds."""
 
-    through: NDArray[np.float64]
-    above: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -66,13 +65,12 @@ class Stairs:
     _steps: int = 0
     _careful_until: int = 0
     _line: tuple[float, float] = (0.0, 0.0)
-    _curves: _Curves | None = None
-    _most: int = 0
+    _heights: _Heights | None = None
 
     def follow(self, fixed: float, token: float) -> None:
         """The line is ``fixed + token * tokens`` from now on."""
         self._line = fixed, token
-        self._curves = None
+        self._heights = None
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step took ``seconds``, what its attention took not counted."""
@@ -88,49 +86,51 @@ class Stairs:
             if seconds > SURPRISE * self.at(tokens) and self._steps > FREE_STEPS:
                 self._careful_until = self._steps + CAREFUL_STEPS
             stair = self._seen[number] = _Stair(tokens, factor)
-            self._curves = None
+            self._heights = None
         before = stair.factor
         stair.add(tokens, factor)
         stair.latest = self._steps
         if abs(stair.factor - before) > CHANGED * before:
-            self._curves = None
+            self._heights = None
 
     def at(self, tokens: int) -> float:
         """Seconds of a step."""
-        return float(self._up_to(tokens).through[tokens])
+        return float(self._through(np.array([float(tokens)]))[0])
 
-    def between(self, first: int, last: int) -> NDArray[np.float64]:
-        """float64[last - first + 1]: seconds of steps of ``first`` to ``last`` tokens, for who may
-        choose among them."""
-        curves = self._up_to(last)
-        careful = self._steps < self._careful_until
-        return (curves.above if careful else curves.through)[first : last + 1]
+    def choices(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64, as many as ``tokens``: seconds of such steps, for who may choose among them."""
+        seconds = self._through(tokens)
+        if self._steps >= self._careful_until or not self._seen:
+            return seconds
+        stairs = self._rising()
+        higher = np.searchsorted(stairs.tokens, tokens)
+        within = higher < len(stairs.tokens)
+        seconds[within] = stairs.seconds[higher[within]]
+        return seconds
 
-    def _up_to(self, last: int) -> _Curves:
-        if self._curves is None or last > self._most:
-            self._most = max(last, self._most)
-            self._curves = self._computed(np.arange(self._most + 1.0))
-        return self._curves
-
-    def _computed(self, counts: NDArray[np.float64]) -> _Curves:
+    def _through(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         fixed, token = self._line
-        line = fixed + token * counts
+        line: NDArray[np.float64] = fixed + token * tokens
         if not self._seen or fixed + token <= 0:
-            return _Curves(line, line)
-        stairs = sorted(self._seen.values(), key=lambda stair: stair.tokens)
-        tokens = np.array([stair.tokens for stair in stairs])
-        factors = np.array([stair.factor for stair in stairs])
-        ages = self._steps - np.array([stair.latest for stair in stairs])
-        weights = np.array([stair.seen for stair in stairs]) / (1 + ages / AGING_STEPS)
-        heights = np.array(_rising((factors * (fixed + token * tokens)).tolist(), weights.tolist()))
-        through = np.interp(counts, tokens, heights)
-        through += token * np.maximum(counts - tokens[-1], 0)
-        through *= np.minimum(1.0, line / (fixed + token * tokens[0]))
-        higher = np.searchsorted(tokens, counts)
-        above = through.copy()
-        within = higher < len(tokens)
-        above[within] = heights[higher[within]]
-        return _Curves(through, above)
+            return line
+        stairs = self._rising()
+        first, last = stairs.tokens[0], stairs.tokens[-1]
+        seconds: NDArray[np.float64] = np.interp(tokens, stairs.tokens, stairs.seconds)
+        seconds += token * np.maximum(tokens - last, 0)
+        seconds *= np.minimum(1.0, line / (fixed + token * first))
+        return seconds
+
+    def _rising(self) -> _Heights:
+        if self._heights is None:
+            fixed, token = self._line
+            stairs = sorted(self._seen.values(), key=lambda stair: stair.tokens)
+            heights = [stair.factor * (fixed + token * stair.tokens) for stair in stairs]
+            weights = [
+                stair.seen / (1 + (self._steps - stair.latest) / AGING_STEPS) for stair in stairs
+            ]
+            tokens = np.array([stair.tokens for stair in stairs])
+            self._heights = _Heights(tokens, np.array(_rising(heights, weights)))
+        return self._heights
 
 
 def _rising(heights: list[float], weights: list[float]) -> list[float]:
