@@ -104,3 +104,14 @@ def test_without_knowledge_it_is_careful() -> None:
     pending = decoding(4) + reading(1, 400)
     assert prefill_tokens(pending, StepCost(), 1.3, MOST) == FIRST_PREFILL_TOKENS
     assert prefill_tokens(pending, StepCost(), 1.3, 20) == 20
+
+
+def test_each_that_reads_gets_a_token_whatever_is_known_of_so_many() -> None:
+    """After a step that took far longer than expected, numbers nobody has seen count as a high one:
+    what those that read have in any case does not depend on it."""
+    cost = StepCost()
+    for tokens in (*range(1, 9), 100) * 20:
+        cost.observe(Load(tokens, 0), seconds(5e-3, tokens, 0))
+    cost.observe(Load(40, 0), 1.9 * seconds(5e-3, 40, 0))
+    pending = decoding(8) + reading(7, 100)
+    assert prefill_tokens(pending, cost, 1.0, MOST) == 7
