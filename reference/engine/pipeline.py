@@ -14,14 +14,15 @@ from reference.engine.speculating import Speculating
 from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
-from reference.sched.cost import StepCost
+from reference.sched.budget import prefill_tokens
+from reference.sched.cost import Load, StepCost
 from reference.sched.planner import Chunk, Pending, plan_step
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
 INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
-"""How much longer than a step of decode alone one with prefill may take while a sequence of the
-class decodes. Batch work sets no bound."""
+"""How much longer than its decoding alone a step with prefill may take while a sequence of the
+class decodes (see ``prefill_tokens``). Batch work sets no bound."""
 
 
 class Step(NamedTuple):
@@ -188,11 +189,9 @@ class Pipeline:
     def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
         decoding = [one for one in pending if one.decodes]
-        prefill = next((one for one in pending if one.left > 0 and not one.decodes), None)
-        if prefill is None or not decoding:
+        if not decoding or len(decoding) == len(pending):
             return self.chunk_tokens
-        most = self._runner.limits.step_tokens - sum(one.left for one in decoding)
-        most = min(self.chunk_tokens, most)
+        most = self._runner.limits.step_tokens - sum([one.left for one in decoding])
         running = self._residents.running
         requests = [running[one.slot].sequence.request for one in decoding]
         asked = {(request.tenant, request.qos) for request in requests}
@@ -200,11 +199,7 @@ class Pipeline:
             INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in asked
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        if ratio is None:
-            return most
-        attended = sum(one.length for one in decoding)
-        start = prefill.computed
-        return self._cost.prefill_budget(len(decoding), attended, ratio, most, start=start)
+        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_tokens, most))
 
     def _follow(
         self,
@@ -246,7 +241,7 @@ class Pipeline:
         seconds = now - max(step.began, self._read_at)
         self._read_at = now
         tokens = sum([count for _, _, count in step.chunks])
-        self._cost.observe(tokens, step.attended, seconds)
+        self._cost.observe(Load(tokens, step.attended), seconds)
         self._observer.step(
             StepObservation(
                 number=step.number,

@@ -12,7 +12,7 @@ from reference.engine.sequence import Placement
 from reference.engine.speculation import Drafter, Open, SpeculationStatistics, Yield
 from reference.limits import Limits
 from reference.runner import ModelRunner
-from reference.sched.cost import StepCost
+from reference.sched.cost import Load, StepCost
 
 FIRST_GUESSES = 3
 """Guesses of a step until they prove right: a wrong one costs its part of the step."""
@@ -161,7 +161,7 @@ class Speculating:
 
     def _worth(self, drafted: int) -> float:
         """How many tokens a step with guesses must give to be worth its time."""
-        alone, more = self._cost.predict(1, 0), self._cost.predict(1 + drafted, 0)
+        alone, more = (self._cost.predict(Load(n, 0)) for n in (1, 1 + drafted))
         if alone is None or more is None or alone <= 0:
             return UNKNOWN_COST
         return more / alone

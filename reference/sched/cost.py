@@ -1,27 +1,40 @@
-"""What a step will take, learned from the steps before, and how much prefill a step may carry."""
+"""What a step will take, learned from the steps before, and how many more tokens it may carry."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reference.sched.stairs import Stairs
 
 CELLS_MAX = 64
 """Kinds of steps remembered; the one not seen for longest goes first."""
 MEMORY_STEPS = 32
 """Steps of one kind over which their times are averaged."""
 REFIT_STEPS = 16
-"""Steps after which the coefficients are computed anew."""
+"""Steps after which the coefficients are computed anew, and before which they tell too little for
+stairs to be measured by them."""
 AGING_STEPS = 128
 """A kind not seen for so many steps counts half as much in the fit, for n times as many
 1 / (n + 1): enough where nothing newer tells, little where it does."""
 OUTLIER_FACTOR = 4.0
 """A step this much slower or faster than others of its kind counts as only so much."""
-FIRST_PREFILL_TOKENS = 64
-"""Prefill beside decoding sequences while costs are not known yet."""
+
+CHOICES = np.unique(np.append(np.arange(1, 256), 2 ** np.arange(8, 24, 1 / 16)).astype(np.int64))
+"""Numbers of tokens a step may have more: each up to 256, then sixteen an octave."""
+
+
+class Load(NamedTuple):
+    """What a step computes: query ``tokens``, and ``attended`` positions, those that each of them
+    attends to summed."""
+
+    tokens: int
+    attended: int
 
 
 @dataclass(slots=True)
@@ -34,40 +47,55 @@ class _Cell:
     seen: int = 1
     latest: int = 0
 
-    def add(self, tokens: int, attended: int, seconds: float) -> None:
+    def add(self, load: Load, seconds: float) -> None:
         low, high = self.seconds / OUTLIER_FACTOR, self.seconds * OUTLIER_FACTOR
         self.seen = min(self.seen + 1, MEMORY_STEPS)
-        self.tokens += (tokens - self.tokens) / self.seen
-        self.attended += (attended - self.attended) / self.seen
+        self.tokens += (load.tokens - self.tokens) / self.seen
+        self.attended += (load.attended - self.attended) / self.seen
         self.seconds += (min(max(seconds, low), high) - self.seconds) / self.seen
 
 
-class StepCost:
-    """Seconds of a step: ``fixed + per_token * tokens + per_position * attended``.
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds of a step in any case, for a token, and for a position attended to."""
 
-    ``attended`` is the sum, over the step's query tokens, of the positions each attends to. Steps
-    are averaged by kind (the powers of two their tokens and attended positions lie between), so
-    that a long run of equal steps does not make the others forgotten. The coefficients are the
-    least squares of the kinds' relative errors, recent kinds counting more; none is below 0.
+    fixed: float
+    token: float
+    position: float
+
+
+class StepCost:
+    """Seconds of a step: a curve of its tokens (``Stairs``), and so much for each position attended
+    to.
+
+    The curve lies about a straight line, ``fixed + token * tokens``. That one and the seconds for a
+    position are fitted to all steps, which are averaged by kind (the powers of two their tokens and
+    attended positions lie between), so that a long run of equal steps does not make the others
+    forgotten: the least squares of the kinds' relative errors, recent kinds counting more; no
+    coefficient is below 0.
     """
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._coefficients: NDArray[np.float64] | None = None
+        self._stairs = Stairs()
+        self._coefficients: Coefficients | None = None
         self._steps = 0
         self._fitted = 0
 
-    def observe(self, tokens: int, attended: int, seconds: float) -> None:
+    def observe(self, load: Load, seconds: float) -> None:
         """Learn that a step took ``seconds``. A duration that is not above 0 teaches nothing."""
         if not 0 < seconds < math.inf:
             return
-        kind = (tokens.bit_length(), attended.bit_length())
+        line = self.coefficients()
+        if line is not None and self._steps >= REFIT_STEPS:
+            self._stairs.observe(load.tokens, seconds - line.position * load.attended)
+        kind = (load.tokens.bit_length(), load.attended.bit_length())
         cell = self._cells.pop(kind, None)
         if cell is None:
-            cell = _Cell(tokens, attended, seconds)
+            cell = _Cell(*load, seconds)
             self._coefficients = None
         else:
-            cell.add(tokens, attended, seconds)
+            cell.add(load, seconds)
         self._cells[kind] = cell
         self._steps += 1
         cell.latest = self._steps
@@ -76,48 +104,37 @@ class StepCost:
         if self._steps - self._fitted >= REFIT_STEPS:
             self._coefficients = None
 
-    def coefficients(self) -> tuple[float, float, float] | None:
-        """(fixed, per_token, per_position) in seconds; None before steps of two sizes were seen."""
-        if len({tokens for tokens, _ in self._cells}) < 2:
-            return None
-        if self._coefficients is None:
-            self._coefficients = _fit(list(self._cells.values()), self._steps)
-            self._fitted = self._steps
-        fixed, per_token, per_position = self._coefficients.tolist()
-        return fixed, per_token, per_position
+    def coefficients(self) -> Coefficients | None:
+        """The straight line; None before steps of two sizes were seen."""
+        if self._coefficients is None and len({tokens for tokens, _ in self._cells}) > 1:
+            line = Coefficients(*_fit(list(self._cells.values()), self._steps).tolist())
+            self._coefficients, self._fitted = line, self._steps
+            self._stairs.follow(line.fixed, line.token)
+        return self._coefficients
 
-    def predict(self, tokens: int, attended: int) -> float | None:
+    def predict(self, load: Load) -> float | None:
         """Seconds a step would take; None before steps of two sizes were seen."""
-        coefficients = self.coefficients()
-        if coefficients is None:
+        line = self.coefficients()
+        if line is None:
             return None
-        fixed, per_token, per_position = coefficients
-        return fixed + per_token * tokens + per_position * attended
+        return self._stairs.at(load.tokens) + line.position * load.attended
 
-    def prefill_budget(
-        self, decoding: int, attended: int, ratio: float, most: int, *, start: int = 0
-    ) -> int:
-        """Prefill tokens, 1 to ``most``, of a step whose ``decoding`` sequences attend to
-        ``attended`` positions, so that it takes at most ``ratio`` times as long as without prefill.
+    def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
+        """How many tokens, 0 to ``most``, a step of ``load`` can have more without taking longer
+        than ``seconds``, one of CHOICES or ``most``. They continue a sequence of ``start`` computed
+        tokens.
 
-        The prefill continues a sequence of ``start`` computed tokens. One token is always given, so
-        that prefill goes on; without a decoding sequence nobody waits, and it is ``most``.
+        Raises ValueError before steps of two sizes were seen.
         """
-        if not decoding:
-            return most
-        alone = self.predict(decoding, attended)
-        coefficients = self.coefficients()
-        if alone is None or coefficients is None:
-            return min(most, FIRST_PREFILL_TOKENS)
-        _, per_token, per_position = coefficients
-        # n tokens attend to n * start + n (n + 1) / 2 positions: a quadratic in n.
-        square = per_position / 2
-        linear = per_token + per_position * (start + 0.5)
-        spare = max(0.0, (ratio - 1) * alone)
-        root = linear + math.sqrt(linear * linear + 4 * square * spare)
-        if 2 * spare >= root * most:
-            return most
-        return max(1, int(2 * spare / root))
+        line = self.coefficients()
+        if line is None:
+            raise ValueError("steps of two sizes were not seen yet")
+        more = np.append(CHOICES[: np.searchsorted(CHOICES, most)], most)
+        # n tokens attend to n * start + n (n + 1) / 2 positions.
+        attended = load.attended + more * (start + (more + 1) / 2)
+        taken = self._stairs.choices(load.tokens + more) + line.position * attended
+        fitting = np.flatnonzero(taken <= seconds)
+        return int(more[fitting[-1]]) if len(fitting) else 0
 
 
 def _fit(cells: list[_Cell], steps: int) -> NDArray[np.float64]:

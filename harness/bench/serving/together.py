@@ -18,9 +18,10 @@ INTERACTIVE = replace(LOCAL_TENANT, id=1, name="interactive", qos=QosClass.INTER
 BATCH = replace(LOCAL_TENANT, id=2, name="batch", qos=QosClass.BATCH)
 HURRIED = 0
 """The interactive request's id; batch requests count up from 1."""
-LEARNING_TOKENS = 64
+LEARNING_TOKENS = 256
 """Tokens of the interactive request before its intervals count: the engine learns what steps
-cost, and the first of the batch requests are read."""
+cost, trying sizes it has not seen among the first of them, and the batch tenant's requests come to
+be as far apart as they stay."""
 
 
 def decode_together(runner: ModelRunner, prompts: Sequence[Tokens], decode_tokens: int) -> float:
