@@ -43,7 +43,8 @@ BLOCK_ROWS = WARPS * UNIT_ROWS
 BLOCK_TOKENS = 64
 STAGES = 2
 MOST_PACKING_BLOCKS = 1 << 12
-PACKING_WARPS = 16
+ROW_WARPS = 16
+"""Where a norm or the sum of spans comes first; else warps take units, whichever row's."""
 
 GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
@@ -178,15 +179,16 @@ def _pack(ops: Sequence[Op], run: Run, folded: Run | None = None) -> KernelLaunc
     first = run.quantize if run.norm is None else run.norm
     units = unit_count(columns)
     whole = run.norm is not None or folded is not None
+    warps = ROW_WARPS if whole else WARPS
     return KernelLaunch(
         "unit_pack.cu",
         "unit_pack",
-        (min(tokens, MOST_PACKING_BLOCKS), 1 if whole else -(-units // PACKING_WARPS), 1),
-        (PACKING_WARPS * 32, 1, 1),
+        (min(tokens, MOST_PACKING_BLOCKS), 1 if whole else -(-units // warps), 1),
+        (warps * 32, 1, 1),
         4 * units,
         {
-            "WARPS": PACKING_WARPS,
-            "HELD_UNITS": held_units(run, units, PACKING_WARPS) if whole else 1,
+            "WARPS": warps,
+            "HELD_UNITS": held_units(run, units, warps) if whole else 1,
             "X": operand_place(ops, first, "x"),
             "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
             "M": operand_place(ops, run.quantize, "m"),
