@@ -24,7 +24,7 @@ from contract.dtypes import I12, DType
 WARPS = 4
 ROW_FLOATS = 512
 """Of a head, in shared memory."""
-BLOCKS_PER_MULTIPROCESSOR = 8
+BLOCKS_PER_MULTIPROCESSOR = 32
 STORAGES: tuple[DType, ...] = (I12,)
 """Pages it is used for. Of the others it has the definition's bits on emulated blocks and op by op
 on a device; the proofs of whole models there have yet to pass without an exception."""

@@ -9,10 +9,19 @@ a gate is left to the plain kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from accel.cuda.device import Device
+from accel.cuda.group_shapes import (
+    GROUP_WARPS,
+    SUM_BYTES,
+    TOKEN_BYTES,
+    GroupShape,
+    by_single_warps,
+    group_shape,
+    span_count,
+)
 from accel.cuda.products import (
+    ALIGNED_FLOATS,
     FEW,
     Run,
     aligned_rows,
@@ -22,10 +31,10 @@ from accel.cuda.products import (
     runs,
     writer,
 )
-from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.runs import operand_place, packet_number, result, size_places, source
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
-from accel.packets.step import Op
+from accel.packets.step import Op, Tensor
 from contract.dtypes import Q4_K, Q5_K, Q6_K, DType
 
 FORMATS = (Q4_K, Q5_K, Q6_K)
@@ -33,25 +42,70 @@ WARPS = 8
 BLOCK_ROWS = WARPS * UNIT_ROWS
 BLOCK_TOKENS = 64
 STAGES = 2
-TOKEN_BYTES = 512
-"""Of a unit: two planes."""
-SUM_BYTES = 32
 MOST_PACKING_BLOCKS = 1 << 12
+ROW_WARPS = 16
+"""Where a norm or the sum of spans comes first; else warps take units, whichever row's."""
 
 GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
-GROUP_WARPS = 4
-GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
-FOUR_SUM_FORMATS = (Q6_K,)
-FOUR_SUM_GROUPS = 2
-"""Of a block, for which there are registers when four sums are under way at once."""
-MOST_SPLIT_TOKENS = 64
-"""With more tokens there are blocks enough without splitting columns among groups."""
-BARRIER_BYTES = 8
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The longest run of many tokens the ops begin with."""
+    """The longest run of many tokens the ops begin with, and the next where that packs the sum of
+    its spans."""
+    run = _run_of_many(ops, device)
+    if run is None:
+        return None
+    if (both := _folded_by_next(ops, run, device)) is not None:
+        return both
+    return Replacement(run.length, tuple(_launches(ops, run, device)))
+
+
+def _launches(
+    ops: Remaining, run: Run, device: Device, folded: Run | None = None, parted: bool = False
+) -> list[KernelLaunch]:
+    """Packing and the products; ``folded`` and ``parted`` as ``_pack`` and ``group_shape`` have
+    them."""
+    products = [ops[place] for place in run.products]
+    if not _has_groups(device):
+        return [_pack(ops, run), *(_single(ops, run, i) for i in range(len(products)))]
+    shared = _shared(products)
+    shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
+    launches = [_pack(ops, run, folded)]
+    launches += [
+        _grouped(ops, run, numbers, shape) for numbers, shape in zip(shared, shapes, strict=True)
+    ]
+    return launches
+
+
+def _folded_by_next(ops: Remaining, run: Run, device: Device) -> Replacement | None:
+    """A product with a residual whose columns are split among blocks, and the run that reads it."""
+    if run.residual is None or not _has_groups(device):
+        return None
+    following = Remaining(ops.step, ops.start + run.length, ops.last_read)
+    found = _run_of_many(following, device) if len(following) else None
+    if found is None:
+        return None
+    found = _behind(found, run.length)
+    product, total = ops[run.products[0]], result(ops[run.residual])
+    assert found.quantize is not None
+    if ops[found.quantize].count != product.count:
+        return None
+    if source(ops[found.quantize if found.norm is None else found.norm]) != total:
+        return None
+    rows, tokens = product.most_sizes()["rows"], product.count.most
+    residual = _operand(ops[run.residual], residual_operand(ops, run))
+    bias = _operand(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
+    if rows % ALIGNED_FLOATS or not all(map(_is_aligned, (total, residual, bias))):
+        return None
+    if _group_shape(ops, run, (0,), device, parted=True).parts == 1:
+        return None
+    launches = _launches(ops, run, device, parted=True) + _launches(ops, found, device, run)
+    spans = span_count(product.most_sizes()["columns"])
+    return Replacement(found.length, tuple(launches), passing_bytes=4 * spans * tokens * rows)
+
+
+def _run_of_many(ops: Remaining, device: Device) -> Run | None:
     for run in runs(ops):
         products = [ops[place] for place in run.products]
         if run.quantize is None or products[0].count.most <= FEW:
@@ -61,24 +115,50 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
         if run.gate is not None and not _has_groups(device):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
-            launches = [_pack(ops, run)]
-            launches += [
-                _product(ops, run, numbers, device) for numbers in _shared(products, device)
-            ]
-            return Replacement(run.length, tuple(launches))
+            return run
     return None
+
+
+def _behind(run: Run, ops: int) -> Run:
+    """The same, counted from so many ops earlier."""
+
+    def moved(place: int | None) -> int | None:
+        return None if place is None else place + ops
+
+    return Run(
+        tuple(place + ops for place in run.products),
+        run.length + ops,
+        moved(run.quantize),
+        moved(run.norm),
+        tuple(map(moved, run.biases)),
+        moved(run.gate),
+        moved(run.residual),
+    )
+
+
+def _operand(op: Op, name: str) -> Tensor | None:
+    return op.operands[[operand.name for operand in op.device.operands].index(name)]
+
+
+def _is_aligned(tensor: Tensor | None) -> bool:
+    """Whether its rows can be read and written 16 bytes at a time."""
+    if tensor is None:
+        return True
+    return tensor.start % ALIGNED_FLOATS == 0 and (
+        tensor.stride <= 1 or tensor.stride % ALIGNED_FLOATS == 0
+    )
 
 
 def _has_groups(device: Device) -> bool:
     return device.capability == GROUP_CAPABILITY
 
 
-def _shared(products: Sequence[Op], device: Device) -> list[tuple[int, ...]]:
+def _shared(products: Sequence[Op]) -> list[tuple[int, ...]]:
     """Numbers of the products of each launch."""
     found: list[tuple[int, ...]] = []
     for number, product in enumerate(products):
         before = products[found[-1][0]] if found else None
-        if before is not None and before.dtype == product.dtype and _has_groups(device):
+        if before is not None and before.dtype == product.dtype:
             found[-1] = (*found[-1], number)
         else:
             found.append((number,))
@@ -91,20 +171,24 @@ def shared_bytes(dtype: DType) -> int:
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
-def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
+def _pack(ops: Sequence[Op], run: Run, folded: Run | None = None) -> KernelLaunch:
+    """The activations of a run, whose rows are the result of ``folded`` if there is one."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, columns = quantize.count.most, quantize.most_sizes()["columns"]
     first = run.quantize if run.norm is None else run.norm
+    units = unit_count(columns)
+    whole = run.norm is not None or folded is not None
+    warps = ROW_WARPS if whole else WARPS
     return KernelLaunch(
         "unit_pack.cu",
         "unit_pack",
-        (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
-        (WARPS * 32, 1, 1),
-        4 * unit_count(columns),
+        (min(tokens, MOST_PACKING_BLOCKS), 1 if whole else -(-units // warps), 1),
+        (warps * 32, 1, 1),
+        4 * units,
         {
-            "WARPS": WARPS,
-            "HELD_UNITS": held_units(run, unit_count(columns), WARPS),
+            "WARPS": warps,
+            "HELD_UNITS": held_units(run, units, warps) if whole else 1,
             "X": operand_place(ops, first, "x"),
             "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
             "M": operand_place(ops, run.quantize, "m"),
@@ -112,18 +196,22 @@ def _pack(ops: Sequence[Op], run: Run) -> KernelLaunch:
             "SUMS": operand_place(ops, run.quantize, "sums"),
             "NORM": packet_number(run.norm),
             "QUANTIZE": run.quantize,
+            **_fold_places(ops, folded),
             **size_places("quantize_activation", "columns"),
             **size_places("rms_norm", "eps"),
         },
     )
 
 
-def _product(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Device) -> KernelLaunch:
-    """One launch of the products ``numbers``."""
-    if _has_groups(device):
-        return _grouped(ops, run, numbers, device)
-    (number,) = numbers
-    return _single(ops, run, number)
+def _fold_places(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
+    if folded is None:
+        return {"FOLDED": packet_number(None)}
+    return {
+        "FOLDED": folded.products[0],
+        "BIAS": operand_place(ops, folded.biases[0], "bias"),
+        "RESIDUAL": operand_place(ops, folded.residual, residual_operand(ops, folded)),
+        "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
+    }
 
 
 def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
@@ -147,15 +235,29 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     )
 
 
-def _grouped(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Device) -> KernelLaunch:
+def _rows(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> list[int]:
+    """Of the matrices of a launch; a pair counts as one."""
+    rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
+    return [sum(rows)] if run.gate is not None else rows
+
+
+def _group_shape(
+    ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Device, parted: bool
+) -> GroupShape:
+    product = ops[run.products[numbers[0]]]
+    assert product.dtype is not None
+    columns, tokens = product.most_sizes()["columns"], product.count.most
+    rows = _rows(ops, run, numbers)
+    return group_shape(product.dtype, columns, tokens, rows, device, parted)
+
+
+def _grouped(
+    ops: Sequence[Op], run: Run, numbers: tuple[int, ...], shape: GroupShape
+) -> KernelLaunch:
     """By groups of four warps."""
-    products = [ops[run.products[number]] for number in numbers]
-    dtype, tokens = products[0].dtype, products[0].count.most
+    product = ops[run.products[numbers[0]]]
+    dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
-    paired = run.gate is not None
-    rows = [product.most_sizes()["rows"] for product in products]
-    rows = [sum(rows)] if paired else rows
-    shape = group_shape(dtype, tokens, rows, device)
     end = run.gate if run.gate is not None else run.residual
     places = {}
     for i, number in enumerate(numbers):
@@ -165,13 +267,14 @@ def _grouped(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Devi
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
-        (shape.row_blocks(rows), -(-tokens // shape.tokens), 1),
+        (shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts, 1),
         (shape.groups * GROUP_WARPS * 32, 1, 1),
         shape.shared_bytes(dtype),
         {
             "WARP_GROUPS": shape.groups,
             "BLOCK_TOKENS": shape.tokens,
             "SPLIT": int(shape.split),
+            "PARTS": shape.parts,
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
             "MATRICES": len(numbers),
@@ -181,80 +284,6 @@ def _grouped(ops: Sequence[Op], run: Run, numbers: tuple[int, ...], device: Devi
             **_places(ops, run, numbers[0]),
         },
     )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by
-    each of the groups that are ``split``: they share rows and split the columns."""
-
-    groups: int
-    tokens: int
-    split: bool
-    stages: int = 2
-
-    @property
-    def rows(self) -> int:
-        """Of a block."""
-        return GROUP_ROWS * (1 if self.split else self.groups)
-
-    def row_blocks(self, rows: Sequence[int]) -> int:
-        """Blocks of all matrices; none has rows of two."""
-        return sum(-(-of_matrix // self.rows) for of_matrix in rows)
-
-    def shared_bytes(self, dtype: DType) -> int:
-        """Stages with their barriers; totals of a block whose groups have rows of their own."""
-        of_tokens = self.tokens * (TOKEN_BYTES + SUM_BYTES + 4)
-        stage = of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype) + BARRIER_BYTES
-        stages = self.stages * stage
-        return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
-
-    def work(self, tokens: int) -> int:
-        """Blocks of tokens. Decode tokens beside a whole chunk of a prompt seldom fill one."""
-        return -(-tokens // self.tokens) if self.split else max(1, tokens // self.tokens)
-
-
-WARP_TOKENS = 16
-"""A product of a group takes hardly less time for fewer tokens."""
-SHAPES = {
-    GroupShape(4, 32, True): 8,
-    GroupShape(4, 16, True, 3): 7,
-    GroupShape(4, 16, True): 7,
-    GroupShape(4, 64, False): 38,
-    GroupShape(3, 64, False): 30,
-    GroupShape(2, 64, False): 23,
-}
-"""With a block's time for a unit of its columns, in tenths of a microsecond of an H200."""
-FOUR_SUMS_TIME = 30
-"""Of two groups that each make four sums."""
-
-
-def by_single_warps(dtype: DType, shape: GroupShape) -> bool:
-    """Whether each warp of a group multiplies by itself; there are no registers for the sums of
-    Q6_K where groups are split."""
-    return shape.split and (shape.tokens <= WARP_TOKENS or dtype in FOUR_SUM_FORMATS)
-
-
-def group_shape(dtype: DType, tokens: int, rows: Sequence[int], device: Device) -> GroupShape:
-    """The one that takes least time, when as many blocks run at once as there are
-    multiprocessors."""
-
-    def time(shape: GroupShape) -> int:
-        blocks = shape.row_blocks(rows) * shape.work(tokens)
-        of_block = SHAPES[shape]
-        if dtype in FOUR_SUM_FORMATS and not shape.split:
-            of_block = FOUR_SUMS_TIME
-        return -(-blocks // device.multiprocessors) * of_block
-
-    return min((shape for shape in SHAPES if _fits(shape, dtype, tokens, device)), key=time)
-
-
-def _fits(shape: GroupShape, dtype: DType, tokens: int, device: Device) -> bool:
-    if shape.shared_bytes(dtype) > device.shared_bytes:
-        return False
-    if shape.split:
-        return tokens <= MOST_SPLIT_TOKENS
-    return dtype not in FOUR_SUM_FORMATS or shape.groups <= FOUR_SUM_GROUPS
 
 
 def _places(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:

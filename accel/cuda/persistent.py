@@ -149,7 +149,7 @@ def compose(
         workspace += aligned(made.table.workspace_bytes)
         together.append((plan.levels[made.first], plan.levels[made.first + made.count - 1]))
         at += count
-    return Plan(tuple(launches), workspace, plan.levels, tuple(together))
+    return Plan(tuple(launches), workspace, plan.levels, tuple(together), plan.passing_bytes)
 
 
 def _run(

@@ -49,13 +49,15 @@ class Plan:
 
     ``levels`` counts for each op the plain kernels and replacements up to its own: ops of one
     replacement may touch their operands in any order. ``together`` are first and last levels that
-    one launch has: what others touch, too, shares no memory in all of it.
+    one launch has: what others touch, too, shares no memory in all of it. The first
+    ``passing_bytes`` of the workspaces are those of replacements that keep nothing there.
     """
 
     launches: tuple[PlannedLaunch, ...]
     workspace_bytes: int
     levels: tuple[int, ...]
     together: tuple[tuple[int, int], ...] = ()
+    passing_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -70,25 +72,30 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
     Results that no op reads later may be left out if they lie in one of the ``local`` buffers of
     the step; without those, in any.
     """
-    launches: list[PlannedLaunch] = []
-    levels: list[int] = []
-    index = workspace_bytes = 0
     last_read = last_reads(ops, local)
+    found: list[tuple[int, Replacement | None]] = []
+    index = 0
     while index < len(ops):
         replacement = _replacement(Remaining(ops, index, last_read), device)
+        found.append((index, replacement))
+        index += 1 if replacement is None else replacement.ops
+    passing = max((one.passing_bytes for _, one in found if one is not None), default=0)
+    workspace = aligned(passing) if passing else 0
+    launches: list[PlannedLaunch] = []
+    levels: list[int] = []
+    for level, (index, replacement) in enumerate(found):
         if replacement is None:
             launches.append(_plain(ops[index], index, device))
-            levels.append(levels[-1] + 1 if levels else 0)
-            index += 1
+            levels.append(level)
             continue
+        place = 0 if replacement.passing_bytes else workspace
         launches += [
-            _tuned(launch, index, replacement.ops, workspace_bytes)
-            for launch in replacement.launches
+            _tuned(launch, index, replacement.ops, place) for launch in replacement.launches
         ]
-        workspace_bytes += aligned(replacement.workspace_bytes)
-        levels += [levels[-1] + 1 if levels else 0] * replacement.ops
-        index += replacement.ops
-    return Plan(tuple(launches), workspace_bytes, tuple(levels))
+        if replacement.workspace_bytes:
+            workspace += aligned(replacement.workspace_bytes)
+        levels += [level] * replacement.ops
+    return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
 
 
 def plain_ops(plan: Plan) -> list[int]:

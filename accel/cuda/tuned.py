@@ -67,12 +67,14 @@ class Replacement:
     """``launches`` in order, instead of those of the next ``ops`` ops.
 
     ``workspace_bytes`` of device memory, zeroed when the graph is lowered, are theirs from step to
-    step; all launches of one replacement get the same address.
+    step; all launches of one replacement get the same address. One that has none may pass
+    ``passing_bytes`` from launch to launch, in memory that other replacements write as well.
     """
 
     ops: int
     launches: tuple[KernelLaunch, ...]
     workspace_bytes: int = 0
+    passing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from accel.cuda.tier import CudaTier, _scheduled
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.kernels.source import GROUP_SIZE
 from accel.packets.layouts import WeightLayout
-from accel.packets.packet import PACKET
+from accel.packets.packet import PACKET, aligned
+from accel.packets.rules import lower_graph
 from accel.packets.step import Op
 from contract.dtypes import F32, Q8_0
 from contract.ir.graph import Graph, GraphBuilder
@@ -134,6 +135,22 @@ def test_ops_of_one_launch_share_a_level() -> None:
     """So that no two of their operands come to lie in the same memory."""
     step, _, _ = _scheduled(GRAPH, LARGEST, DEVICE)
     assert plan_launches([*step.ops, *step.ops], DEVICE).levels == (0, 0, 1, 1)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_launches_pass_on_values_in_memory_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest counts, and nobody's own memory lies in it."""
+    sizes = iter([(0, 300), (WORKSPACE_BYTES, 0), (0, 700)])
+
+    def rule(ops: Sequence[Op], device: Device) -> Replacement:
+        return Replacement(2, (LAUNCH,), *next(sizes))
+
+    monkeypatch.setattr(plan_module, "RULES", [rule])
+    step = lower_graph(GRAPH, LARGEST, 1, "cuda")
+    plan = plan_launches([*step.ops] * 3, DEVICE)
+    places = [launch.workspace for launch in plan.launches]
+    assert (places, plan.passing_bytes) == ([0, aligned(700), 0], 700)
+    assert plan.workspace_bytes >= aligned(700) + WORKSPACE_BYTES
 
 
 def product() -> Graph:

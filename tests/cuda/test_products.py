@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.matrices import group_shape
+from accel.cuda.group_shapes import group_shape
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.units import UNIT_ROWS
@@ -196,6 +196,59 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
         assert np.array_equal(got[name], values), name
 
 
+WIDE = replace(DEVICE, multiprocessors=132)
+
+
+def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:
+    """A product of 256 rows and 21 units with a residual, a norm of the sum and its product."""
+    columns, hidden = 5 * 1024 + 256, 256
+    builder = GraphBuilder("spans")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    matrices = {
+        "first": (dtype, weights(dtype, hidden, columns, 1)),
+        "second": (dtypes.Q4_K, weights(dtypes.Q4_K, 48, hidden, 2)),
+    }
+    vectors = {"norm": activations(1, hidden, 3)[0], "bias": activations(1, hidden, 4)[0]}
+    kept = {name: builder.buffer(name, BufferKind.WEIGHT, F32, (hidden,)) for name in vectors}
+    first = builder.buffer("first", BufferKind.WEIGHT, dtype, (hidden, columns))
+    second = builder.buffer("second", BufferKind.WEIGHT, dtypes.Q4_K, (48, hidden))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=first)
+    if biased:
+        product = builder.emit(Opcode.BIAS_ADD, x=product, bias=kept["bias"])
+    total = builder.output("sum", "tokens", hidden)
+    builder.emit(Opcode.ADD, a=x[256 : 256 + hidden], b=product, y=total)
+    norm = builder.emit(Opcode.RMS_NORM, x=total, weight=kept["norm"], eps=1e-6, groups=1)
+    builder.emit(Opcode.MATMUL, x=norm, weight=second, y=builder.output("y", "tokens", 48))
+    return Case(builder.build(), activations(tokens, columns, 7), matrices, vectors)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "biased", "tokens", "most"),
+    [(dtypes.Q4_K, False, 61, 64), (dtypes.Q6_K, True, 37, 64), (dtypes.Q4_K, True, 9, 16)],
+    ids=str,
+)
+def test_spans_folded_by_the_next_run(
+    dtype: DType, biased: bool, tokens: int, most: int, folder: Path
+) -> None:
+    """Blocks share rows where there are more of them that way; the norm behind packs the sum, which
+    is a result as well. The last span has one unit."""
+    case = spans_and_norm(dtype, biased, tokens)
+    matrices, vectors, hidden = case.matrices, case.vectors, 256
+    case.x[3, 300] = np.inf
+    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
+    plan = plan_launches(step.ops, WIDE, step.scratch)
+    assert [launch.entry for launch in plan.launches] == ["unit_pack", "unit_groups"] * 2
+    assert dict(plan.launches[1].source.macros)["PARTS"] > 1
+    assert plan.passing_bytes == 4 * 6 * most * hidden
+    got = run(case, folder, most, WIDE)
+    want = matmul(matrices["first"][1], dtype, case.x)
+    want = case.x[:, 256 : 256 + hidden] + (want + vectors["bias"] if biased else want)
+    assert np.array_equal(got["sum"], want, equal_nan=True)
+    normed = rms_norm(x=want, weight=vectors["norm"], eps=1e-6)
+    want = matmul(matrices["second"][1], dtypes.Q4_K, normed)
+    assert np.array_equal(got["y"], want, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("multiprocessors", "tokens", "rows", "groups"),
     [
@@ -213,7 +266,27 @@ def test_blocks_leave_few_multiprocessors_idle(
 ) -> None:
     """Of 160 blocks of four groups the last 28 would run alone."""
     device = replace(DEVICE, multiprocessors=multiprocessors)
-    assert group_shape(dtypes.Q4_K, tokens, rows, device).groups == groups
+    assert group_shape(dtypes.Q4_K, 4096, tokens, rows, device).groups == groups
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "tokens", "parts"),
+    [
+        (dtypes.Q6_K, 12288, 64, 4),
+        (dtypes.Q4_K, 12288, 64, 6),
+        (dtypes.Q4_K, 4096, 16, 2),
+        (dtypes.Q4_K, 1024, 16, 1),
+        (dtypes.Q4_K, 12288, 512, 1),
+    ],
+    ids=str,
+)
+def test_blocks_share_rows_where_there_are_few(
+    dtype: DType, columns: int, tokens: int, parts: int
+) -> None:
+    """One span has no parts, many tokens are blocks enough, and no group is without a span."""
+    shape = group_shape(dtype, columns, tokens, (4096,), WIDE, parted=True)
+    assert shape.parts == parts
+    assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.test_attention import PARTS, attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
-from tests.cuda.test_products import layer
+from tests.cuda.test_products import layer, spans_and_norm
 from tests.needs import missing
+
+MULTIPROCESSORS = 132
+"""So many that blocks share rows."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
     graphs = [
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
         (layer(1, dtypes.Q6_K, biases=True).graph, (9,)),
+        (spans_and_norm(dtypes.Q4_K, True, 1).graph, (9, 64)),
         (attention(4, 1, 128, 0, 0.0), (1, 9, 80)),
         (attention(4, 1, 256, 0, 0.0), (80,)),
         (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
@@ -45,7 +50,8 @@ def sources(device: Device, folder: Path) -> list[Source]:
     for graph, counts in graphs:
         for tokens in counts:
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
-            found += [launch.source for launch in plan_launches(step.ops, device).launches]
+            plan = plan_launches(step.ops, replace(device, multiprocessors=MULTIPROCESSORS))
+            found += [launch.source for launch in plan.launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
 
@@ -66,6 +72,8 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     names = {source.name for source in every}
     assert names >= {"step.cu"} | {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
     of_device = {"unit_groups.cu", "unit_matrix.cu"} & names
+    parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
+    assert parted == (device is DEVICE)
     assert of_device == {"unit_groups.cu" if device is DEVICE else "unit_matrix.cu"}
     for source in every:
         macros = (f"-D{name}={value}" for name, value in source.macros)

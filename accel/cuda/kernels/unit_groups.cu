@@ -2,6 +2,8 @@
 // (sm_90a): a group takes 64 rows, a warp of it one tile of 16, with BLOCK_TOKENS tokens in shared
 // memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
 //
+// Where PARTS is not 1, so many blocks share rows and take whole spans of the columns each: the
+// values of spans go to the workspace, for unit_pack.cu to fold with what stands behind the product.
 // Where SPLIT is 0 the WARP_GROUPS of a block take rows of their own and share the tokens; where it
 // is 1 they share 64 rows and take spans of the columns in turn, which are folded in order. Where
 // there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
@@ -48,6 +50,7 @@ struct GROUP_WORK {
     const unsigned char *planes, *sums, *weights, *others;
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
+    unsigned first_unit, end_unit;  // of the block's part of the columns
 
     __device__ __forceinline__ unsigned own_tiles() const {
         const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
@@ -152,6 +155,15 @@ struct RESULT {
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
     }
+    // The same of one span, which others add: `y` has all rows of a token together, all tokens of a
+    // span.
+    __device__ __forceinline__ void store_span(unsigned span, unsigned row, int i,
+                                               float value) const {
+        const unsigned lane = threadIdx.x % WARP_LANES;
+        row += lane / 4 + 8 * (i / 2 % 2);
+        const unsigned token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (row < rows && token < tokens) y[((size_t)span * tokens + token) * rows + row] = value;
+    }
     // Elements `first` to `first + count` - 1, of which values[i * apart + thread] are element i's
     // of the group's threads: those of its first two warps are gates of those of the others.
     __device__ __forceinline__ void store_gated(unsigned group_row, const float *values,
@@ -167,13 +179,15 @@ struct RESULT {
     }
 };
 
-// The units of a share, in order: `count` steps, of which step n is unit `unit_of(n)`.
-DEVICE unsigned unit_of(unsigned group, unsigned step) {
-    if (!SPLIT) return step;
-    return (step / SPAN_UNITS * WARP_GROUPS + group) * SPAN_UNITS + step % SPAN_UNITS;
+// The units of a share, in order: steps_of() of them, of which step n is unit_of(n).
+DEVICE unsigned unit_of(const GROUP_WORK &work, unsigned group, unsigned step) {
+    if (!SPLIT) return work.first_unit + step;
+    return work.first_unit + (step / SPAN_UNITS * WARP_GROUPS + group) * SPAN_UNITS +
+           step % SPAN_UNITS;
 }
 
-DEVICE unsigned steps_of(unsigned group, unsigned units) {
+DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
+    const unsigned units = work.end_unit - work.first_unit;
     if (!SPLIT) return units;
     const unsigned round = WARP_GROUPS * SPAN_UNITS, rest = units % round;
     const unsigned first = group * SPAN_UNITS, own = rest > first ? rest - first : 0;
@@ -188,20 +202,74 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     __syncthreads();
     const bool first = threadIdx.x % WARP_LANES == 0;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
-        ring.fetch_weights(work, step, unit_of(group, step), warp);
+        ring.fetch_weights(work, step, unit_of(work, group, step), warp);
     PRECEDING_DONE;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
-        ring.fetch_tokens(work, step, unit_of(group, step), warp);
+        ring.fetch_tokens(work, step, unit_of(work, group, step), warp);
     __syncwarp();
 }
 
-#if SPLIT
+// Of all who read the same stages.
+DEVICE void share_barrier(unsigned group) {
+    if (SPLIT)
+        group_barrier(1 + group);
+    else
+        __syncthreads();
+}
+
+// What becomes of the values of a span, which are zeros then: a block that has all spans of its rows
+// adds them up, in order.
+DEVICE void end_span(const RESULT &result, unsigned span, unsigned row, float *totals,
+                     float (&values)[VALUES]) {
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        if (PARTS > 1)
+            result.store_span(span, row, i, values[i]);
+        else
+            totals[i * THREADS] = totals[i * THREADS] + values[i];
+        values[i] = 0.0f;
+    }
+}
+
+// Units of a share, one after the other.
+DEVICE void pass_units(const GROUP_WORK &work, const RESULT &result, const STAGE_RING &ring,
+                       unsigned steps, float *totals) {
+    const unsigned group = SPLIT ? threadIdx.x / GROUP_THREADS : 0;
+    const unsigned tile = threadIdx.x / WARP_LANES % SHARE_TILES;
+    const unsigned row = (work.first_tile + tile) * UNIT_ROWS;
+    const int lane = threadIdx.x % WARP_LANES;
+    float span[VALUES] = {};
+    for (unsigned step = 0; step < steps; step++) {
+        ring.await(step);
+        share_barrier(group);
+        const unsigned next = step + STAGES - 1, unit = unit_of(work, group, step);
+        if (next < steps && next >= STAGES)
+            ring.fetch(work, next, unit_of(work, group, next), tile);
+        add_unit(ring.stage(step), tile, lane, span);
+        if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == work.units)
+            end_span(result, unit / SPAN_UNITS, row, totals, span);
+    }
+}
+
+#if PARTS > 1
+
+// Blocks that share rows leave the values of every span for unit_pack.cu to fold.
+DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
+    const unsigned group = SPLIT ? threadIdx.x / GROUP_THREADS : 0;
+    const unsigned steps = steps_of(work, group);
+    const STAGE_RING ring = {memory + group * STAGES * STAGE_BYTES,
+                             (COPY_BARRIER *)(memory + AT_BARRIERS) + group * STAGES};
+    begin_rows(work, ring, group, steps);
+    pass_units(work, result, ring, steps, 0);
+}
+
+#elif SPLIT
 
 // A span's values lie where its last unit's tokens were; what is on its way goes elsewhere.
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
     const unsigned group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
     const int lane = threadIdx.x % WARP_LANES, warp = thread / WARP_LANES;
-    const unsigned steps = steps_of(group, work.units);
+    const unsigned steps = steps_of(work, group);
     const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS;
     const STAGE_RING ring = {memory + group * STAGES * STAGE_BYTES,
                              (COPY_BARRIER *)(memory + AT_BARRIERS) + group * STAGES};
@@ -215,7 +283,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
             group_barrier(1 + group);
             const unsigned next = step + STAGES - 1;
             if (next < steps && next >= STAGES)
-                ring.fetch(work, next, unit_of(group, next), warp);
+                ring.fetch(work, next, unit_of(work, group, next), warp);
             add_unit(ring.stage(step), warp, lane, span);
         }
         group_barrier(1 + group);
@@ -226,7 +294,7 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
         __syncthreads();
         for (unsigned of = 0; of < WARP_GROUPS && first + of < spans; of++) {
             const unsigned done =
-                min(steps_of(of, work.units), (first / WARP_GROUPS + 1) * SPAN_UNITS);
+                min(steps_of(work, of), (first / WARP_GROUPS + 1) * SPAN_UNITS);
             const float *theirs = (const float *)(memory + of * STAGES * STAGE_BYTES +
                                                   (done - 1) % STAGES * STAGE_BYTES) +
                                   thread;
@@ -255,27 +323,13 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 #else
 
 DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned char *memory) {
-    const int lane = threadIdx.x % WARP_LANES;
     const unsigned tile = threadIdx.x / WARP_LANES, steps = work.units;
     float *totals = (float *)(memory + AT_TOTALS) + threadIdx.x;
     const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
     begin_rows(work, ring, 0, steps);
-    float span[VALUES];
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) span[i] = totals[i * THREADS] = 0.0f;
-    for (unsigned step = 0; step < steps; step++) {
-        ring.await(step);
-        __syncthreads();
-        const unsigned next = step + STAGES - 1;
-        if (next < steps && next >= STAGES) ring.fetch(work, next, next, tile);
-        add_unit(ring.stage(step), tile, lane, span);
-        if (step % SPAN_UNITS != SPAN_UNITS - 1 && step + 1 != steps) continue;
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            totals[i * THREADS] = totals[i * THREADS] + span[i];
-            span[i] = 0.0f;
-        }
-    }
+    for (int i = 0; i < VALUES; i++) totals[i * THREADS] = 0.0f;
+    pass_units(work, result, ring, steps, totals);
     if (!PAIRED) {
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
@@ -327,12 +381,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     result.tokens = work.tokens = count_of(launch, product);
     result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
     work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    result.first_token = work.first_token = blockIdx.y * BLOCK_TOKENS;
+    result.first_token = work.first_token = blockIdx.y / PARTS * BLOCK_TOKENS;
+    const unsigned spans = (work.units + SPAN_UNITS - 1) / SPAN_UNITS, part = blockIdx.y % PARTS;
+    work.first_unit = spans * part / PARTS * SPAN_UNITS;
+    work.end_unit = min(spans * (part + 1) / PARTS * SPAN_UNITS, work.units);
     work.planes = operand_at(launch, M);
     work.sums = operand_at(launch, SUMS);
     work.scales = (const float *)operand_at(launch, SCALE);
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
+    if (PARTS > 1) result.y = (float *)workspace;
     FOLLOWING_MAY_START;
     if (work.first_token < work.tokens)
         multiply_rows(work, result, shared);

@@ -1,12 +1,46 @@
 // Rows of activations, normalized first or not, as the integers unit_matrix.cu and unit_groups.cu
-// read: a block takes one token at a time. They go where quantize_activation's would, in eights of
+// read: a block takes one token at a time or, where nothing needs the whole row, WARPS units of one,
+// the first ones those of blockIdx.y = 0. They go where quantize_activation's would, in eights of
 // tokens (unit_product.h).
 //
 // Compiled with WARPS, HELD_UNITS (activations.h) and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
-// SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none.
+// SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none. FOLDED is the packet of a
+// product of whose columns unit_groups.cu left SPANS in the workspace, or -1: x is then made first, of their sum, BIAS and
+// RESIDUAL.
 
 #include "activations.h"
 #include "packets.h"
+
+#define WHOLE_ROWS (NORM >= 0 || FOLDED >= 0)
+
+#if FOLDED >= 0
+
+#define MOST_UNROLLED 16
+
+DEVICE float4 plus(const float4 &a, const float4 &b) {
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// Row `token` of x: the left fold over spans (rule R3), then the bias, then the residual.
+DEVICE void fold_row(const LAUNCH &launch, unsigned token, unsigned tokens, unsigned rows,
+                     const float *spans, float *x) {
+    const float *bias = (const float *)operand_at(launch, BIAS);
+    const float *residual =
+        (const float *)operand_at(launch, RESIDUAL) + token * stride_at(launch, RESIDUAL);
+    for (unsigned row = threadIdx.x * 4; row < rows; row += WARPS * WARP_LANES * 4) {
+        const float *value = spans + (size_t)token * rows + row;
+        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+        // All of them asked for before the first is waited for.
+#pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
+        for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
+            total = plus(total, *(const float4 *)value);
+        if (bias) total = plus(total, *(const float4 *)(bias + row));
+        *(float4 *)(x + row) = plus(*(const float4 *)(residual + row), total);
+    }
+    __syncthreads();
+}
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     unit_pack(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -16,29 +50,34 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    const unsigned first_unit = blockIdx.y * WARPS;
+    const unsigned own_units = WHOLE_ROWS ? units : min(units - first_unit, WARPS);
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
-        const size_t first = (size_t)(token / 8 * 8) * units;
+        const size_t first = (size_t)(token / 8 * 8) * units + first_unit * 8;
         const unsigned place = token % 8;
         const ACTIVATIONS x = {
             operand_at(launch, M) + first * UNIT_PLANES + place * 16,
             (short *)operand_at(launch, SUMS) + first * UNIT_SUMS + place * UNIT_SUMS,
             (float *)operand_at(launch, SCALE) + first + place,
-            units,
+            own_units,
             true,
         };
         const size_t stride = stride_at(launch, X);
         const FLOAT_ROWS<> rows = {
-            (const float *)operand_at(launch, X) + token * stride,
+            (const float *)operand_at(launch, X) + token * stride + first_unit * UNIT_COLUMNS,
             stride,
             (const float *)operand_at(launch, NORM_WEIGHT),
             NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
-            columns,
+            columns - first_unit * UNIT_COLUMNS,
             1,
         };
         ROW_QUANTIZER<WARPS, (NORM >= 0)> quantizer(x, rows);
         quantizer.load_weights(threadIdx.x / WARP_LANES);
+#if FOLDED >= 0
+        fold_row(launch, token, tokens, columns, (const float *)workspace, (float *)rows.x);
+#endif
         quantizer.run((float *)shared);
     }
 }

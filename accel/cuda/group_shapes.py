@@ -1,0 +1,125 @@
+"""How products of warp groups are cut into blocks: rows, tokens, columns and stages of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from accel.cuda.device import Device
+from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
+from contract.dtypes import Q6_K, DType
+
+GROUP_WARPS = 4
+GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
+FOUR_SUM_FORMATS = (Q6_K,)
+FOUR_SUM_GROUPS = 2
+"""Of a block, for which there are registers when four sums are under way at once."""
+MOST_SPLIT_TOKENS = 64
+"""With more tokens there are blocks enough without splitting columns among groups."""
+TOKEN_BYTES = 512
+"""Of a unit: two planes."""
+SUM_BYTES = 32
+BARRIER_BYTES = 8
+SPAN_UNITS = 4
+FOLD_TIME = 20
+"""What a fold of spans adds to packing, in tenths of a microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Groups of a block, tokens it takes and stages of what is read of a unit, by a block or by
+    each of the groups that are ``split``: they share rows and split the columns. So do ``parts``
+    blocks."""
+
+    groups: int
+    tokens: int
+    split: bool
+    stages: int = 2
+    parts: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return GROUP_ROWS * (1 if self.split else self.groups)
+
+    def row_blocks(self, rows: Sequence[int]) -> int:
+        """Blocks of all matrices; none has rows of two."""
+        return sum(-(-of_matrix // self.rows) for of_matrix in rows)
+
+    def shared_bytes(self, dtype: DType) -> int:
+        """Stages with their barriers; totals of a block whose groups have rows of their own."""
+        of_tokens = self.tokens * (TOKEN_BYTES + SUM_BYTES + 4)
+        stage = of_tokens + self.rows // UNIT_ROWS * unit_bytes(dtype) + BARRIER_BYTES
+        stages = self.stages * stage
+        return stages * self.groups if self.split else stages + 4 * self.rows * self.tokens
+
+    def work(self, tokens: int) -> int:
+        """Blocks of tokens. Decode tokens beside a whole chunk of a prompt seldom fill one."""
+        return -(-tokens // self.tokens) if self.split else max(1, tokens // self.tokens)
+
+
+WARP_TOKENS = 16
+"""A product of a group takes hardly less time for fewer tokens."""
+SHAPES = {
+    GroupShape(4, 32, True): 8,
+    GroupShape(4, 16, True, 3): 7,
+    GroupShape(4, 16, True): 7,
+    GroupShape(2, 16, True, 3): 8,
+    GroupShape(4, 64, False): 38,
+    GroupShape(3, 64, False): 30,
+    GroupShape(2, 64, False): 23,
+}
+"""With a block's time for a unit of its columns, in tenths of a microsecond of an H200."""
+FOUR_SUMS_TIME = 30
+"""Of two groups that each make four sums."""
+
+
+def by_single_warps(dtype: DType, shape: GroupShape) -> bool:
+    """Whether each warp of a group multiplies by itself; there are no registers for the sums of
+    Q6_K where groups are split."""
+    return shape.split and (shape.tokens <= WARP_TOKENS or dtype in FOUR_SUM_FORMATS)
+
+
+def span_count(columns: int) -> int:
+    """Spans of a row, the last perhaps shorter."""
+    return -(-unit_count(columns) // SPAN_UNITS)
+
+
+def group_shape(
+    dtype: DType,
+    columns: int,
+    tokens: int,
+    rows: Sequence[int],
+    device: Device,
+    parted: bool = False,
+) -> GroupShape:
+    """The one that takes least time, when as many blocks run at once as there are
+    multiprocessors; with ``parted`` blocks may share rows, as long as no group is without a
+    span."""
+    spans = span_count(columns)
+
+    def time(shape: GroupShape) -> int:
+        blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
+        of_unit = SHAPES[replace(shape, parts=1)]
+        if dtype in FOUR_SUM_FORMATS and not shape.split:
+            of_unit = FOUR_SUMS_TIME
+        units = -(-spans // shape.parts) * SPAN_UNITS
+        fold = FOLD_TIME if shape.parts > 1 else 0
+        return -(-blocks // device.multiprocessors) * units * of_unit + fold
+
+    shapes = [shape for shape in SHAPES if _fits(shape, dtype, tokens, device)]
+    if parted and tokens <= MOST_SPLIT_TOKENS:
+        shapes += [
+            replace(shape, parts=parts)
+            for shape in shapes
+            for parts in range(2, spans // (shape.groups if shape.split else 1) + 1)
+        ]
+    return min(shapes, key=time)
+
+
+def _fits(shape: GroupShape, dtype: DType, tokens: int, device: Device) -> bool:
+    if shape.shared_bytes(dtype) > device.shared_bytes:
+        return False
+    if shape.split:
+        return tokens <= MOST_SPLIT_TOKENS
+    return dtype not in FOUR_SUM_FORMATS or shape.groups <= FOUR_SUM_GROUPS
