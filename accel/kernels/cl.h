@@ -24,6 +24,7 @@
 #define REF(name) (*name)
 #define PASS(name) &name
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 #define TO_F32(x) ((float)(x))
 #define TO_I32(x) ((int)(x))
@@ -66,6 +67,7 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
     enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
 #define GROUP_U32X4(i) ((__local uint4 *)(group_memory + VECTORS_AT))[i]
+#define GROUP_VECTOR_WORD(i) group_memory[VECTORS_AT + (i)]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) as_int(group_memory[i])
 #define GROUP_F32(i) as_float(group_memory[i])

@@ -19,6 +19,7 @@ typedef uint4 U32X4;
 #define REF(name) name
 #define PASS(name) name
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 #define TO_F32(x) ((float)(x))
 #define TO_I32(x) ((int)(x))

@@ -23,6 +23,7 @@ using namespace metal;
 #define REF(name) name
 #define PASS(name) name
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 #define TO_F32(x) ((float)(x))
 #define TO_I32(x) ((int)(x))
@@ -63,6 +64,7 @@ using namespace metal;
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
     enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
 #define GROUP_U32X4(i) ((threadgroup uint4 *)(group_memory + VECTORS_AT))[i]
+#define GROUP_VECTOR_WORD(i) group_memory[VECTORS_AT + (i)]
 #define GROUP_U32(i) group_memory[i]
 #define GROUP_I32(i) ((int)group_memory[i])
 #define GROUP_F32(i) as_type<float>(group_memory[i])

@@ -15,6 +15,7 @@ from accel.packets.fused import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.step import PRODUCTS, Op
+from contract.arithmetic import SEGMENT
 from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
@@ -66,6 +67,9 @@ STORED = {
     "head_rows": KV_DTYPES,
 }
 """Ops of which there is a module for each storage type of what they read or write."""
+
+SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize")
+"""Ops of which a work-group has as many items as a segment columns."""
 
 MATRIX_OPS = ("matmul_tiles",)
 """Ops whose kernels are worth their while where a device has matrix units."""
@@ -119,6 +123,8 @@ class Module:
         """Items of its work-groups."""
         if self.op in MATRIX_OPS:
             return TILES_GROUP_SIZE
+        if self.op in SEGMENT_OPS:
+            return SEGMENT
         quantized = self.dtype is not None and self.dtype.storage is not StorageClass.FLOAT
         return PRODUCT_GROUP_SIZE if self.op in PRODUCTS and quantized else GROUP_SIZE
 

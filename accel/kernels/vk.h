@@ -26,6 +26,7 @@
 #define REF(name) name
 #define PASS(name) name
 #define UNROLL [[unroll]]
+#define ROLLED [[dont_unroll]]
 
 #define TO_F32(x) float(x)
 #define TO_I32(x) int(x)

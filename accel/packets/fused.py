@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
 from accel.packets.layouts import TILE_ROWS
-from accel.packets.ops import QUANTIZED_SEGMENTS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 
@@ -23,6 +22,8 @@ GROUP_ROWS, GROUP_TOKENS = 128, 64
 """What a group of ``accel/kernels/matmul_tiles.k`` takes of a product."""
 TILES_FROM = 16
 """Tokens a step has at most from which on its products are worth tiles."""
+NORMED_SEGMENTS = 8
+"""Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 
@@ -74,9 +75,7 @@ FUSED = MappingProxyType(
                 "y? m scale sums",
                 "tokens width",
                 "eps",
-                lambda tokens, width, **_: (
-                    tokens * pieces(pieces(width, SEGMENT), QUANTIZED_SEGMENTS)
-                ),
+                lambda tokens, width, **_: tokens * pieces(pieces(width, SEGMENT), NORMED_SEGMENTS),
             ),
             _row(
                 "swiglu_quantize",
@@ -84,9 +83,7 @@ FUSED = MappingProxyType(
                 "m scale sums",
                 "tokens columns activation",
                 "",
-                lambda tokens, columns, **_: pieces(
-                    tokens * pieces(columns, SEGMENT), QUANTIZED_SEGMENTS
-                ),
+                lambda tokens, columns, **_: tokens * pieces(columns, SEGMENT),
             ),
             _row(
                 "flash_attn_quantize",

@@ -20,7 +20,7 @@ from accel.packets.fused import fuse
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
-from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
+from accel.packets.rules import OPCODES, lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS
@@ -43,6 +43,9 @@ from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, Heap, TierInfo, check_range
 
 VulkanBuffer = DeviceBuffer[Allocation]
+
+PARTS = 128
+"""Parts of a context that are attended to side by side: so many tiles, or else spans of tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,7 @@ class VulkanTier(Closing):
         return buffer.allocation
 
     def _schedule(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        step = fuse(lower_graph(graph, form, ROW_PARTS, TIER), self.traits.matrix)
+        step = fuse(lower_graph(graph, form, PARTS, TIER), self.traits.matrix)
         return step, schedule_levels(step)
 
     def _recorded(

@@ -18,7 +18,7 @@ from accel.packets.fused import FUSED, fuse, operands_of
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import PRODUCTS, Step
-from contract.dtypes import F32, I12, Q4_K, Q6_K
+from contract.dtypes import F32, I12, Q4_K, Q6_K, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -134,7 +134,7 @@ def tier(kernel_cache: Path) -> Iterator[OpenClTier]:
 
 
 @pytest.mark.parametrize("also_reads", ["", "norm", "gated", "down"])
-@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("tokens", [1, 5, 20])
 def test_the_bits_are_those_of_the_ops_apart(
     tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, also_reads: str, tokens: int
 ) -> None:
@@ -154,6 +154,34 @@ def test_the_bits_are_those_of_the_ops_apart(
         assert np.isfinite(found).all()
         assert found.any()
         assert (found == data.view(np.float32)).all(), name
+
+
+@pytest.mark.parametrize("dtype", [Q4_K, Q6_K], ids=str)
+@pytest.mark.parametrize("segments", [3, 24, 29])
+def test_a_token_by_rows_of_any_length(
+    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, segments: int, dtype: DType
+) -> None:
+    """Fewer segments than a group shares out, all it has room for, and more than that."""
+    builder = GraphBuilder("product")
+    columns = 256 * segments
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    weight = builder.buffer("w", BufferKind.WEIGHT, dtype, (ROWS + 5, columns), "w")
+    builder.emit(Opcode.MATMUL, y=builder.output("y", "tokens", ROWS + 5), x=x, weight=weight)
+    rng = np.random.default_rng(segments)
+    blocks = rng.integers(0, 256, (ROWS + 5, segments, dtype.block_bytes), np.uint8)
+    for at in (0, 2) if dtype == Q4_K else (208,):
+        scale = rng.random((ROWS + 5, segments, 1)).astype(np.float16)
+        blocks[..., at : at + 2] = scale.view(np.uint8)
+    data = {
+        "x": rng.standard_normal((1, columns)).astype(np.float32),
+        "w": blocks.reshape(ROWS + 5, -1),
+    }
+    graph, form = builder.build(), ShapeKey(1, 0)
+    assert names(fuse(lowered(graph, form)))["matmul_row"] == 1
+    row = run_graph(tier, graph, form, data)["y"].view(np.float32)
+    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
+    assert np.isfinite(row).all()
+    assert (row == run_graph(tier, graph, form, data)["y"].view(np.float32)).all()
 
 
 def test_a_residual_that_is_the_product_itself_stays_apart() -> None:
