@@ -14,20 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
 from harness.serve.faults import log_fault
-from harness.serve.submissions import (
-    Delivered,
-    EngineStopped,
-    Submission,
-    Submits,
-    taken_from,
-)
+from harness.serve.hand_over import Delivered, HandOver, Offer
+from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
@@ -54,16 +48,21 @@ class EventStream:
         self._driver = driver
         self._capacity = capacity
         self._ready = ready
-        self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
+        self._events = HandOver()
         self._live: set[int] = set()
         self._stalled = False
 
-    def take(self, timeout: float) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
         """What there is, after waiting up to ``timeout`` seconds for the first event; empty if
-        none came. Raises EngineStopped when none will."""
+        none came. Raises EngineStopped when none will. What comes meanwhile is offered to
+        ``offer`` first, on the engine's thread: see ``HandOver``."""
         if self._stalled:
             self._driver.unstall(self)
-        return taken_from(self._events, timeout)
+        return self._events.take(timeout, offer)
+
+    def wake(self) -> None:
+        """End the waiting of who takes. For offers."""
+        self._events.wake()
 
     def cancel(self, request_id: int | None = None) -> None:
         """End one request, or all of them: before the next step, without waiting for it."""
@@ -73,8 +72,11 @@ class EventStream:
         """As ``cancel``, and their facts are gone: for a stream of requests without end."""
         self._driver.cancel(self, request_ids, release=True)
 
-    def _put(self, item: Delivered | ZincError) -> None:
-        self._events.put(item)
+    def _put(self, item: Sequence[Delivered] | ZincError) -> None:
+        if isinstance(item, ZincError):
+            self._events.fail(item)
+        else:
+            self._events.give(item)
         if self._ready is not None:
             self._ready()
 
@@ -287,16 +289,19 @@ class EngineDriver(Submits[EventStream]):
         """Put what a step gave on the streams."""
         now = time.monotonic()
         self._count(events)
+        given: dict[EventStream, list[Delivered]] = {}
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
                 continue
-            stream._put(Delivered(now, event))
+            given.setdefault(stream, []).append(Delivered(now, event))
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
-                continue
-            self._beside.received(event.request_id, event.token)
-            if not stream._stalled and stream._events.qsize() >= stream._capacity:
+            else:
+                self._beside.received(event.request_id, event.token)
+        for stream, delivered in given.items():
+            stream._put(delivered)
+            if not stream._stalled and len(stream._events) >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
