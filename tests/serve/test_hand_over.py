@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -93,12 +94,39 @@ def test_what_is_refused_is_taken_and_nothing_more_is_offered() -> None:
     assert offered == [[1, 2]]
 
 
+class Meanwhile:
+    """A queue: whenever somebody waits for it, what ``happens`` says happens first."""
+
+    def __init__(self, hand_over: HandOver, *happens: Callable[[], None]) -> None:
+        self._queue = hand_over._queue
+        self._happens = list(happens)
+        self.waited: list[float] = []
+        hand_over._queue = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def get(self, timeout: float) -> object:
+        self.waited.append(timeout)
+        if self._happens:
+            self._happens.pop(0)()
+        return self._queue.get(block=False)
+
+
 def test_nothing_is_offered_before_what_waits_is_taken() -> None:
     hand_over = HandOver()
     hand_over.give(events(1))
-    offered: list[int] = []
-    assert tokens_of(hand_over.take(LONG, lambda given: not offered.extend([0]))) == [1]
-    hand_over.give(events(2))
+    Meanwhile(hand_over, lambda: hand_over.give(events(2)))
+    offered: list[Delivered] = []
+    assert tokens_of(hand_over.take(LONG, lambda given: not offered.extend(given))) == [1, 2]
+    assert offered == []
+
+
+def test_nothing_is_offered_when_nobody_waits_any_more() -> None:
+    hand_over = HandOver()
+    offered: list[Delivered] = []
+    assert hand_over.take(0, lambda given: not offered.extend(given)) == []
+    hand_over.give(events(1))
     assert (offered, len(hand_over)) == ([], 1)
 
 
@@ -134,23 +162,11 @@ def test_an_offer_may_end_the_waiting() -> None:
 
 
 def test_the_waiting_counts_from_what_was_accepted_last() -> None:
+    """Who waits is told of silence only, not of the end of its own patience."""
     hand_over = HandOver()
-    accepted: list[float] = []
-
-    def accept(given: Sequence[Delivered]) -> bool:
-        accepted.append(time.monotonic())
-        return True
-
-    taker = Taker(hand_over, 0.2, accept)
-    for _ in range(5):
-        time.sleep(0.1)
-        hand_over.give(events(1))
-    taker.join()
-    ended = time.monotonic()
-    assert taker.taken == []
-    # Where the machine stood still for longer than the timeout, the waiting ended between two.
-    if len(accepted) == 5:
-        assert ended - accepted[-1] >= 0.19
+    queue = Meanwhile(hand_over, lambda: hand_over.give(events(1)), lambda: None)
+    assert hand_over.take(LONG, lambda given: True) == []
+    assert len(queue.waited) == 2
 
 
 @pytest.mark.parametrize("refuses", [2, 3, 7])

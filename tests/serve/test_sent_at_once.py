@@ -363,6 +363,7 @@ def test_old_http_gets_the_stream_by_the_other_way(http: Http, senders: Senders)
     request = posted(COMPLETIONS, STREAMED).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
     answer = http.raw(request).partition(b"\r\n\r\n")[2]
     assert text_of(answer) == text_of(http.post(COMPLETIONS, STREAMED).body)
+    assert all(not line or line.startswith((b"data: ", b":")) for line in answer.split(b"\n"))
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
