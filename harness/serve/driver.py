@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -32,6 +32,8 @@ BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
+STATISTICS_SECONDS = 0.02
+"""How old what is told of an engine may be while it works."""
 log = logging.getLogger("zinc_rt.serve")
 
 
@@ -100,7 +102,7 @@ class EngineDriver(Submits[EventStream]):
         self._closing = False
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.statistics = self._engine.statistics
+        self.statistics, self._noted = self._engine.statistics, time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Tell ``listener``, and nobody else, of every step from now on."""
@@ -256,7 +258,7 @@ class EngineDriver(Submits[EventStream]):
                     self._commands.popleft()()
                 if not self._engine.idle:
                     self._step()
-                self.statistics = self._engine.statistics
+                self._note_statistics()
         except DeviceLost as error:
             log.error("the device was lost: %s", error)
             reason = EngineStopped("the device was lost; restart the server")
@@ -288,17 +290,20 @@ class EngineDriver(Submits[EventStream]):
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put what a step gave on the streams."""
         now = time.monotonic()
-        self._count(events)
+        tenants: list[Tenant] = []
         given: dict[EventStream, list[Delivered]] = {}
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
                 continue
             given.setdefault(stream, []).append(Delivered(now, event))
+            if event.token >= 0:
+                tenants.append(stream.facts[event.request_id].tenant)
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
             else:
                 self._beside.received(event.request_id, event.token)
+        self._count(tenants)
         for stream, delivered in given.items():
             stream._put(delivered)
             if not stream._stalled and len(stream._events) >= stream._capacity:
@@ -326,21 +331,23 @@ class EngineDriver(Submits[EventStream]):
 
         self._post(go_on)
 
-    def _count(self, events: Sequence[TokenEvent]) -> None:
-        """Tell the listener who was given how many tokens."""
-        listener, streams = self._watch.listener, self._watch.streams
+    def _count(self, given: Sequence[Tenant]) -> None:
+        """Tell the listener who was given how many tokens, from whose each of them is."""
+        listener = self._watch.listener
         if listener is None:
             return
-        tenants: dict[int, Tenant] = {}
-        given: Counter[int] = Counter()
-        for event in events:
-            stream = streams.get(event.request_id)
-            if event.token >= 0 and stream is not None:
-                tenant = stream.facts[event.request_id].tenant
-                tenants[tenant.id] = tenant
-                given[tenant.id] += 1
-        for tenant_id, tokens in given.items():
-            listener.generated(tenants[tenant_id], tokens)
+        tokens: dict[int, int] = {}
+        for tenant in given:
+            tokens[tenant.id] = tokens.get(tenant.id, 0) + 1
+        latest = {tenant.id: tenant for tenant in given}
+        for tenant_id, count in tokens.items():
+            listener.generated(latest[tenant_id], count)
+
+    def _note_statistics(self) -> None:
+        """Let others see where the engine stands: when it rests, and now and then before."""
+        now = time.monotonic()
+        if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
+            self.statistics, self._noted = self._engine.statistics, now
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._beside.forget(request_id)

@@ -227,7 +227,7 @@ class Generation:
             piece = self._receive(delivered.event, delivered.at)
             if piece is not None:
                 pieces.append(piece)
-        return _joined(pieces)
+        return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _receive(self, event: TokenEvent, at: float) -> Piece | None:
         choice = self._by_id[event.request_id]
@@ -366,8 +366,6 @@ def _count(choice: Choice, at: float) -> None:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """One piece for each choice, in the order of their first."""
-    if len(pieces) < 2:
-        return list(pieces)
     joined: dict[int, Piece] = {}
     for piece in pieces:
         before = joined.get(piece.choice)

@@ -150,9 +150,13 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         try:
             if not self.connected or self.total_outbufs_len or self.will_close:
                 return False
-            # With nothing in the buffers this does not wait. Who has just left misses it.
-            with suppress(ClientDisconnected):
-                self.write_soon(make())
+            data = make()
+            sent = send_what_fits(self.socket, data)
+            self.last_activity = time.time()
+            if sent < len(data):
+                # With nothing in the buffers this does not wait. Who has just left misses it.
+                with suppress(ClientDisconnected):
+                    super().write_soon(data[sent:])
             return True
         finally:
             self.outbuf_lock.release()

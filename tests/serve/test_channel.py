@@ -120,7 +120,7 @@ def test_nobody_waits_for_one_who_is_sending(buffered: list[bytes]) -> None:
 
 def test_one_who_leaves_meanwhile_misses_it(buffered: list[bytes]) -> None:
     """That is no error of who sends, which asks again soon enough."""
-    kernel = Kernel([100])
+    kernel = Kernel([0])
     one = channel(kernel)
 
     def leave() -> bytes:
