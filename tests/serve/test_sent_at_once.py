@@ -198,6 +198,7 @@ def test_one_who_does_not_read_holds_nobody(
     """The other's tokens come all the while, and when the first one reads it gets every byte."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
     monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", 60)
     long = {**STREAMED, "max_tokens": 200}
     with serve(buffered_events=8) as server:
         http = Http(server.url)
@@ -208,8 +209,9 @@ def test_one_who_does_not_read_holds_nobody(
             wait_until(lambda: running(server) == 1)
             wait_until(lambda: stalled(server))
             senders.clear()
-            assert text_of(http.post(COMPLETIONS, long).body) == text_of(alone)
-            assert senders[ENGINE] > 150
+            short = http.post(COMPLETIONS, {**long, "max_tokens": 50}).body
+            assert text_of(alone).startswith(text_of(short).rstrip("\N{REPLACEMENT CHARACTER}"))
+            assert senders[ENGINE] > 40
             assert stalled(server)
             heard = b"".join(iter(lambda: connection.recv(4096), b""))
         assert text_of(unchunked(heard)) == text_of(alone)
