@@ -10,24 +10,18 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, QueueFull, RequestError, ZincError
 from contract.types import Request, Tenant, TokenEvent
 from harness.serve.beside import IN_TIME_SECONDS, WorkBeside
 from harness.serve.faults import log_fault
-from harness.serve.submissions import (
-    Delivered,
-    EngineStopped,
-    Submission,
-    Submits,
-    taken_from,
-)
+from harness.serve.hand_over import Delivered, HandOver, Offer
+from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts, Watch
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
@@ -38,6 +32,8 @@ BUFFERED_EVENTS = 256
 """Events a stream holds before its requests stall."""
 STALLED_STEP_SECONDS = 0.01
 """How long the thread rests between steps while every request there is stalls."""
+STATISTICS_SECONDS = 0.02
+"""How old what is told of an engine may be while it works."""
 log = logging.getLogger("zinc_rt.serve")
 
 
@@ -54,16 +50,21 @@ class EventStream:
         self._driver = driver
         self._capacity = capacity
         self._ready = ready
-        self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
+        self._events = HandOver()
         self._live: set[int] = set()
         self._stalled = False
 
-    def take(self, timeout: float) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
         """What there is, after waiting up to ``timeout`` seconds for the first event; empty if
-        none came. Raises EngineStopped when none will."""
+        none came. Raises EngineStopped when none will. What comes meanwhile is offered to
+        ``offer`` first, on the engine's thread: see ``HandOver``."""
         if self._stalled:
             self._driver.unstall(self)
-        return taken_from(self._events, timeout)
+        return self._events.take(timeout, offer)
+
+    def wake(self) -> None:
+        """End the waiting of who takes. For offers."""
+        self._events.wake()
 
     def cancel(self, request_id: int | None = None) -> None:
         """End one request, or all of them: before the next step, without waiting for it."""
@@ -73,8 +74,11 @@ class EventStream:
         """As ``cancel``, and their facts are gone: for a stream of requests without end."""
         self._driver.cancel(self, request_ids, release=True)
 
-    def _put(self, item: Delivered | ZincError) -> None:
-        self._events.put(item)
+    def _put(self, item: Sequence[Delivered] | ZincError) -> None:
+        if isinstance(item, ZincError):
+            self._events.fail(item)
+        else:
+            self._events.give(item)
         if self._ready is not None:
             self._ready()
 
@@ -98,7 +102,7 @@ class EngineDriver(Submits[EventStream]):
         self._closing = False
         self._ended: EngineStopped | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.statistics = self._engine.statistics
+        self.statistics, self._noted = self._engine.statistics, time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Tell ``listener``, and nobody else, of every step from now on."""
@@ -247,7 +251,7 @@ class EngineDriver(Submits[EventStream]):
                     self._commands.popleft()()
                 if not self._engine.idle:
                     self._step()
-                self.statistics = self._engine.statistics
+                self._note_statistics()
         except DeviceLost as error:
             log.error("the device was lost: %s", error)
             reason = EngineStopped("the device was lost; restart the server")
@@ -279,17 +283,23 @@ class EngineDriver(Submits[EventStream]):
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put what a step gave on the streams."""
         now = time.monotonic()
-        self._count(events)
+        tenants: list[Tenant] = []
+        given: dict[EventStream, list[Delivered]] = {}
         for event in events:
             stream = self._watch.streams.get(event.request_id)
             if stream is None:
                 continue
-            stream._put(Delivered(now, event))
+            given.setdefault(stream, []).append(Delivered(now, event))
+            if event.token >= 0:
+                tenants.append(stream.facts[event.request_id].tenant)
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
-                continue
-            self._beside.received(event.request_id, event.token)
-            if not stream._stalled and stream._events.qsize() >= stream._capacity:
+            else:
+                self._beside.received(event.request_id, event.token)
+        self._count(tenants)
+        for stream, delivered in given.items():
+            stream._put(delivered)
+            if not stream._stalled and len(stream._events) >= stream._capacity:
                 stream._stalled = True
                 for request_id in stream._live:
                     self._engine.stall(request_id)
@@ -314,21 +324,23 @@ class EngineDriver(Submits[EventStream]):
 
         self._post(go_on)
 
-    def _count(self, events: Sequence[TokenEvent]) -> None:
-        """Tell the listener who was given how many tokens."""
-        listener, streams = self._watch.listener, self._watch.streams
+    def _count(self, given: Sequence[Tenant]) -> None:
+        """Tell the listener who was given how many tokens, from whose each of them is."""
+        listener = self._watch.listener
         if listener is None:
             return
-        tenants: dict[int, Tenant] = {}
-        given: Counter[int] = Counter()
-        for event in events:
-            stream = streams.get(event.request_id)
-            if event.token >= 0 and stream is not None:
-                tenant = stream.facts[event.request_id].tenant
-                tenants[tenant.id] = tenant
-                given[tenant.id] += 1
-        for tenant_id, tokens in given.items():
-            listener.generated(tenants[tenant_id], tokens)
+        tokens: dict[int, int] = {}
+        for tenant in given:
+            tokens[tenant.id] = tokens.get(tenant.id, 0) + 1
+        latest = {tenant.id: tenant for tenant in given}
+        for tenant_id, count in tokens.items():
+            listener.generated(latest[tenant_id], count)
+
+    def _note_statistics(self) -> None:
+        """Let others see where the engine stands: when it rests, and now and then before."""
+        now = time.monotonic()
+        if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
+            self.statistics, self._noted = self._engine.statistics, now
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._beside.forget(request_id)

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from contract.errors import QueueFull, RequestError, UnsupportedModel
 from contract.types import Request, SamplingParams, Tenant
 from harness.serve.answers import Json
+from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import client_gone
+from harness.serve.gate import caller_of_request
 from harness.serve.generation import FAILURES
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pooling import Pool, Pooling, pooling_of
 from harness.serve.service import Began, Service
-from harness.serve.streams import CLIENT_LEFT, PING_SECONDS, Gone
+from harness.serve.streams import CLIENT_LEFT, PING_SECONDS
 from harness.serve.submissions import EngineStopped, Submission
 from harness.serve.wire import Id, decode
 from reference.runner import HIDDEN
@@ -55,10 +56,11 @@ class EmbeddingHandlers:
 
     def embed(self, raw: bytes) -> Json:
         g.generates = True
-        return embed(g.service, decode(raw, EmbeddingRequest), g.account.tenant, client_gone())
+        body = decode(raw, EmbeddingRequest)
+        return embed(g.service, body, g.account.tenant, caller_of_request())
 
 
-def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, gone: Gone) -> Json:
+def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Caller) -> Json:
     """The answer to a request for vectors. Raises ApiError, RequestError, QueueFull and
     EngineStopped before anything was computed, and Began after that."""
     service.check_accepting()
@@ -75,7 +77,7 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, gone: Gone) 
         while len(vectors) < len(prompts):
             wave = prompts[len(vectors) : len(vectors) + model.limits.slots]
             pools = [Pool(pooling, len(prompt)) for prompt in wave]
-            taken = _compute(model, wave, pools, tenant, gone)
+            taken = _compute(model, wave, pools, tenant, caller.gone)
             vectors += [pool.vector(body.dimensions) for pool in pools[:taken]]
     except Exception as error:
         told = _told(error)

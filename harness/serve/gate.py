@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from flask import g, request
 
+from harness.serve.caller import SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
 
 OPEN_PATH = "/health"
@@ -71,10 +72,11 @@ def check_body(content_type: str | None, encoding: str | None) -> None:
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
 
 
-def client_gone() -> Callable[[], bool]:
-    """Tells whether the client of the request at hand has left; where nobody can, it has not."""
-    gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", lambda: False)
-    return gone
+def caller_of_request() -> Caller:
+    """The client of the request at hand; where nobody can tell, it has not left."""
+    ways = {"gone": "waitress.client_disconnected", "send_at_once": SEND_AT_ONCE}
+    environ = request.environ
+    return Caller(**{way: environ[name] for way, name in ways.items() if name in environ})
 
 
 def need_admin() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from contract.errors import RequestError
@@ -23,6 +24,7 @@ from harness.digest import RunningDigest
 from harness.serve.chat import ChatPlan, masks_of
 from harness.serve.driver import EventStream
 from harness.serve.errors import ApiError
+from harness.serve.hand_over import Delivered
 from harness.serve.model import ServedModel
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.reply import Part, ReplyParser, joined
@@ -45,6 +47,8 @@ TIER_OF_CLASS = {
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
 SCORES_SECONDS = 0.5
 """How often who waits for the scores of a prompt looks whether the engine still works."""
+LIGHT_STOP_CHARACTERS = 128
+"""Stop strings of more take a while to look for."""
 COMPLETION_TOKENS = 16
 """What ``/v1/completions`` generates when nobody says how much."""
 
@@ -59,6 +63,10 @@ class Piece:
     parts: tuple[Part, ...] = ()
     events: tuple[TokenEvent, ...] = ()
     finish: str | None = None
+
+
+Told = Callable[[Callable[[], Sequence[Piece]]], bool]
+"""Tells pieces, which it makes, at once; False where they have to be taken."""
 
 
 @dataclass(slots=True)
@@ -175,16 +183,17 @@ class Generation:
             raise FAILURES[FinishReason.ERROR]
         return scores.tokens
 
-    def pieces(self, wait: float) -> Iterator[list[Piece]]:
+    def pieces(self, wait: float, tell: Told | None = None) -> Iterator[list[Piece]]:
         """What became certain, until every choice has ended; an empty list after each ``wait``
-        seconds in which nothing did. Raises ApiError when a choice fails."""
+        seconds in which nothing did. Raises ApiError when a choice fails.
+
+        Pieces that ``tell`` tells on the engine's thread are left out: it is asked while this
+        waits, for what is little work."""
+        offer = None if tell is None or not self._light else partial(self._offered, tell)
         while not self.done:
-            pieces = []
-            for delivered in self._events.take(wait):
-                piece = self._receive(delivered.event, delivered.at)
-                if piece is not None:
-                    pieces.append(piece)
-            yield _joined(pieces)
+            taken = self._events.take(wait, offer)
+            if not self.done:
+                yield self._received(taken)
 
     def cancel(self) -> None:
         """Let go of what is still under way; harmless when nothing is."""
@@ -192,6 +201,33 @@ class Generation:
             if choice.finish is None:
                 choice.finish = FinishReason.CANCELLED.value
                 self._events.cancel(choice.request.id)
+
+    @property
+    def _light(self) -> bool:
+        """Whether a token makes so little work that it may be done between two steps: there are no
+        probabilities to list, no calls to take apart, and no long texts to look for."""
+        return all(
+            choice.request.log_probabilities is None
+            and sum(map(len, choice.request.stop)) <= LIGHT_STOP_CHARACTERS
+            and (choice.parser is None or not choice.parser.expects_calls)
+            for choice in self.choices
+        )
+
+    def _offered(self, tell: Told, events: Sequence[Delivered]) -> bool:
+        """Tell what events say; on the engine's thread."""
+        if not tell(lambda: self._received(events)):
+            return False
+        if self.done:
+            self._events.wake()
+        return True
+
+    def _received(self, events: Sequence[Delivered]) -> list[Piece]:
+        pieces = []
+        for delivered in events:
+            piece = self._receive(delivered.event, delivered.at)
+            if piece is not None:
+                pieces.append(piece)
+        return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _receive(self, event: TokenEvent, at: float) -> Piece | None:
         choice = self._by_id[event.request_id]
@@ -330,8 +366,6 @@ def _count(choice: Choice, at: float) -> None:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """One piece for each choice, in the order of their first."""
-    if len(pieces) < 2:
-        return list(pieces)
     joined: dict[int, Piece] = {}
     for piece in pieces:
         before = joined.get(piece.choice)

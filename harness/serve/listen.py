@@ -6,18 +6,22 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from waitress import wasyncore
-from waitress.channel import HTTPChannel
+from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import create_server
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error
 
 from contract.errors import ConfigError
+from harness.serve.caller import SEND_AT_ONCE
 from harness.serve.errors import ApiError
+from harness.serve.sending import send_what_fits
 
 SPARE_THREADS = 16
 """Threads beyond one for each request that may run or wait: they answer everything else."""
@@ -76,13 +80,30 @@ class _TooSlow(Error):  # type: ignore[misc]
 
 
 class _Task(WSGITask):  # type: ignore[misc]
-    """An answer, of which a part is framed and sent in one piece."""
+    """An answer, of which a part is framed and sent in one piece, by whichever thread has it."""
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        environ[SEND_AT_ONCE] = self._send_at_once
+        return environ
 
     def write(self, data: bytes) -> None:
         if self.wrote_header and self.chunked_response and data:
-            self.channel.write_soon(b"%X\r\n%b\r\n" % (len(data), data))
+            self.channel.write_soon(_framed(data))
         else:
             super().write(data)
+
+    def _send_at_once(self, make: Callable[[], bytes]) -> bool:
+        """See ``SendAtOnce``."""
+        if not (self.wrote_header and self.chunked_response):
+            return False
+        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
+        return sent
+
+
+def _framed(data: bytes) -> bytes:
+    """A part of a body, of which nobody knows the length yet. An empty one would end it."""
+    return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
@@ -115,12 +136,30 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         with self.outbuf_lock:
             if not self.connected or self.total_outbufs_len or self.will_close:
                 return 0
-            try:
-                sent = int(self.socket.send(data))
-            except OSError:
-                return 0
-            self.last_activity = time.time()
+            sent = send_what_fits(self.socket, data)
+            if sent:
+                self.last_activity = time.time()
             return sent
+
+    def send_at_once(self, make: Callable[[], bytes]) -> bool:
+        """Sends what ``make`` makes, or as much of it as the kernel takes, without waiting; the
+        rest goes by the buffers. False, and nothing is made, where something else is to be sent
+        before, or the connection ends. For any thread, while no other writes."""
+        if not self.outbuf_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self.connected or self.total_outbufs_len or self.will_close:
+                return False
+            data = make()
+            sent = send_what_fits(self.socket, data)
+            self.last_activity = time.time()
+            if sent < len(data):
+                # With nothing in the buffers this does not wait. Who has just left misses it.
+                with suppress(ClientDisconnected):
+                    super().write_soon(data[sent:])
+            return True
+        finally:
+            self.outbuf_lock.release()
 
     def silence(self) -> float:
         """Seconds since anything was heard, or since its request began to arrive; 0 while one is

@@ -82,6 +82,11 @@ class ReplyParser:
         self._call: _OpenCall | None = None
 
     @property
+    def expects_calls(self) -> bool:
+        """Whether there may be calls in it."""
+        return self._syntax is not None
+
+    @property
     def complete(self) -> bool:
         """Whether the one call that may be made was made; what follows it is nothing."""
         return not self._form.many and self.calls > 0 and self._call is None

@@ -5,7 +5,7 @@ Its events are named, as its clients expect of this route and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -13,12 +13,13 @@ from flask import g
 
 from contract.types import Tenant
 from harness.serve.answers import Json
+from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
-from harness.serve.gate import client_gone
+from harness.serve.gate import caller_of_request
 from harness.serve.openapi import Route
 from harness.serve.response_events import ResponseEvents, response_of
 from harness.serve.service import Answered, Service
-from harness.serve.streams import DONE, PING, Gone
+from harness.serve.streams import DONE, PING
 from harness.serve.wire import ChatRequest, decode
 from harness.serve.wire_responses import CHAT_NAMES, ResponsesRequest, chat_of
 
@@ -34,36 +35,47 @@ class ResponsesHandlers:
     def respond(self, raw: bytes) -> Answered:
         g.generates = True
         body = decode(raw, ResponsesRequest)
-        return respond(g.service, body, g.account.tenant, client_gone())
+        return respond(g.service, body, g.account.tenant, caller_of_request())
 
 
-def respond(service: Service, body: ResponsesRequest, tenant: Tenant, gone: Gone) -> Answered:
+def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
     """The answer to a request, whole or streamed. Raises what ``Service.chat`` raises, with the
     fields named as they are here."""
+    events = ResponseEvents(body)
+
+    def send_at_once(make: Callable[[], bytes]) -> bool:
+        return caller.send_at_once(lambda: _events_of(events, make()))
+
     try:
         chat = decode(msgspec.json.encode(chat_of(body)), ChatRequest)
-        answered = service.chat(chat, tenant, gone)
+        answered = service.chat(chat, tenant, replace(caller, send_at_once=send_at_once))
     except ApiError as error:
         raise _renamed(error) from None
-    return response_of(body, answered) if isinstance(answered, dict) else _events(body, answered)
+    return response_of(body, answered) if isinstance(answered, dict) else _events(events, answered)
 
 
-def _events(body: ResponsesRequest, stream: Iterator[bytes]) -> Iterator[bytes]:
+def _events(events: ResponseEvents, stream: Iterator[bytes]) -> Iterator[bytes]:
     """A chat completion's stream as events of this route; closing one closes the other."""
-    events = ResponseEvents(body)
     try:
         for data in stream:
-            for line in filter(None, data.split(b"\n\n")):
-                if not line.startswith(DATA):
-                    yield PING
-                elif line + b"\n\n" != DONE:
-                    chunk: Json = msgspec.json.decode(line.removeprefix(DATA))
-                    if "error" in chunk:
-                        yield events.failed(chunk["error"])
-                    else:
-                        yield b"".join(events.chunk(chunk)) or PING
+            yield _events_of(events, data)
     finally:
         stream.close()  # type: ignore[attr-defined]
+
+
+def _events_of(events: ResponseEvents, data: bytes) -> bytes:
+    """What a part of such a stream is told as."""
+    told = []
+    for line in filter(None, data.split(b"\n\n")):
+        if not line.startswith(DATA):
+            told.append(PING)
+        elif line + b"\n\n" != DONE:
+            chunk: Json = msgspec.json.decode(line.removeprefix(DATA))
+            if "error" in chunk:
+                told.append(events.failed(chunk["error"]))
+            else:
+                told.append(b"".join(events.chunk(chunk)) or PING)
+    return b"".join(told)
 
 
 def _renamed(error: ApiError) -> ApiError:

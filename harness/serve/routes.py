@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from contract.errors import RequestError
 from harness.serve.answers import Json
+from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
-from harness.serve.gate import client_gone
+from harness.serve.gate import caller_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.openapi import Route
@@ -133,7 +134,7 @@ class Handlers:
         self,
         raw: bytes,
         kind: type[Body],
-        answer: Callable[[Body, Any, Callable[[], bool]], Answered],
+        answer: Callable[[Body, Any, Caller], Answered],
     ) -> Answered:
         g.generates = True
-        return answer(decode(raw, kind), g.account.tenant, client_gone())
+        return answer(decode(raw, kind), g.account.tenant, caller_of_request())

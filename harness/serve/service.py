@@ -11,12 +11,13 @@ from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.accounts import Accounts
 from harness.serve.answers import Answer, ChatShape, CompletionShape, Json, Shape
+from harness.serve.caller import Caller
 from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
-from harness.serve.streams import CLIENT_LEFT, Gone, event_stream, whole_answer
+from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
 from harness.serve.submissions import EngineStopped
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
@@ -44,7 +45,7 @@ class Service:
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
 
-    def chat(self, body: ChatRequest, tenant: Tenant, gone: Gone) -> Answered:
+    def chat(self, body: ChatRequest, tenant: Tenant, caller: Caller) -> Answered:
         """``POST /v1/chat/completions``."""
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
@@ -65,9 +66,9 @@ class Service:
             answer = Answer.of(generation, tenant, "chatcmpl-", _wants_usage(body))
             return generation, ChatShape(answer, listed is not None)
 
-        return self._answer(body, tenant, begin, gone)
+        return self._answer(body, tenant, begin, caller)
 
-    def complete(self, body: CompletionRequest, tenant: Tenant, gone: Gone) -> Answered:
+    def complete(self, body: CompletionRequest, tenant: Tenant, caller: Caller) -> Answered:
         """``POST /v1/completions``."""
         listed = body.logprobs is not None
 
@@ -88,7 +89,7 @@ class Service:
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             return generation, CompletionShape(answer, listed, echoed)
 
-        return self._answer(body, tenant, begin, gone)
+        return self._answer(body, tenant, begin, caller)
 
     def usage(self, account: Account) -> Json:
         """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
@@ -127,7 +128,7 @@ class Service:
         body: Sampled,
         tenant: Tenant,
         begin: Callable[[], tuple[Generation, Shape]],
-        gone: Gone,
+        caller: Caller,
     ) -> Answered:
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
@@ -138,9 +139,9 @@ class Service:
             self._count(generation, tenant, error)
 
         if body.stream:
-            return event_stream(generation, shape, _wants_usage(body), finish)
+            return event_stream(generation, shape, _wants_usage(body), finish, caller.send_at_once)
         try:
-            whole = whole_answer(generation, shape, gone)
+            whole = whole_answer(generation, shape, caller.gone)
         except Exception as error:
             finish(as_api_error(error) or internal_error())
             raise Began(error) from error

@@ -3,9 +3,10 @@ event for a chunk, and an error line before closing, since it takes a cut stream
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from harness.serve.answers import Json, Shape
+from harness.serve.caller import Gone, SendAtOnce
 from harness.serve.data_lines import data_line
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.faults import log_fault
@@ -17,15 +18,17 @@ shows whether somebody is still there."""
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
-Gone = Callable[[], bool]
-"""Whether the client has left."""
-
 
 def event_stream(
-    generation: Generation, shape: Shape, usage: bool, finish: Callable[[ApiError | None], None]
+    generation: Generation,
+    shape: Shape,
+    usage: bool,
+    finish: Callable[[ApiError | None], None],
+    send_at_once: SendAtOnce,
 ) -> Iterator[bytes]:
-    """The body of a streamed answer. ``finish`` is called once, before the last line is sent, with
-    the error that ended it if one did, or when the client leaves."""
+    """The body of a streamed answer, but for what ``send_at_once`` sends meanwhile. ``finish`` is
+    called once, before the last line is sent, with the error that ended it if one did, or when the
+    client leaves."""
     ended = False
 
     def end(error: ApiError | None) -> None:
@@ -34,9 +37,15 @@ def event_stream(
             ended = True
             finish(error)
 
+    def lines(pieces: Sequence[Piece]) -> bytes:
+        return b"".join([line for piece in pieces for line in shape.lines(piece)]) or PING
+
+    def tell(make: Callable[[], Sequence[Piece]]) -> bool:
+        return send_at_once(lambda: lines(make()))
+
     try:
-        for pieces in generation.pieces(PING_SECONDS):
-            yield b"".join([line for piece in pieces for line in shape.lines(piece)]) or PING
+        for pieces in generation.pieces(PING_SECONDS, tell):
+            yield lines(pieces)
         end(None)
         if usage:
             yield shape.last_line()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from contract.errors import ZincError
-from contract.types import Request, TokenEvent
+from contract.types import Request
 from harness.serve.prompt_scores import PromptScores
 from harness.serve.structured.grammars import TokenMasks
 from reference.engine.sequence import LogitsSink
@@ -24,13 +22,6 @@ NO_SCORES: Mapping[int, PromptScores] = MappingProxyType({})
 
 class EngineStopped(ZincError):
     """The engine takes no more work: the server ends, or its device was lost."""
-
-
-class Delivered(NamedTuple):
-    """An event and when it was read, in seconds of ``time.monotonic``."""
-
-    at: float
-    event: TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +40,6 @@ class Submission:
     output: str = LOGITS
     masks: Mapping[int, TokenMasks] = field(default_factory=dict)
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
-
-
-def taken_from(events: SimpleQueue[Delivered | ZincError], timeout: float) -> list[Delivered]:
-    """What a queue holds, after waiting up to ``timeout`` seconds for the first event. Raises the
-    error in it."""
-    taken: list[Delivered] = []
-    with suppress(Empty):
-        item = events.get(timeout=timeout)
-        while True:
-            if isinstance(item, ZincError):
-                raise item
-            taken.append(item)
-            if events.empty():
-                break
-            item = events.get_nowait()
-    return taken
 
 
 class Submits(Protocol[Stream]):

@@ -84,12 +84,12 @@ class SharedDriver(EngineDriver):
         """Do what other threads asked for."""
         while self._commands:
             self._commands.popleft()()
-        self.statistics = self._engine.statistics
+        self._note_statistics()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Put what a step gave on the streams."""
         self._deliver(events)
-        self.statistics = self._engine.statistics
+        self._note_statistics()
 
     def end(self, reason: EngineStopped) -> None:
         """Tell everybody who waits that there is no more."""

@@ -12,6 +12,7 @@ import msgspec
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT
 from harness.serve.accounts import Accounts
+from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -90,12 +91,12 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
     """By the route that a request and its answer are of."""
     raw = msgspec.json.encode(asked)
     if "messages" in asked:
-        return service.chat(decode(raw, ChatRequest), LOCAL_TENANT, _stays)
+        return service.chat(decode(raw, ChatRequest), LOCAL_TENANT, Caller())
     if "output" in response:
-        return respond(service, decode(raw, ResponsesRequest), LOCAL_TENANT, _stays)
+        return respond(service, decode(raw, ResponsesRequest), LOCAL_TENANT, Caller())
     if "data" in response:
-        return embed(service, decode(raw, EmbeddingRequest), LOCAL_TENANT, _stays)
-    return service.complete(decode(raw, CompletionRequest), LOCAL_TENANT, _stays)
+        return embed(service, decode(raw, EmbeddingRequest), LOCAL_TENANT, Caller())
+    return service.complete(decode(raw, CompletionRequest), LOCAL_TENANT, Caller())
 
 
 def _difference(place: str, then: object, now: object) -> str | None:
@@ -132,7 +133,3 @@ def _drawn_seed(response: Json) -> int:
 def _extra(response: Json) -> Json:
     extra = response.get("x_zinc")
     return extra if isinstance(extra, dict) else {}
-
-
-def _stays() -> bool:
-    return False

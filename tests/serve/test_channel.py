@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waitress.channel import HTTPChannel
+from waitress.channel import ClientDisconnected, HTTPChannel
 
+from harness.serve import listen
 from harness.serve.listen import _Channel
+from harness.serve.sending import send_what_fits
 
 
 class Kernel:
-    """A socket that takes so many bytes a time; None is one that fails."""
+    """A socket that takes so many bytes a time, and then no more."""
 
-    def __init__(self, takes: list[int | None]) -> None:
+    def __init__(self, takes: list[int]) -> None:
         self.takes = takes
         self.sent = b""
 
-    def send(self, data: bytes) -> int:
-        count = self.takes.pop(0) if self.takes else 0
-        if count is None:
-            raise BlockingIOError
-        self.sent += data[:count]
-        return min(count, len(data))
+
+def take(kernel: Kernel, data: bytes) -> int:
+    """As ``send_what_fits``."""
+    count = kernel.takes.pop(0) if kernel.takes else 0
+    kernel.sent += data[:count]
+    return min(count, len(data))
+
+
+@pytest.fixture
+def buffered(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What went by the buffers, of channels on a ``Kernel``."""
+    buffered: list[bytes] = []
+
+    def slow(self: _Channel, data: bytes) -> int:
+        if not self.connected:
+            raise ClientDisconnected
+        buffered.append(data)
+        self.total_outbufs_len += len(data)
+        return len(data)
+
+    monkeypatch.setattr(listen, "send_what_fits", take)
+    monkeypatch.setattr(HTTPChannel, "write_soon", slow)
+    return buffered
 
 
 def channel(kernel: Kernel, **state: object) -> _Channel:
@@ -39,32 +60,114 @@ def channel(kernel: Kernel, **state: object) -> _Channel:
 
 @given(
     st.lists(st.binary(min_size=1, max_size=9), max_size=12),
-    st.lists(st.none() | st.integers(0, 12), max_size=12),
+    st.lists(st.integers(0, 12), max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_every_byte_is_sent_once_and_in_order(parts: list[bytes], takes: list[int | None]) -> None:
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_byte_is_sent_once_and_in_order(
+    buffered: list[bytes], parts: list[bytes], takes: list[int], at_once: list[bool]
+) -> None:
     """Once something waits in the buffers, all that follows does."""
-    kernel, buffered = Kernel(takes), []
-
-    def slow(self: _Channel, data: bytes) -> int:
-        buffered.append(data)
-        self.total_outbufs_len += len(data)
-        return len(data)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HTTPChannel, "write_soon", slow)
-        one = channel(kernel)
-        assert [one.write_soon(part) for part in parts] == list(map(len, parts))
+    buffered.clear()
+    kernel = Kernel(takes)
+    one = channel(kernel)
+    for part, first_at_once in zip(parts, at_once, strict=False):
+        if not (first_at_once and one.send_at_once(lambda part=part: part)):
+            assert one.write_soon(part) == len(part)
     assert kernel.sent + b"".join(buffered) == b"".join(parts)
+
+
+def test_what_the_kernel_does_not_take_goes_by_the_buffers(buffered: list[bytes]) -> None:
+    """And what follows is not made before that was sent."""
+    kernel = Kernel([3, 100])
+    one = channel(kernel)
+    assert one.send_at_once(lambda: b"token")
+    assert (kernel.sent, buffered) == (b"tok", [b"en"])
+    assert not one.send_at_once(never)
+    one.total_outbufs_len = 0
+    assert one.send_at_once(lambda: b"more")
+    assert kernel.sent == b"tokmore"
+
+
+@pytest.mark.parametrize(
+    "state", [{"connected": False}, {"will_close": True}, {"total_outbufs_len": 1}]
+)
+def test_nothing_is_made_for_a_connection_that_cannot_take_it(
+    state: dict[str, object], buffered: list[bytes]
+) -> None:
+    kernel = Kernel([100])
+    assert not channel(kernel, **state).send_at_once(never)
+    assert (kernel.sent, buffered) == (b"", [])
+
+
+def test_nobody_waits_for_one_who_is_sending(buffered: list[bytes]) -> None:
+    one = channel(Kernel([100]))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one.outbuf_lock:
+            held.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    assert not one.send_at_once(never)
+    done.set()
+    holder.join()
+    assert one.send_at_once(lambda: b"token")
+
+
+def test_one_who_leaves_meanwhile_misses_it(buffered: list[bytes]) -> None:
+    """That is no error of who sends, which asks again soon enough."""
+    kernel = Kernel([0])
+    one = channel(kernel)
+
+    def leave() -> bytes:
+        one.connected = False
+        return b"token"
+
+    assert one.send_at_once(leave)
+    assert (kernel.sent, buffered) == (b"", [])
+
+
+def test_what_making_raises_is_told_and_nothing_is_held(buffered: list[bytes]) -> None:
+    one = channel(Kernel([100]))
+
+    def fail() -> bytes:
+        raise ValueError("of the maker")
+
+    with pytest.raises(ValueError, match="of the maker"):
+        one.send_at_once(fail)
+    assert one.send_at_once(lambda: b"token")
+
+
+def test_sending_tells_how_much_was_taken() -> None:
+    """All, a part, and nothing where the buffers are full or nobody is there."""
+    here, there = socket.socketpair()
+    with here, there:
+        assert send_what_fits(here, b"token") == 5
+        assert there.recv(16) == b"token"
+        large = bytes(1 << 22)
+        sent = send_what_fits(here, large)
+        assert 0 < sent < len(large)
+        while send_what_fits(here, large):
+            pass
+        there.close()
+        assert send_what_fits(here, b"token") == 0
+    assert send_what_fits(here, b"token") == 0
+
+
+def never() -> bytes:
+    """What is not to be called."""
+    raise AssertionError
 
 
 @pytest.mark.parametrize("state", [{"connected": False}, {"will_close": True}])
 def test_nothing_is_sent_on_a_connection_that_ends(
-    state: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    state: dict[str, object], buffered: list[bytes]
 ) -> None:
-    buffered: list[bytes] = []
-    monkeypatch.setattr(
-        HTTPChannel, "write_soon", lambda self, data: buffered.append(data) or len(data)
-    )
     kernel = Kernel([100])
-    channel(kernel, **state).write_soon(b"token")
-    assert (kernel.sent, buffered) == (b"", [b"token"])
+    with suppress(ClientDisconnected):
+        channel(kernel, **state).write_soon(b"token")
+    assert kernel.sent == b""

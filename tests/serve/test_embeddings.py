@@ -16,6 +16,7 @@ from openai import OpenAI
 from contract.errors import QueueFull
 from contract.types import LOCAL_TENANT, Request
 from harness.serve import embeddings
+from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest, new_key
@@ -139,7 +140,7 @@ def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.Monkey
     before = service.ledger.total(LOCAL_TENANT.id).abandoned
     asked = EmbeddingRequest("a text of some length " * 9)
     with pytest.raises(Began) as ended:
-        embed(service, asked, LOCAL_TENANT, lambda: True)
+        embed(service, asked, LOCAL_TENANT, Caller(gone=lambda: True))
     assert ended.value.error is CLIENT_LEFT
     assert service.ledger.total(LOCAL_TENANT.id).abandoned == before + 1
     assert service.model.driver.call(lambda engine: engine.idle)
@@ -157,7 +158,7 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
     monkeypatch.setattr(embeddings, "_compute", failing)
     before = server.service.ledger.total(LOCAL_TENANT.id).failed
     with pytest.raises(Began) as ended:
-        embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, lambda: False)
+        embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, Caller())
     assert isinstance(ended.value.error, ApiError)
     assert ended.value.error.status == 503
     assert server.service.ledger.total(LOCAL_TENANT.id).failed == before + 1

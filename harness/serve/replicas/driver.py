@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
@@ -22,11 +21,12 @@ from ray.serve.handle import DeploymentHandle
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import Tenant
 from harness.serve.faults import log_fault
+from harness.serve.hand_over import Delivered, HandOver, Offer
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.wanted import Wanted
 from harness.serve.replicas.work import Batch, Question, Refusal
-from harness.serve.submissions import Delivered, EngineStopped, Submission, Submits, taken_from
+from harness.serve.submissions import EngineStopped, Submission, Submits
 from harness.serve.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
@@ -53,7 +53,7 @@ class _Pump:
         self._tokens: list[int] = []
         self._ended = False
         self._response: Any = None
-        self.put: Callable[[Delivered | ZincError], None] = lambda _: None
+        self.events = HandOver()
 
     def run(self) -> None:
         """Until the request has ended, was cancelled, or has lost too many replicas."""
@@ -112,7 +112,7 @@ class _Pump:
             if event.token >= 0:
                 self._tokens.append(event.token)
             self._ended = self._ended or event.finish_reason is not None
-            self.put(Delivered(now, event))
+        self.events.give([Delivered(now, event) for event in batch.events])
 
     def _refused(self, error: ZincError) -> bool:
         """A request that had begun elsewhere waits for a place; any other is refused."""
@@ -125,7 +125,7 @@ class _Pump:
     def _fail(self, error: ZincError) -> None:
         if not self.taken.done():
             self.taken.set_exception(error)
-        self.put(error)
+        self.events.fail(error)
 
 
 class ReplicatedStream:
@@ -134,17 +134,21 @@ class ReplicatedStream:
     def __init__(self) -> None:
         self.facts: dict[int, RequestFacts] = {}
         self._pumps: dict[int, _Pump] = {}
-        self._events: SimpleQueue[Delivered | ZincError] = SimpleQueue()
+        self._events = HandOver()
 
     def add(self, pump: _Pump, facts: RequestFacts) -> None:
         """Events of one more request."""
         self.facts[pump.request.id] = facts
         self._pumps[pump.request.id] = pump
-        pump.put = self._events.put
+        pump.events = self._events
 
-    def take(self, timeout: float) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+        """As of ``EventStream``; offers are made on the threads that follow replicas."""
+        return self._events.take(timeout, offer)
+
+    def wake(self) -> None:
         """As of ``EventStream``."""
-        return taken_from(self._events, timeout)
+        self._events.wake()
 
     def cancel(self, request_id: int | None = None) -> None:
         """As of ``EventStream``."""
@@ -258,7 +262,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pumps = list(self._pumps)
         for pump in pumps:
             pump.cancel()
-            pump.put(EngineStopped("the server is shutting down"))
+            pump.events.fail(EngineStopped("the server is shutting down"))
 
     def heard(self, tenant: Tenant, batch: Batch) -> None:
         """A replica told how it stands, and what became of a tenant's request."""
