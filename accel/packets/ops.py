@@ -209,10 +209,8 @@ OPS = (
     _elementwise("swiglu", "gate up", sizes="activation"),
     _op(
         "sample_part",
-        _columns("logits"),
-        _any("SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),
-        _to_columns("values"),
-        _to_any("BEST best"),
+        _any("logits", "SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),
+        _to_any("values", "BEST best"),
         sizes="rows vocab parts recent_tokens",
         groups=lambda rows, parts, **_: rows * parts,
         source="sample",
@@ -227,7 +225,7 @@ OPS = (
     ),
     _op(
         "log_probabilities_part",
-        _columns("logits"),
+        _any("logits"),
         _to_any("BEST best"),
         sizes="rows vocab parts top",
         groups=lambda rows, parts, **_: rows * parts,
