@@ -3,8 +3,8 @@
 Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
 is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
 
-Unproven on a device, and off unless the environment variable ``ZINC_RT_CUDA_STEP`` says how many
-warps and ring slots a block has: ``16x1``, or ``auto``.
+Slower on a device than the launches it replaces, so far, and off unless the environment variable
+``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has: ``8x3``, or ``auto``.
 """
 
 from __future__ import annotations
