@@ -25,7 +25,9 @@ AGING_STEPS = 128
 OUTLIER_FACTOR = 4.0
 """A step this much slower or faster than others of its kind counts as only so much."""
 
-CHOICES = np.unique(np.append(np.arange(1, 256), 2 ** np.arange(8, 24, 1 / 16)).astype(np.int64))
+CHOICES = np.array(
+    [*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range(128, 384))]
+)
 """Numbers of tokens a step may have more: each up to 256, then sixteen an octave."""
 
 

@@ -225,10 +225,11 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     model = recorded("qwen3", folder, ShapeKey(1, 1))
     step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
     plan = plan_launches(step.ops, DEVICE, step.scratch)
-    for shared_bytes, warps in ((227 << 10, 16), (120 << 10, 8), (16 << 10, 0)):
+    for shared_bytes, warps, slots in ((227 << 10, 8, 2), (120 << 10, 8, 1), (16 << 10, 0, 0)):
         device = replace(DEVICE, shared_bytes=shared_bytes)
         composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
-        assert [one.block[0] for one in found] == ([32 * warps] if warps else [])
+        shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
+        assert shapes == ([(32 * warps, slots)] if warps else [])
         assert all(one.shared_bytes <= shared_bytes for one in found)
         assert found or composed.launches == plan.launches
