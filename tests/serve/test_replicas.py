@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 Served = tuple[psutil.Process, Http, list[str]]
 CHAT = "/v1/chat/completions"
 STREAMS = 8
-TOKENS = 220
+TOKENS = 460
 
 
 def asked(number: int, stream: bool) -> dict[str, object]:
@@ -118,7 +118,7 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
 def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
     """Without a seam: the same text, tokens and log-probabilities as when nothing happens."""
     server, http, logged = served
-    assert len(replicas(server)) == 2
+    victim, _ = replicas(server)
     alone = []
     for number in range(STREAMS):
         whole = http.post(COMPLETIONS, asked(number, stream=False)).json
@@ -133,13 +133,13 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
             listeners.append(Listener(connection))
         while not all(listener.tokens for listener in listeners):
             time.sleep(0.01)
-        replicas(server)[0].kill()
+        victim.kill()
         assert [listener.told() for listener in listeners] == alone
     moved = [
         int(found[1]) for line in logged if (found := re.search(r"elsewhere after (\d+)", line))
     ]
     assert moved, "nothing ran on the replica that was killed"
-    assert all(0 < tokens < TOKENS for tokens in moved)
+    assert all(0 < tokens < TOKENS for tokens in moved), moved
 
 
 def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
