@@ -116,13 +116,15 @@ def test_integers_made_elsewhere(tokens: int, folder: Path) -> None:
     assert np.array_equal(run(case, folder)["y"], want)
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("tokens", "columns"), [(1, 2048), (3, 2048), (1, 10240)])
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0], ids=str)
-def test_more_tiles_than_places_for_their_values(dtype: DType, tokens: int, folder: Path) -> None:
-    """A warp that is to fold a tile has to do so before it computes what needs its place."""
-    case = one_product(
-        dtype, UNIT_ROWS * (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors, 512, tokens
-    )
+def test_more_tiles_than_places_for_their_values(
+    dtype: DType, tokens: int, columns: int, folder: Path
+) -> None:
+    """A warp that is to fold a tile, which several have computed, has to do so before it computes
+    what needs its place."""
+    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 

@@ -72,6 +72,7 @@ struct Block {
     unsigned at_barrier = 0, barrier_round = 0, left = 0;
     int at_group[16] = {};
     unsigned group_round[16] = {};
+    unsigned late = 0;  // the warp that stands still now
     unsigned char *memory = nullptr;
 };
 // A word on its way to where other blocks see it.
@@ -138,13 +139,25 @@ static void open_block(Block &opened, unsigned threads, unsigned char *memory) {
     }
 }
 
-// Every thread of the block up to where it waits.
+static unsigned random_below(unsigned most) {
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (unsigned)((random_state >> 33) * most >> 31);
+}
+
+// Every thread of the block up to where it waits, by warps from a drawn one on; one of them is late
+// for a while.
 static void pass() {
-    for (current = 0; current < block->fibers.size(); current++) {
-        Fiber &fiber = block->fibers[current];
-        if (fiber.done) continue;
-        swapcontext(&scheduler, &fiber.context);
-        block->left -= fiber.done;
+    const unsigned warps = (unsigned)block->warps.size(), first = random_below(warps);
+    if (random_below(32) == 0) block->late = random_below(warps);
+    for (unsigned i = 0; i < warps; i++) {
+        const unsigned warp = (first + i) % warps;
+        if (warp == block->late && random_below(3)) continue;
+        for (current = warp * LANES; current < (warp + 1) * LANES; current++) {
+            Fiber &fiber = block->fibers[current];
+            if (fiber.done) continue;
+            swapcontext(&scheduler, &fiber.context);
+            block->left -= fiber.done;
+        }
     }
 }
 
@@ -156,15 +169,11 @@ static void run_block(unsigned threads, void (*kernel)()) {
     Block only;
     block = &only;
     body = kernel;
+    random_state = threads;
     memset(shared, 0xFF, sizeof shared);
     open_block(only, threads, shared);
     while (only.left) pass();
     close_block(only);
-}
-
-static unsigned random_below(unsigned most) {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return (unsigned)((random_state >> 33) * most >> 31);
 }
 
 static void publish(unsigned *place, unsigned word) { under_way.push_back({place, word}); }
