@@ -244,21 +244,14 @@ class EngineDriver(Submits[EventStream]):
             waiting.set_exception(self._ended)
 
     def _run(self) -> None:
-        reason = EngineStopped("the server is shutting down")
-        try:
-            while self._wait():
-                while self._commands:
-                    self._commands.popleft()()
-                if not self._engine.idle:
-                    self._step()
-                self._note_statistics()
-        except DeviceLost as error:
-            log.error("the device was lost: %s", error)
-            reason = EngineStopped("the device was lost; restart the server")
-        except BaseException as error:
-            log_fault("the engine ended", error)
-            reason = EngineStopped("the engine failed; restart the server")
-        self._end(reason)
+        def turn() -> None:
+            while self._commands:
+                self._commands.popleft()()
+            if not self._engine.idle:
+                self._step()
+            self._note_statistics()
+
+        self._end(reason_of_end(self._wait, turn, "engine"))
 
     def _wait(self) -> bool:
         """Rest while there is nothing to do; False when it is time to end."""
@@ -360,6 +353,21 @@ class EngineDriver(Submits[EventStream]):
         self._beside.close()
         for command in left:
             command()
+
+
+def reason_of_end(wait: Callable[[], bool], turn: Callable[[], None], what: str) -> EngineStopped:
+    """Take turns until ``wait`` says that there are no more, or one fails; what those who wait for
+    ``what`` are told then."""
+    try:
+        while wait():
+            turn()
+    except DeviceLost as error:
+        log.error("the device was lost: %s", error)
+        return EngineStopped("the device was lost; restart the server")
+    except BaseException as error:
+        log_fault(f"the {what} ended", error)
+        return EngineStopped(f"the {what} failed; restart the server")
+    return EngineStopped("the server is shutting down")
 
 
 def answering(work: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:

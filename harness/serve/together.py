@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost
 from contract.types import Tenant, TokenEvent
-from harness.serve.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, answering
+from harness.serve.driver import (
+    BUFFERED_EVENTS,
+    STALLED_STEP_SECONDS,
+    EngineDriver,
+    answering,
+    reason_of_end,
+)
 from harness.serve.faults import log_fault
 from harness.serve.submissions import EngineStopped
 from reference.engine import Engine
@@ -177,22 +183,15 @@ class Together:
             self._thread.join()
 
     def _run(self) -> None:
-        reason = EngineStopped("the server is shutting down")
-        try:
-            while self._wait():
-                while self._commands:
-                    self._commands.popleft()()
-                for driver in self._drivers.values():
-                    driver.carry_out()
-                if not self._models.idle:
-                    self._step()
-        except DeviceLost as error:
-            log.error("the device was lost: %s", error)
-            reason = EngineStopped("the device was lost; restart the server")
-        except BaseException as error:
-            log_fault("the engines ended", error)
-            reason = EngineStopped("the engines failed; restart the server")
-        self._end(reason)
+        def turn() -> None:
+            while self._commands:
+                self._commands.popleft()()
+            for driver in self._drivers.values():
+                driver.carry_out()
+            if not self._models.idle:
+                self._step()
+
+        self._end(reason_of_end(self._wait, turn, "engines"))
 
     def _wait(self) -> bool:
         """Rest while there is nothing to do; False when it is time to end."""
