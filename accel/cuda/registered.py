@@ -10,6 +10,7 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
+from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
@@ -20,6 +21,7 @@ from accel.packets.layouts import WeightLayout
 from contract.shape_key import ShapeKey
 
 RULES: tuple[Rule, ...] = (
+    gather_rule,
     embed_rule,
     head_rows_rule,
     attention_rule,
