@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
 #endif
     work.formats = NUMBERS;
-    work.prepare(columns, PAIRED, WARPS);
+    work.prepare(columns, PAIRED);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
@@ -103,6 +103,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     memory.begin();
     RING<PRODUCT_SHAPE> ring(work);
     ring.begin(memory, threadIdx.x / WARP_LANES);
+    CHUNK_LIST<PRODUCT_SHAPE> list;
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
     const FLOAT_ROWS<> rows = {
@@ -130,5 +132,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    stream_product<PRODUCT_SHAPE>(work, ring, memory, own, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
 }
