@@ -1,5 +1,5 @@
-"""Delta-net layers: what lies between their products, as one launch for few tokens; for many, kernels for
-the convolution and for the recurrence."""
+"""Delta-net layers: what lies between their products, as one launch for few tokens; for many,
+kernels for the convolution and for the recurrence."""
 
 from __future__ import annotations
 

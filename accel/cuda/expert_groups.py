@@ -1,5 +1,5 @@
-"""Experts of many tokens: those that share one are multiplied together, in chunks of a table that the
-device makes."""
+"""Experts of many tokens: those that share one are multiplied together, in chunks of a table that
+the device makes."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """Experts chosen on the device: the products of a token with stacks of matrices kept in units.
 
-A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the shared
-expert where there is one - is three launches for few tokens and five for more, which are grouped by
-expert on the device. Every product with such a stack also exists alone.
+A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
+shared expert where there is one - is three launches for few tokens and five for more, which are
+grouped by expert on the device. Every product with such a stack also exists alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock, expert_block
@@ -23,7 +22,6 @@ from accel.cuda.expert_groups import (
 )
 from accel.cuda.runs import (
     nobody_reads,
-    operand_of,
     operand_place,
     packet_number,
     result,
@@ -39,15 +37,15 @@ from accel.cuda.units import (
     unit_bytes,
     unit_count,
 )
-from accel.packets.step import Op, Tensor
+from accel.packets.step import Op
 from contract.dtypes import F32, DType
 
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4
 BARRIER_BYTES = 8
 SLOTS = 2
 ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
-"""Rows of the router a block takes for few tokens, so that all of them run at once, and for many, so that
-a token's norm is repeated less often."""
+"""Rows of the router a block takes for few tokens, so that all of them run at once, and for many,
+so that a token's norm is repeated less often."""
 MOST_ROUTER_WARPS = 8
 MOST_HELD = 4
 """Segments of a row a warp of the router holds."""
@@ -166,7 +164,7 @@ def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
     if block.shared_activation is not None:
         tensors.append(result(ops[block.shared_activation]))
     return all(
-        tensor is None or (tensor.start % 4 == 0 and tensor.stride % 4 == 0 or tensor.stride == 1)
+        tensor is None or ((tensor.start % 4 == 0 and tensor.stride % 4 == 0) or tensor.stride == 1)
         for tensor in tensors
     )
 
@@ -256,7 +254,7 @@ def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = _formats(ops, block.gates, block.shared_gate)
-    of_warp = row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
+    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 

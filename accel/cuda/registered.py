@@ -13,6 +13,7 @@ from accel.cuda.attention import (
 from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
+from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
@@ -23,6 +24,7 @@ from accel.packets.layouts import WeightLayout
 from contract.shape_key import ShapeKey
 
 RULES: tuple[Rule, ...] = (
+    gather_rule,
     embed_rule,
     head_rows_rule,
     attention_rule,

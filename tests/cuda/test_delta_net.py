@@ -83,8 +83,8 @@ def test_tokens_of_several_slots(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["small", "short", "qwen35", "qwen3next"])
 def test_many_tokens(name: str, folder: Path) -> None:
-    """The convolution and the recurrence: tokens of a slot behind each other and far apart, one alone
-    in its slot."""
+    """The convolution and the recurrence: tokens of a slot behind each other and far apart, one
+    alone in its slot."""
     tokens = FEW_TOKENS + 5
     key, form = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
     steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)

@@ -1,5 +1,5 @@
-"""Experts chosen on the device: blocks of experts of small models on emulated blocks, and products with
-stacks by themselves, compared with the definitions bit for bit."""
+"""Experts chosen on the device: blocks of experts of small models on emulated blocks, and products
+with stacks by themselves, compared with the definitions bit for bit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tuned launches of a model's steps on emulated blocks, each run of ops with what the definitions have
-in front of it: it must leave what they have behind it."""
+"""Tuned launches of a model's steps on emulated blocks, each run of ops with what the definitions
+have in front of it: it must leave what they have behind it."""
 
 from __future__ import annotations
 
