@@ -154,11 +154,12 @@ class TunedSteps:
 
     def _values(self, tensor: Tensor) -> NDArray[Any]:
         """Its columns, of the rows there are."""
-        rows = self.recorded.arrays[tensor.buffer]
+        rows: Any = self.recorded.arrays[tensor.buffer]
         if not isinstance(rows, np.ndarray):
             rows = self.recorded.raw[tensor.buffer].view(np.float32)
         rows = rows.reshape(-1, tensor.stride) if tensor.stride > 1 else rows.reshape(-1)
-        return rows[:, tensor.start : tensor.stop] if rows.ndim > 1 else rows
+        values: NDArray[Any] = rows[:, tensor.start : tensor.stop] if rows.ndim > 1 else rows
+        return values
 
     def _is_known(self, name: str) -> bool:
         return name in self.recorded.arrays or name in self.made
