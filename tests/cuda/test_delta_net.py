@@ -72,7 +72,7 @@ def test_one_token(name: str, folder: Path) -> None:
     run(steps, [9], [0])
 
 
-@pytest.mark.parametrize("name", ["small", "short"])
+@pytest.mark.parametrize("name", ["small", "short", "qwen35"])
 def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     """Those of a slot apart from each other, one that begins anew, fewer than the form has."""
     key, form = ShapeKey(7, 1), ShapeKey(9, 2)

@@ -49,9 +49,9 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[lane % ROW_LANES + ROW_LANES * i] = m[i];
 }
 
-// One token's step of a row: M = g M; r = v - M k; M = M + (b r) k^T; what it returns is M q.
-DEVICE float advance_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS],
-                         const float (&q)[LANE_KEYS], float v, float g, float b, bool starts) {
+// What a token makes of a row: M = g M; r = v - M k; M = M + (b r) k^T.
+DEVICE void update_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS], float v, float g,
+                       float b, bool starts) {
     float p[LANE_KEYS];
 #pragma unroll
     for (int i = 0; i < LANE_KEYS; i++) {
@@ -60,10 +60,14 @@ DEVICE float advance_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS],
     }
     const float change = b * (v - fold_of_row(p));
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) {
-        m[i] = m[i] + change * k[i];
-        p[i] = m[i] * q[i];
-    }
+    for (int i = 0; i < LANE_KEYS; i++) m[i] = m[i] + change * k[i];
+}
+
+// And what it reads of it: M q.
+DEVICE float read_row(const float (&m)[LANE_KEYS], const float (&q)[LANE_KEYS]) {
+    float p[LANE_KEYS];
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i++) p[i] = m[i] * q[i];
     return fold_of_row(p);
 }
 

@@ -113,8 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int s = 0; s < ROW_SETS; s++) {
                 const unsigned row = own_row + s * ROWS_AT_ONCE;
-                const float value = advance_row(m[s], k, q, of_token[2 * STATE_SIZE + row],
-                                                factors[0], factors[1], starts);
+                update_row(m[s], k, of_token[2 * STATE_SIZE + row], factors[0], factors[1],
+                           starts);
+                const float value = read_row(m[s], q);
                 if (lane % ROW_LANES == 0) y[(first + i) * y_stride + row] = value;
             }
         }
