@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from contract.dtypes import I12
+from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
@@ -76,6 +79,23 @@ def test_a_block_of_experts_is_three_launches(name: str, quant: str, folder: Pat
     assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
     for position in range(2):
         run(steps, [40 + position], [position], [1])
+
+
+class UndecidedRouter(RecordedModel):
+    """Its router gives every expert the same logit."""
+
+    def _stored(self, decl: BufferDecl) -> NDArray[np.uint8]:
+        stored = super()._stored(decl)
+        return np.zeros_like(stored) if "ffn_gate_inp.weight" in decl.name else stored
+
+
+def test_equal_probabilities_go_to_the_first_experts(folder: Path) -> None:
+    """Of forty, so that some lanes have one and some have two."""
+    one = ShapeKey(1, 1)
+    known = recorded("qwen3moe", folder, one, "q4_k")
+    steps = TunedSteps(UndecidedRouter(known.model, known.limits, one), one, DEVICE, ROUTED, folder)
+    run(steps, [7], [0], [0])
+    assert any("ffn_gate_inp.weight" in name for name in known.raw)
 
 
 @pytest.mark.parametrize("name", ["wide", "shared"])
