@@ -6,8 +6,8 @@ import ctypes
 import threading
 from contextlib import suppress
 
-LIBRARY = "libOpenCL.so.1"
-"""What finds the drivers on Linux. A binding may bring another, for the same drivers."""
+from accel.opencl.api import library_path
+
 ANY_DEVICE = 0xFFFFFFFF
 
 
@@ -23,7 +23,7 @@ def load_drivers() -> threading.Thread:
 
 def _load() -> None:
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(library_path())
         count = ctypes.c_uint()
         if library.clGetPlatformIDs(0, None, ctypes.byref(count)) != 0:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
 from accel.packets.step import Op
+from contract.deferred import dataclass
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -203,7 +203,7 @@ class PersistentLauncher:
 
     def _note_ended(self) -> None:
         """The device's own times of steps: those of queued ones leave out the wait for others."""
-        complete = self.launch.cl.command_execution_status.COMPLETE
+        complete = self.launch.cl.COMPLETE
         while self._started and self._started[0].event.command_execution_status <= complete:
             step = self._started.popleft()
             if step.event.command_execution_status == complete:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.arrange import Arranger
-from accel.opencl.device import TIER, find_device, import_pyopencl
+from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
 from accel.opencl.program import build_program
@@ -31,6 +30,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.closing import Closing
+from contract.deferred import dataclass
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -65,7 +65,7 @@ class OpenClTier(Closing):
         choices: Choices | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._cl = import_pyopencl()
+        self._cl = import_binding()
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._memory = self._runtime.memory
@@ -202,7 +202,7 @@ class OpenClTier(Closing):
             "-cl-std=CL1.2",
             self._choices.cache,
         )
-        if header.name not in {kernel.function_name for kernel in program.all_kernels()}:
+        if header.name not in program.kernel_names():
             raise CodecError(f"kernel {header.name}: its source defines no kernel of that name")
         return OpenClKernel(header, program)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from accel.packets.binding import stored_operands
 from accel.packets.forms import step_forms
 from accel.packets.layouts import arranged_bytes, planes_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step import Schedule, Step
+from contract.deferred import dataclass
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes

@@ -6,10 +6,10 @@ import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from contract.deferred import dataclass
 from contract.errors import ConfigError
 from contract.types import Request, SamplingParams
 from harness.startup import load_ahead

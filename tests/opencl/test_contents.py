@@ -173,14 +173,17 @@ def build(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     """Step programs without a compiler: one is the text of its formats."""
     compiled: list[str] = []
 
-    def compile_it(context: Any, device: Device, source: str, *rest: object) -> str:
+    class Program(str):
+        def binary(self) -> bytes:
+            return self.encode()
+
+    def compile_it(context: Any, device: Device, source: str, *rest: object) -> Program:
         compiled.append(source)
-        return source.split("FOR_EACH_QUANTIZED(X)")[1].splitlines()[0].strip()
+        return Program(source.split("FOR_EACH_QUANTIZED(X)")[1].splitlines()[0].strip())
 
     monkeypatch.setattr(program_module, "_compile", compile_it)
-    monkeypatch.setattr(program_module, "_binary_of", str.encode)
     monkeypatch.setattr(
-        program_module, "_from_binary", lambda context, device, binary, options: binary.decode()
+        program_module, "_from_binary", lambda context, binary, options: binary.decode()
     )
 
     def run(parts: Parts, options: str = "") -> tuple[Parts, str, int]:
