@@ -127,6 +127,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
+    model.file.read_ahead()
     longest_context(model, options.context)
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import Language, Module, Traits, module_of, module_source
-from accel.opencl.launcher import LaunchContext, LaunchRecording, Recording
+from accel.opencl.launcher import Kinds, LaunchContext, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
 
@@ -66,7 +66,7 @@ class ModuleLauncher:
         launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self._groups * size,), (size,))
         launch.queue.finish()
 
-    def expect(self, ops: Sequence[Op]) -> None:
+    def expect(self, kinds: Kinds) -> None:
         """See Launcher."""
 
     def check(self) -> None:

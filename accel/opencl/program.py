@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,7 @@ HEADERS = (
 )
 ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
+KERNELS = Path(__file__).with_name("kernels")
 OP_NAMES = tuple(op.name for op in OPS)
 BASE_OPS = ("select_rows",)
 """Of a small program that every process loads: it probes how the device runs workers."""
@@ -102,9 +102,8 @@ def module_options(device: Device) -> str:
 
 def kernel_text(name: str) -> str:
     """The text of one file of ``kernels``. Raises BuildError when there is none."""
-    file = resources.files("accel.opencl").joinpath("kernels", name)
     try:
-        return file.read_text(encoding="utf-8")
+        return (KERNELS / name).read_text(encoding="utf-8")
     except FileNotFoundError:
         problem = "accel/packets/ops.py names an op whose kernel file does not exist"
         raise BuildError("accel/opencl/kernels", name, problem) from None

@@ -19,8 +19,9 @@ from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import PlannedSteps, StepMemory, opencl_footprint
+from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, opencl_footprint
 from accel.packets.forms import step_forms
+from accel.packets.kept_memory import KeptMemory
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
@@ -75,7 +76,7 @@ class OpenClTier(Closing):
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
         self._waiting = Waiting()
-        self._steps = PlannedSteps(self._schedule)
+        self._steps = PlannedSteps(self._schedule, known=self._known_memory())
         self._lost = ""
 
     @property
@@ -134,8 +135,7 @@ class OpenClTier(Closing):
         """Make the scratch memory, in a bank that has room for the buffers to come."""
         steps = self._steps.memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
-        step, _ = self._steps.of(graph, largest)
-        self._runtime.launcher.expect(step.ops)
+        self._runtime.launcher.expect(steps.kinds)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
         self._reserve_inputs(input_layout(graph, largest).nbytes)
@@ -308,6 +308,15 @@ class OpenClTier(Closing):
 
             step = fuse(step)
         return step, schedule_launches(step)
+
+    def _known_memory(self) -> KnownMemory | None:
+        """What steps took when they were planned before."""
+        cache, runtime = self._choices.cache, self._runtime
+        if cache is None:
+            return None
+        launcher = runtime.launcher
+        parameters = runtime.mode.value, launcher.by_modules, launcher.workers, runtime.parts
+        return KeptMemory(cache, (TIER, *parameters)).of
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers

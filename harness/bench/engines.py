@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -72,6 +71,9 @@ def open_engine(name: str, setup: Setup) -> BenchEngine:
 
 def peer_version() -> str:
     """The installed package and its version. Raises ConfigError when there is none."""
+    # Takes longer to load than all else that a worker needs of the standard library.
+    import importlib.metadata
+
     try:
         return f"{PEER_PACKAGE} {importlib.metadata.version(PEER_PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
