@@ -25,8 +25,11 @@ else:
             if not cls.__doc__:
                 # Else the library makes one out of a signature, which takes as long as all else.
                 cls.__doc__ = cls.__name__
+            heir = any(map(dataclasses.is_dataclass, cls.__mro__[1:]))
             made = dataclasses.dataclass(
                 cls,
+                # Which the library compares with that of the classes it inherits from.
+                frozen=frozen and heir,
                 init=False,
                 repr=False,
                 eq=False,
@@ -34,6 +37,7 @@ else:
                 slots=slots,
                 weakref_slot=weakref_slot,
             )
+            made.__dataclass_params__.frozen = frozen
             fields = dataclasses.fields(made)
             methods = {"__init__": _initializer(made, frozen), "__repr__": _representation(fields)}
             if eq:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ class Arranger:
     """What the device may still read of the host's memory, and the event after which not."""
     _ahead_bytes: int = 0
     """Of all that."""
+
+    def prepare(self, dtypes: Iterable[DType]) -> None:
+        """Make the programs for matrices of ``dtypes``, as far as they need any of their own."""
+        if not self.runtime.launcher.by_modules:
+            for dtype in dtypes:
+                if dtype.storage is not StorageClass.FLOAT:
+                    self._kernel(dtype)
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int

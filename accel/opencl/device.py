@@ -7,6 +7,7 @@ from typing import Any
 
 from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
+from accel.opencl.driver import wait_for_drivers
 from contract.deferred import dataclass
 from contract.errors import TierUnavailable
 
@@ -55,6 +56,7 @@ def find_devices() -> list[Device]:
     Raises TierUnavailable when the library, a platform or a device is missing.
     """
     cl = import_binding()
+    wait_for_drivers()
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:

@@ -135,6 +135,10 @@ class OpenClTier(Closing):
         """Make the scratch memory, in a bank that has room for the buffers to come."""
         steps = self._steps.memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
+        # Before the program of steps is begun: a driver makes one at a time.
+        self._arranger.prepare(
+            dict.fromkeys(decl.dtype for decl in graph.buffers.values() if matrices_of(decl))
+        )
         self._runtime.launcher.expect(steps.kinds)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)

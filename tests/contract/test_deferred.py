@@ -180,6 +180,31 @@ def test_heirs_have_all_fields(dataclass: Define) -> None:
     assert Heir(1) != Base(1)
 
 
+@pytest.mark.parametrize("heirs", [dataclasses.dataclass, deferred.dataclass])
+@DEFINE
+def test_heirs_are_frozen_as_what_they_inherit_from(dataclass: Define, heirs: Define) -> None:
+    """Whichever of the two defines either; else the definition is refused."""
+
+    @dataclass(frozen=True)
+    class Frozen:
+        a: int
+
+    @dataclass
+    class Open:
+        a: int
+
+    @heirs(frozen=True)
+    class Heir(Frozen):
+        b: int = 2
+
+    assert (Heir(1).b, hash(Heir(1))) == (2, hash((1, 2)))
+    with pytest.raises(FrozenInstanceError):
+        Heir(1).b = 3  # type: ignore[misc]
+    for base, frozen in ((Frozen, False), (Open, True)):
+        with pytest.raises(TypeError, match="cannot inherit"):
+            heirs(frozen=frozen)(type("Other", (base,), {"__annotations__": {"b": int}}))
+
+
 def test_copies_and_pickles() -> None:
     """Frozen or not."""
     for one in (Kept(1, (2,)), Open(3)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from accel.opencl import api, driver
+from accel.opencl import api, binding, driver
 from accel.opencl import device as device_module
 from accel.opencl.device import Device, find_device, find_devices
 from accel.opencl.driver import load_drivers
@@ -23,6 +24,36 @@ def test_drivers_are_loaded_in_a_thread(device: Device) -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert find_device().name == device.name
+
+
+def test_devices_are_looked_for_when_drivers_are_loaded(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a thread loads them: it may be the only one that sees the devices."""
+    loaded = threading.Event()
+    order: list[str] = []
+
+    def load() -> None:
+        assert loaded.wait(60)
+        order.append("loaded")
+
+    def platforms() -> list[binding.Platform]:
+        order.append("asked")
+        return []
+
+    def find() -> None:
+        with suppress(TierUnavailable):
+            find_devices()
+
+    monkeypatch.setattr(driver, "_load", load)
+    monkeypatch.setattr(binding, "get_platforms", platforms)
+    load_drivers()
+    finding = threading.Thread(target=find)
+    finding.start()
+    finding.join(0.2)
+    loaded.set()
+    finding.join(60)
+    assert order == ["loaded", "asked"]
 
 
 def test_memory_that_can_be_had(tmp_path: Path) -> None:
