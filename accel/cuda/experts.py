@@ -28,7 +28,7 @@ from accel.cuda.runs import (
     size_places,
     source,
 )
-from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.cuda.units import (
     TUNED_STACKS,
     UNIT_ROWS,
@@ -65,12 +65,12 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = op.most_sizes()
     spans = -(-unit_count(sizes["columns"]) // SPAN_UNITS)
     assert op.dtype is not None
-    assert sizes["tokens"] <= MOST_GRID
+    assert _tiles(op) <= MOST_GRID
     nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
     launch = KernelLaunch(
         "expert_product.cu",
         "expert_product",
-        (_tiles(op), sizes["tokens"], 1),
+        (sizes["tokens"], _tiles(op), 1),
         (32 * spans, 1, 1),
         nbytes,
         {
@@ -102,6 +102,8 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     grouped = grouping(ops, block, device)
     router, words = _router(ops, block), router_words(ops, block)
     if grouped is None:
+        if _gates_grid(ops, block)[1] > MOST_GRID:
+            return None
         return Replacement(block.length, (router, _gates(ops, block), _down(ops, block)), 4 * words)
     launches = (router, *grouped_launches(ops, block, grouped, device))
     return Replacement(block.length, launches, 4 * (words + grouped.table_words))
@@ -117,7 +119,7 @@ def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
         return False
     if norm.most_sizes()["groups"] != 1 or experts > MOST_EXPERTS or used > MOST_USED:
         return False
-    if norm.count.most * (used + 1) > MOST_GRID or not _aligned(ops, block):
+    if norm.count.most > MOST_GRID or not _aligned(ops, block):
         return False
     if _router_shape(router)[1] > MOST_HELD or 2 * _gate_spans(gates) > MOST_WARPS:
         return False
@@ -258,15 +260,21 @@ def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 
+def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
+    """Tiles, and experts of all tokens."""
+    gates = ops[block.gates]
+    places = gates.most_sizes()["used"] + (block.shared_gate is not None)
+    return _tiles(gates), ops[block.norm].count.most * places, 1
+
+
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
     spans, used = _gate_spans(gates), gates.most_sizes()["used"]
     first, second = _formats(ops, block.gates, block.shared_gate)
-    places = used + (block.shared_gate is not None)
     return KernelLaunch(
         "expert_gates.cu",
         "expert_gates",
-        (_tiles(gates), ops[block.norm].count.most * places, 1),
+        _gates_grid(ops, block),
         (64 * spans, 1, 1),
         _gate_bytes(ops, block),
         {
