@@ -8,7 +8,8 @@ from accel.cuda.runs import operand_place, size_places
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 THREADS = 128
-MOST_TOKEN_BLOCKS = 1 << 10
+MOST_TOKENS = 64
+"""With more there are blocks enough."""
 
 
 def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -17,10 +18,12 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     if op.name != "swiglu":
         return None
     sizes = op.most_sizes()
+    if sizes["tokens"] > MOST_TOKENS:
+        return None
     launch = KernelLaunch(
         "gated_rows.cu",
         "gated_rows",
-        (-(-sizes["width"] // THREADS), min(sizes["tokens"], MOST_TOKEN_BLOCKS), 1),
+        (-(-sizes["width"] // THREADS), sizes["tokens"], 1),
         (THREADS, 1, 1),
         macros={
             "THREADS": THREADS,

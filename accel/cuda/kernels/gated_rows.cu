@@ -13,12 +13,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned column = blockIdx.x * THREADS + threadIdx.x;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
-    if (column >= width) return;
+    const unsigned token = blockIdx.y;
+    if (column >= width || token >= tokens) return;
     const float *gate = (const float *)operand_at(launch, GATE_AT) + column;
     const float *up = (const float *)operand_at(launch, UP_AT) + column;
     float *y = (float *)operand_at(launch, Y_AT) + column;
-    for (unsigned token = blockIdx.y; token < tokens; token += gridDim.y)
-        y[token * stride_at(launch, Y_AT)] =
-            gated(op->size[SWIGLU_ACTIVATION], gate[token * stride_at(launch, GATE_AT)],
-                  up[token * stride_at(launch, UP_AT)]);
+    y[token * stride_at(launch, Y_AT)] =
+        gated(op->size[SWIGLU_ACTIVATION], gate[token * stride_at(launch, GATE_AT)],
+              up[token * stride_at(launch, UP_AT)]);
 }
