@@ -93,7 +93,7 @@ def test_weights_are_on_one_device_each(folder: Path, open_tier: OpenTier) -> No
         tier = open_tier(device)
         graph = model.graph(limits)
         buffers = tier.footprint(graph, limits.largest).buffers
-        name = "blk.0.ffn_down.weight"
+        name = "model.ffn_down.weight[0]"
         held.append(buffers[name])
     assert held[1] <= held[0] // 2 + 4096
 
