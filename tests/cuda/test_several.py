@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from accel.cuda.program import Compiler
+from accel.cuda.report import device_lines
 from accel.cuda.runtime import Choices
 from accel.cuda.several import SeveralTier, SharedBuffer, open_cuda
 from accel.cuda.tier import CudaTier
@@ -19,7 +20,10 @@ from contract.errors import ConfigError, DeviceLost, OutOfMemory, TierUnavailabl
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Heap, Tier
+from harness.cli import findings, inspect_command
+from harness.cli.model_facts import Wanted, memory_facts
 from harness.synth import sized_spec, write_synthetic
+from harness.tiers import TierOptions
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
@@ -267,6 +271,37 @@ def test_what_cannot_be_one_tier_is_said(driver: FakeDevices, device: str, match
     with pytest.raises(TierUnavailable, match=match):
         opened(driver, device)
     assert contexts(driver) == []
+
+
+def test_devices_are_listed() -> None:
+    """With their numbers, and which of them can be one tier."""
+    driver = FakeDevices(3)
+    driver.apart |= {(2, 0), (2, 1)}
+    driver.of_device["COMPUTE_CAPABILITY_MAJOR", 1] = 7
+    assert device_lines(driver) == (
+        "0 Fake device: sm_90a, 256 MiB; reaches 1, 2",
+        "1 Fake device: sm_70, 256 MiB; too old",
+        "2 Fake device: sm_90a, 256 MiB",
+    )
+
+
+def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the devices open, and that figures are those of each."""
+
+    def open_tier(name: str, options: TierOptions) -> Tier:
+        tier: Tier = opened(FakeDevices(), options.device)
+        return tier
+
+    monkeypatch.setattr(findings, "open_tier", open_tier)
+    found = findings.tier_finding("cuda", "0,1")
+    assert (found.ok, found.detail) == (True, "cuda on Fake device (0) + Fake device (1)")
+    twice = findings.tier_finding("cuda", "1,1")
+    assert (twice.ok, twice.detail) == (False, "cuda: device Fake device (1) is named twice")
+    with opened(FakeDevices()) as tier:
+        wanted = Wanted(32, "i12", 16, 1 << 28, tier=tier)
+        facts = memory_facts(model_of("llama", folder), wanted, 32)
+    assert facts["devices"] == 2
+    assert "on cuda, each of 2 devices" in inspect_command._memory(facts)
 
 
 def test_a_persistent_step_knows_one_device() -> None:
