@@ -202,8 +202,10 @@ class SeveralTier(Closing):
             if decl.name not in one.divided:
                 return one.upload(decl, data)
             own = share_of_decl(decl, one.share)
-            rows = one.share.of(int(decl.shape[-2]))
-            return one.upload(own, data[rows.start : rows.stop])
+            *matrices, rows, _ = (int(dim) for dim in decl.shape)
+            kept = one.share.of(rows)
+            stored = data.reshape(*matrices, rows, data.shape[-1])
+            return one.upload(own, stored[..., kept.start : kept.stop, :])
 
         with self._guarded(f"uploading {decl.name}"):
             parts = self._on_each(part)

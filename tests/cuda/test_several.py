@@ -30,19 +30,27 @@ from reference.model.open import Model, open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, Submission
 from tests.cuda.fake_devices import DeviceContext, EmulatedDevices, FakeDevices
 from tests.cuda.fake_driver import CUresult, FakeNvrtc
-from tests.cuda.test_persistent import MODELS
+from tests.cuda.test_persistent import EXPERTS, MODELS
 from tests.cuda.test_tier import GRAPH, LARGEST, LAYOUT, STATE, block_of, doubled, values_of
 
 LIMITS = Limits(2, 32, 4, I12, step_tokens=4, step_rows=2)
 STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 """Tokens of a step, the first's position."""
+FAMILIES = {
+    **MODELS,
+    "qwen35moe": {
+        **MODELS["qwen35"],
+        "architecture": "qwen35moe",
+        "experts": {**EXPERTS, "shared_width": 160},
+    },
+}
 DOWN, TABLE = "model.ffn_down.weight[0]", "model.token_embd.weight"
 
 
 def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:
     path = folder / f"{name}-{quant}.gguf"
     if not path.exists():
-        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
+        write_synthetic(path, sized_spec("tiny", quant=quant, **FAMILIES[name]))
     return open_model(path)
 
 
@@ -77,7 +85,7 @@ def contexts(driver: FakeDevices) -> list[DeviceContext]:
     return [one for one in driver.contexts if not one.destroyed]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "qwen35moe"])
 def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     """Families of every sort: biases, norms behind products, experts, recurrent layers."""
     model, driver = model_of(name, folder), EmulatedDevices(folder)
@@ -157,6 +165,23 @@ def test_what_is_divided_is_planned(folder: Path) -> None:
             assert two.allocated_bytes - planned >= 0
             held = [part._memory.held for part in two._members]
             assert max(held) - min(held) < 4096
+
+
+def test_experts_are_divided(folder: Path) -> None:
+    """Of a stack each device has rows of every matrix, and no second copy of them is in host
+    memory."""
+    model = model_of("qwen35moe", folder)
+    graph = model.graph(LIMITS)
+    stack = "model.ffn_gate_exps.weight[0]"
+    with opened(EmulatedDevices(folder), "0") as one, opened(EmulatedDevices(folder)) as two:
+        alone, shared = (tier.footprint(graph, LIMITS.largest).buffers for tier in (one, two))
+        # Tiles have 32 rows: of 96 rows there are three, of 48 two.
+        assert 3 * shared[stack] == 2 * alone[stack]
+        with ModelRunner(model, two, LIMITS) as runner:
+            buffer = runner._buffers[stack]
+            stored = two.map(buffer)
+            for part in buffer.parts:
+                assert np.shares_memory(part.source, stored)
 
 
 def lost(
