@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import platformdirs
 
+from contract.deferred import dataclass
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES, Tier
 

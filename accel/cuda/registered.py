@@ -10,6 +10,8 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
+from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
+from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
@@ -27,6 +29,11 @@ RULES: tuple[Rule, ...] = (
     attention_rule,
     attention_tokens_rule,
     attention_blocks_rule,
+    delta_step_rule,
+    conv_rule,
+    recurrence_rule,
+    expert_rule,
+    expert_product_rule,
     matrix_rule,
     product_rule,
 )
