@@ -151,6 +151,20 @@ def test_a_step_waits_for_nothing_before_all_devices_have_it(folder: Path) -> No
         runner.collect(under_way)
 
 
+def test_memory_of_another_device_may_move(folder: Path) -> None:
+    """Graphs that write to it are made anew."""
+    model = model_of("llama", folder)
+    expected = outcomes(model, CpuTier())
+    with opened(EmulatedDevices(folder)) as tier, ModelRunner(model, tier, LIMITS) as runner:
+        runner.prepare()
+        got = []
+        for number, step in enumerate(submitted(runner), 1):
+            out = runner.collect(step)
+            got.append((int(out.token[0]), out.logits.tobytes()))
+            tier._members[0]._reserve(number << 20, 0)
+    assert got == expected
+
+
 def test_what_is_divided_is_planned(folder: Path) -> None:
     """A matrix takes half as much, a table that is read by rows as much as ever, and the devices
     hold what was said."""
