@@ -215,6 +215,8 @@ def _launch(
     exchange = _exchange(phases, reading, first + count, local)
     works_at = _sixteenths(ring + needed)
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
+    normal = max([1, *(phase.held_units(warps) for phase in products if phase.norm)])
+    held = max(phase.held_units(warps) for phase in products)
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
@@ -223,7 +225,8 @@ def _launch(
         "CHUNK_UNITS": CHUNK_UNITS,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
-        "HELD_UNITS": max(phase.held_units(warps) for phase in products),
+        "NORM_UNITS": normal,
+        "HELD_UNITS": -(-held // normal) * normal,
         "PACKET_COUNT": 1,
     }
     return PlannedLaunch(

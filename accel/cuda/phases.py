@@ -27,6 +27,9 @@ from accel.cuda.step_table import (
 from accel.cuda.units import UNIT_ROWS, unit_count
 from accel.packets.step import Op
 
+MOST_READ_UNITS = 6
+"""Units of rows a warp has under way at once: of 12,288 columns all that eight warps read."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProductPhase:
@@ -65,6 +68,11 @@ class ProductPhase:
         return unit_count(self._product.most_sizes()["columns"])
 
     @property
+    def norm(self) -> bool:
+        """Whether x is normalized."""
+        return self.places.number("NORM") is not None
+
+    @property
     def _product(self) -> Op:
         number = self.places.number("PRODUCT")
         assert number is not None
@@ -98,7 +106,8 @@ class ProductPhase:
 
     def held_units(self, warps: int) -> int:
         """Units a warp has under way at once."""
-        return min(MOST_HELD_UNITS, -(-self.tokens * self.units // warps))
+        each = -(-self.tokens * self.units // warps)
+        return min(MOST_HELD_UNITS if self.norm else MOST_READ_UNITS, each)
 
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""
@@ -200,7 +209,8 @@ class AttentionPhase:
     def memory_bytes(self, tokens: int, warps: int) -> int:
         """Shared memory for it beside the ring."""
         rows = 4 * self.head_dim * (HEADS + 2 * tokens)
-        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows
+        fresh = tokens * (_fresh_bytes(self.head_dim) + 4 * HEADS * warps)
+        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows + fresh
 
     def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""
@@ -234,6 +244,12 @@ class AttentionPhase:
                 one[f"{name}_weight"], _ = bound.stored(weight)
         one["counters"] = counters
         return record
+
+
+def _fresh_bytes(head_dim: int) -> int:
+    """A FRESH_ROW of ``step_attention.h``: a key in two parts, a value of 16 bits a channel, two
+    exponents and a position."""
+    return -(-(head_dim * 3 // 2 + 2 * head_dim + 12) // 16) * 16
 
 
 Phase = ProductPhase | AttentionPhase

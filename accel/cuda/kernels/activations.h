@@ -125,8 +125,8 @@ DEVICE float sum_of_squares(const EIGHT &v, int lane) {
 DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
     float total = 0.0f;
     unsigned i = 0;
-    // A kernel's text comes from afar at every launch: short loops stay loops.
-#pragma unroll 1
+    // A kernel's text comes from afar: short loops stay loops, but for some spans read at once.
+#pragma unroll 4
     for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride) {
         const float a = value[0], b = value[stride], c = value[2 * stride], d = value[3 * stride];
         total = total + ((((0.0f + a) + b) + c) + d);
@@ -148,14 +148,14 @@ template <class SOURCE = STANDING> struct FLOAT_ROWS {
     SOURCE source;
 };
 
-// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `most` of
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `normal` of
 // them stay in registers while the norm's factor is found, which there is where both `norm` and
-// `normed`. `single`: there is one token at most.
+// `normed`; without one `most`, a multiple of that, are on their way at once. `single`: there is one
+// token at most.
 template <int warps, bool norm, bool single = false, class SOURCE = STANDING,
-          int most = HELD_UNITS>
+          int normal = norm ? HELD_UNITS : 1, int most = HELD_UNITS>
 struct ROW_QUANTIZER {
-    static constexpr int at_once = most % 2 ? 1 : 2;
-    EIGHT held[most], weight[most];
+    EIGHT held[most], weight[normal];
     const ACTIVATIONS &x;
     const FLOAT_ROWS<SOURCE> &rows;
     unsigned total;
@@ -184,7 +184,7 @@ struct ROW_QUANTIZER {
     __device__ __forceinline__ void load_weights(unsigned first) {
         if (!norm || !normed || !rows.weight) return;
 #pragma unroll
-        for (int i = 0; i < most; i++) weight[i] = load(rows.weight, 0, first + i * warps);
+        for (int i = 0; i < normal; i++) weight[i] = load(rows.weight, 0, first + i * warps);
     }
     __device__ __forceinline__ const float *row_of(unsigned token) const {
         return rows.x + rows.source.row(token) * rows.stride;
@@ -198,6 +198,7 @@ struct ROW_QUANTIZER {
 #pragma unroll
         for (int i = 0; i < most; i++) {
             const unsigned index = first + i * warps, token = token_of(index);
+            if (norm && normed && i >= normal) break;
             if constexpr (SOURCE::waits_for_others) {
                 if (index < total)
                     held[i] = read_eight(row_of(token), index - token * x.units, rows.columns,
@@ -222,24 +223,16 @@ struct ROW_QUANTIZER {
             if (rows.weight) v.of[e] = v.of[e] * by.of[e];
         }
     }
-    // The units behind the first AT_ONCE come to the front, those go to the end.
-    __device__ __forceinline__ void turn(EIGHT (&units)[most]) const {
-        EIGHT front[at_once];
-#pragma unroll
-        for (int i = 0; i < at_once; i++) front[i] = units[i];
-#pragma unroll
-        for (int i = at_once; i < most; i++) units[i - at_once] = units[i];
-#pragma unroll
-        for (int i = 0; i < at_once; i++) units[most - at_once + i] = front[i];
-    }
+    // The units behind the first ones come to the front.
     __device__ __forceinline__ void turn() {
-        turn(held);
-        if (norm) turn(weight);
+#pragma unroll
+        for (int i = normal; i < most; i++) held[i - normal] = held[i];
     }
     // `squares` has room for a float a unit and token. A kernel's text comes from afar: units take turns
     // at it.
     __device__ __forceinline__ void run(float *squares) {
-        constexpr unsigned step = warps * most, apart = warps * at_once;
+        constexpr unsigned apart = warps * normal;
+        const unsigned step = norm && normed ? apart : warps * most;
         unsigned known = rows.tokens;
         float r = 0.0f;
 #pragma unroll 1
@@ -249,12 +242,11 @@ struct ROW_QUANTIZER {
             for (unsigned first = warp; first < total; first += step) {
                 if (fresh) load_rows(first);
                 if (pass && total > step) load_weights(first);
-                unsigned turned = 0;
 #pragma unroll 1
                 for (unsigned at = first; at < min(first + step, total); at += apart) {
-                    if (at != first) turn(), turned++;
+                    if (most > normal && at != first) turn();
 #pragma unroll
-                    for (int i = 0; i < at_once; i++) {
+                    for (int i = 0; i < normal; i++) {
                         const unsigned index = at + i * warps, token = token_of(index);
                         if (index >= total) break;
                         if (fresh) settle(held[i], index);
@@ -273,9 +265,6 @@ struct ROW_QUANTIZER {
                         quantize_unit(x, index, lane, held[i]);
                     }
                 }
-                // The first are in front again for the second pass.
-#pragma unroll 1
-                for (; turned % (most / at_once); turned++) turn();
             }
             __syncthreads();
         }

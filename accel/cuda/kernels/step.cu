@@ -4,9 +4,10 @@
 // exchange.h.
 //
 // Compiled with WARPS, SLOTS, TOKENS and CHUNK_UNITS as in unit_stream.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention; HELD_UNITS as in activations.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which
-// says whose turn the banks are, and one of blocks that are done, 0 between steps; counters of
-// attention follow.
+// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none;
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h. workspace begins with a count of
+// steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
+// counters of attention follow.
 
 #include "step_product.h"
 #if HEAD_DIM

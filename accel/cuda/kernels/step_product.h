@@ -72,8 +72,8 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
-    ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING> quantizer(memory.x, rows,
-                                                                           phase.norm != 0);
+    ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
+        memory.x, rows, phase.norm != 0);
     quantizer.load_weights(threadIdx.x / WARP_LANES);
     quantizer.run(memory.squares);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
