@@ -27,9 +27,6 @@ from accel.cuda.step_table import (
 from accel.cuda.units import UNIT_ROWS, unit_count
 from accel.packets.step import Op
 
-MOST_READ_UNITS = 6
-"""Units of rows a warp has under way at once: of 12,288 columns all that eight warps read."""
-
 
 @dataclass(frozen=True, slots=True)
 class ProductPhase:
@@ -107,7 +104,7 @@ class ProductPhase:
     def held_units(self, warps: int) -> int:
         """Units a warp has under way at once."""
         each = -(-self.tokens * self.units // warps)
-        return min(MOST_HELD_UNITS if self.norm else MOST_READ_UNITS, each)
+        return min(MOST_HELD_UNITS, each)
 
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""

@@ -43,16 +43,27 @@ DEVICE EIGHT read_eight(const float *row, unsigned unit, unsigned columns, int l
 DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned columns, int lane,
                          const INCOMING &source) {
     const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    if (!source.awaited) return;
+    // One lane waits for what is missing: many that ask crowd the cache.
+    while (true) {
+        bool missing = false;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (column + 128 * i < columns) {
-            const uint4 read = {__float_as_uint(v.of[4 * i]), __float_as_uint(v.of[4 * i + 1]),
-                                __float_as_uint(v.of[4 * i + 2]),
-                                __float_as_uint(v.of[4 * i + 3])};
-            const float4 x = source.settled(read, row + column + 128 * i);
-            v.of[4 * i] = x.x, v.of[4 * i + 1] = x.y;
-            v.of[4 * i + 2] = x.z, v.of[4 * i + 3] = x.w;
+        for (int e = 0; e < 8; e++)
+            missing |= column + e / 4 * 128 < columns && !__float_as_uint(v.of[e]);
+        const unsigned late = __ballot_sync(ALL_LANES, missing);
+        if (!late) break;
+        bool stopped = false;
+        if (lane == __popc((late & (0u - late)) - 1)) {
+            const unsigned half = column + 128 < columns ? 128 : 0;
+            stopped = source.waits_in_vain(row + column + half + 3);
         }
+        v = read_eight(row, unit, columns, lane, source);
+        if (__ballot_sync(ALL_LANES, stopped)) break;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (column + e / 4 * 128 < columns)
+            v.of[e] = __uint_as_float(~__float_as_uint(v.of[e]));
 }
 
 DEVICE unsigned four_bytes(int a, int b, int c, int d) {

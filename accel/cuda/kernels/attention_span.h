@@ -23,8 +23,9 @@ struct SPAN_RANGE {
 DEVICE void call_span(const SPAN_WORK &work) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const SPAN_RANGE tiles(work);
-    if (tiles.first + warp < tiles.end)
-        call_tile(work, (work.span * SPAN_TILES + tiles.first + warp) * KV_TILE, lane);
+#pragma unroll 1
+    for (unsigned tile = tiles.first + warp; tile < tiles.end; tile += WARPS)
+        call_tile(work, (work.span * SPAN_TILES + tile) * KV_TILE, lane);
 }
 
 // One span of a group of heads: U, l and o of it or, where there is no other, result(channel of all

@@ -39,6 +39,13 @@ struct INCOMING {
         while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
         return __uint_as_float(~word);
     }
+    // Waits for one float; whether the host wants the launch to end instead.
+    __device__ __forceinline__ bool waits_in_vain(const float *place) const {
+        unsigned spins = 0;
+        while (load_shared_word((const unsigned *)place) == 0)
+            if (!waits(true, spins)) return true;
+        return false;
+    }
     // Many lanes that ask for what is not there yet crowd the cache: one of the warp waits for one of
     // its words first.
     __device__ __forceinline__ void watch(const float *place, int lane) const {

@@ -69,10 +69,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PHASE *records = (PHASE *)(works + count);
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         prepare_work(phases[i], works[i]);
-    if (lane_of_block < RECORD_VECTORS)
-        records[0].vector[lane_of_block] = phases[0].vector[lane_of_block];
+    if (lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS)
+        ((uint4 *)records)[lane_of_block] = ((const uint4 *)phases)[lane_of_block];
     __syncthreads();
     const STREAM_MEMORY<STEP_SHAPE> memory(shared, works[0], 0);
+    memory.begin(1, false);
     STEP_RING<STEP_SHAPE> ring;
     ring.begin(works, count, memory, lane_of_block / WARP_LANES);
 
@@ -92,18 +93,23 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 
 #pragma unroll 1
     for (unsigned i = 0; i < count; i++) {
-        const PHASE &phase = records[i % 2];
-        const bool fetches = lane_of_block < RECORD_VECTORS && i + 1 < count;
+        const PHASE &phase = records[i % MOST_RECORDS];
+        const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
         uint4 coming;
-        if (fetches) coming = phases[i + 1].vector[lane_of_block];
+        if (fetches) coming = phases[i + 2].vector[lane_of_block];
         if (i + 1 < count) call_weights(works[i + 1]);
+#if HEAD_DIM
+        const PHASE &next = records[(i + 1) % MOST_RECORDS];
+        if (i + 1 < count && next.product.kind != PRODUCT_KIND)
+            call_attention(next.attention, step, works[i + 1].tokens);
+#endif
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
 #if HEAD_DIM
         else
             attention_phase(phase.attention, step, works[i].tokens, state, memory.x.planes);
 #endif
-        if (fetches) records[(i + 1) % 2].vector[lane_of_block] = coming;
+        if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
         __syncthreads();
     }
     if (lane_of_block == 0 && atomicAdd(state + 1, 1) + 1 == gridDim.x) state[1] = 0, state[0]++;

@@ -199,8 +199,11 @@ struct ROWS_OF_STEP {
     }
 };
 
-DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                            unsigned tokens, unsigned *workspace, unsigned char *memory) {
+// Calls each(work, begin, end, group) for the block's spans of every token: of those `begin` to `end` - 1
+// of the token work.span, of the group of heads `group`.
+template <class EACH>
+DEVICE void for_spans(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, unsigned tokens,
+                      const EACH &each) {
     const unsigned *queries = (const unsigned *)step.at(phase.query);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
     SPAN_WORK work;
@@ -208,8 +211,9 @@ DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &ste
     work.kv = (U64)step.at(phase.kv);
     work.q = 0;
     const unsigned sharing = phase.heads / work.kv_heads;
-    const unsigned each = work.kv_heads * ((sharing + HEADS - 1) / HEADS);
+    const unsigned groups = work.kv_heads * ((sharing + HEADS - 1) / HEADS);
     unsigned unit = blockIdx.x;
+#pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         const unsigned *query = queries + work.token * phase.query_stride;
         work.position = query[QUERY_POSITION];
@@ -217,29 +221,42 @@ DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &ste
         work.pages = pages + query[QUERY_SLOT] * phase.pages_stride;
         const unsigned begin = work.first / (KV_TILE * SPAN_TILES);
         const unsigned end = work.position / (KV_TILE * SPAN_TILES) + 1;
-        const unsigned units = (end - begin) * each;
+        const unsigned units = (end - begin) * groups;
+#pragma unroll 1
         for (; unit < units; unit += gridDim.x) {
-            const unsigned group = unit % each;
-            work.span = begin + unit / each;
+            const unsigned group = unit % groups;
+            work.span = begin + unit / groups;
             work.take_group(group, sharing);
-            call_span(work);
-            const ROWS_OF_STEP rows = {phase, step, work, memory, tokens};
-            const FRESH_ROWS fresh = {
-                (const FRESH_ROW *)(memory + AT_FRESH),
-                (int *)(memory + AT_FRESH_WEIGHTS) + threadIdx.x / WARP_LANES * TOKENS * HEADS,
-                tokens,
-            };
-            float *parts = (float *)step.at(phase.parts) +
-                           (size_t)(work.token * phase.heads + work.head) * phase.slots *
-                               PART_FLOATS;
-            const ATTENTION_RESULT result = {phase, step, work.token, work.head};
-            attend_all_spans(work, memory, parts, phase.slots, begin, end,
-                             workspace + phase.counters + work.token * each + group, rows, fresh,
-                             result);
-            __syncthreads();
+            each(work, begin, end, work.token * groups + group);
         }
         unit -= units;
     }
+}
+
+// Lets the keys and values of a phase come nearer, long before anybody reads them.
+DEVICE void call_attention(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                           unsigned tokens) {
+    for_spans(phase, step, tokens,
+              [](const SPAN_WORK &work, unsigned, unsigned, unsigned) { call_span(work); });
+}
+
+DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                            unsigned tokens, unsigned *workspace, unsigned char *memory) {
+    for_spans(phase, step, tokens, [&](const SPAN_WORK &work, unsigned begin, unsigned end,
+                                       unsigned counter) {
+        const ROWS_OF_STEP rows = {phase, step, work, memory, tokens};
+        const FRESH_ROWS fresh = {
+            (const FRESH_ROW *)(memory + AT_FRESH),
+            (int *)(memory + AT_FRESH_WEIGHTS) + threadIdx.x / WARP_LANES * TOKENS * HEADS,
+            tokens,
+        };
+        float *parts = (float *)step.at(phase.parts) +
+                       (size_t)(work.token * phase.heads + work.head) * phase.slots * PART_FLOATS;
+        const ATTENTION_RESULT result = {phase, step, work.token, work.head};
+        attend_all_spans(work, memory, parts, phase.slots, begin, end,
+                         workspace + phase.counters + counter, rows, fresh, result);
+        __syncthreads();
+    });
 }
 
 #endif

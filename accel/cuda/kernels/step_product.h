@@ -25,14 +25,18 @@ template <class S> struct STEP_RING {
     // Goes on to the next phase that has something for this warp where the present one has no more.
     __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
                                           unsigned slot) {
+        if (enter(warp))
+            list.copy(works[phase], memory, warp, slot);
+        else
+            no_copy();
+    }
+    // The phase that has something left for this warp.
+    __device__ __forceinline__ bool enter(unsigned warp) {
         while (list.is_done()) {
-            if (phase + 1 >= phases) {
-                no_copy();
-                return;
-            }
+            if (phase + 1 >= phases) return false;
             list.begin(works[++phase], warp);
         }
-        list.copy(works[phase], memory, warp, slot);
+        return true;
     }
 };
 
@@ -63,7 +67,7 @@ template <class S>
 DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
-    memory.begin();
+    memory.begin(work.steps, true);
     CHUNK_LIST<S> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
     const int tokens = (int)min(work.tokens, S::most_tokens);

@@ -12,6 +12,7 @@
 #define MOST_PHASE_MATRICES 3
 #define PRODUCT_KIND 0
 #define RECORD_VECTORS 16  // of a phase
+#define MOST_RECORDS 3     // in shared memory
 
 struct STEP_HEAD {
     unsigned phases, exchange_at, bank_bytes, works_at;

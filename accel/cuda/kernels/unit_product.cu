@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
 
     STREAM_MEMORY<PRODUCT_SHAPE> memory(shared, work, SLOT_BITS);
-    memory.begin();
+    memory.begin(work.steps, false);
     RING<PRODUCT_SHAPE> ring(work);
     ring.begin(memory, threadIdx.x / WARP_LANES);
     CHUNK_LIST<PRODUCT_SHAPE> list;

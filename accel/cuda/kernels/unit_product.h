@@ -242,31 +242,27 @@ template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit
     value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[place]);
 }
 
-// What a lane has of the activations of a unit, for one token. `spread`: once for each of the four
-// pairs of columns, zeros for all but the lane's own; registers instead of instructions.
-template <bool spread> struct LANE_UNIT {
-    unsigned word[spread ? 16 : 4];
+// What a lane has of the activations of a unit, for one token.
+struct LANE_UNIT {
+    uint4 words;
     uint2 sums;
     float scale;
 
     __device__ __forceinline__ void load(const ACTIVATIONS &x, unsigned index, int lane) {
-        const uint4 b = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
-#pragma unroll
-        for (int i = 0; i < (spread ? 16 : 4); i++)
-            word[i] = !spread || lane / 8 == i / 4 ? word_of(b, i % 4) : 0;
+        words = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
         sums = *(const uint2 *)(x.sums + (size_t)index * UNIT_SUMS + lane % 4 * 4);
         scale = x.scales[index];
     }
-    // Word i as an operand of the columns of a pair.
+    // Word i as an operand of the columns of a pair: zeros for all but the lane's own.
     __device__ __forceinline__ unsigned of(int pair, int i, int lane) const {
-        return spread ? word[pair * 4 + i] : lane / 8 == pair ? word[i] : 0;
+        return lane / 8 == pair ? word_of(words, i) : 0;
     }
 };
 
 // A lane's part of the sums of rows g and g + 8 for one token: what it keeps, of row g for t < 2,
 // and what it gives to lane ^ 2. Of formats with minima odd lanes have the sums over those.
-template <int dtype, bool spread>
-DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT<spread> &x, int lane, int &kept,
+template <int dtype>
+DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT &x, int lane, int &kept,
                       int &given) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const int g = lane / 4, t = lane % 4;
@@ -333,9 +329,9 @@ DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT<spread> &x, int
 // The same for one token and COUNT units side by side, in formats of super-blocks: the four pairs
 // of columns take sub-blocks in turn, so that every lane has sums to scale. Lanes t = 0 get row g,
 // lanes t = 2 row g + 8.
-template <int dtype, int COUNT, bool spread>
-DEVICE void unit_values_of_one(const unsigned char *units, const LANE_UNIT<spread> (&x)[COUNT],
-                               int lane, float (&value)[COUNT]) {
+template <int dtype, int COUNT>
+DEVICE void unit_values_of_one(const unsigned char *units, const LANE_UNIT (&x)[COUNT], int lane,
+                               float (&value)[COUNT]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const int t = lane % 4, row = lane / 4 + (t / 2 ? 8 : 0);
     int kept[COUNT], given[COUNT];

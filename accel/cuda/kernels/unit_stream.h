@@ -99,7 +99,8 @@ template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_> st
 template <class S> struct STREAM_MEMORY {
     unsigned char *ring;
     COPY_BARRIER *barriers;
-    unsigned *arrived, *folded;
+    unsigned long long *arrived;
+    unsigned *folded;
     float *values, *squares;
     ACTIVATIONS x;
     unsigned tile_units, slot_bits;
@@ -112,8 +113,8 @@ template <class S> struct STREAM_MEMORY {
         tile_units = units * matrices;
         ring = shared;
         barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
-        arrived = (unsigned *)(barriers + S::warps * S::slots);
-        folded = arrived + MOST_TILE_SLOTS;
+        arrived = (unsigned long long *)(barriers + S::warps * S::slots);
+        folded = (unsigned *)(arrived + MOST_TILE_SLOTS);
         x.planes = (unsigned char *)(folded + MOST_TILE_SLOTS);
         x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
         values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
@@ -133,8 +134,12 @@ template <class S> struct STREAM_MEMORY {
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
         return values + (slot_of(local) * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
     }
-    __device__ __forceinline__ void begin() {
-        if (threadIdx.x < 2 * MOST_TILE_SLOTS) arrived[threadIdx.x] = 0;
+    // `again`: for another product than before.
+    __device__ __forceinline__ void begin(unsigned steps, bool again) const {
+        if (threadIdx.x >= MOST_TILE_SLOTS) return;
+        if (again) close_arrivals(arrived + threadIdx.x);
+        open_arrivals(arrived + threadIdx.x, steps);
+        folded[threadIdx.x] = 0;
     }
 };
 
@@ -250,7 +255,7 @@ struct LISTED_CHUNK {
 // mostly those of the next one, too.
 template <class S> struct HELD_ACTIVATIONS {
     static constexpr bool used = S::most_tokens == 1 && S::formats::any_quick;
-    LANE_UNIT<(S::warps <= 8)> unit[used ? CHUNK_UNITS : 1];
+    LANE_UNIT unit[used ? CHUNK_UNITS : 1];
     unsigned first;
 
     __device__ __forceinline__ void take(const ACTIVATIONS &x, unsigned first_, unsigned units,
@@ -320,7 +325,8 @@ template <class S>
 DEVICE bool is_time(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
                     const STREAM_MEMORY<S> &memory, unsigned local) {
     const bool blocked = now_at(memory.folded + memory.slot_of(local)) != memory.turn_of(local);
-    const bool complete = now_at(memory.arrived + memory.slot_of(tile.local)) == work.steps;
+    const bool complete =
+        have_arrived(memory.arrived + memory.slot_of(tile.local), memory.turn_of(tile.local));
     return __shfl_sync(ALL_LANES, blocked || (tile.waited_for && complete), 0);
 }
 
@@ -338,8 +344,8 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &ti
         const int i = first + lane % at_once, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
         const bool exists = i < items;
         const float added = exists ? output.added(place.matrix, place.in_matrix, row, token) : 0.0f;
-        while (now_at(memory.arrived + slot) != work.steps) spin_pause();
-        block_fence();
+        while (!have_arrived(memory.arrived + slot, memory.turn_of(tile.local))) spin_pause();
+        __syncwarp();
         const float *values = memory.value_of(tile.local, half * work.units) + (exists ? i : 0);
         const float total = fold_units(values, work.units, stride);
         const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
@@ -347,8 +353,7 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &ti
             output(place.matrix, place.in_matrix, row, token, total, other, added);
     }
     __syncwarp();
-    if (lane == 0) {
-        memory.arrived[slot] = 0;
+    if (lane == 0 && tile.waited_for) {
         block_fence();
         *(volatile unsigned *)(memory.folded + slot) = memory.turn_of(tile.local) + 1;
     }
@@ -385,6 +390,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
         held.take(memory.x, at.unit(), work.units, lane);
         const unsigned place = warp * S::slots + ring.place.slot;
         await_copy<S::slots>(memory.barriers + place, ring.place.rounds);
+        __syncwarp();
         if (crowded)
             while (now_at(memory.folded + at.slot()) != memory.turn_of(local)) spin_pause();
         values_by_format<S, typename S::formats>(
@@ -394,10 +400,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
         __syncwarp();
         ring.fetch(memory, warp, ring.place.slot);
         ring.place.next();
-        if (lane == 0) {
-            block_fence();
-            atomicAdd(memory.arrived + at.slot(), 1);
-        }
+        if (lane == 0) arrive(memory.arrived + at.slot());
         if (at.folds()) mine = {local, true, local + (1u << memory.slot_bits) < work.own};
     }
 }

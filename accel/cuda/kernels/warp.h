@@ -171,6 +171,34 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
 }
 #endif
 
+// Warps that each arrive once, again and again: `open_arrivals` says how many, by one thread, before a
+// barrier of the block; what they wrote before is there once `have_arrived`, with `turn` counting how
+// often all had arrived before.
+DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(place)),
+                 "r"(count)
+                 : "memory");
+}
+DEVICE void close_arrivals(unsigned long long *place) {
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(place))
+                 : "memory");
+}
+DEVICE void arrive(unsigned long long *place) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(place))
+                 : "memory");
+}
+DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
+    unsigned done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(turn & 1)
+        : "memory");
+    return done;
+}
+
 // Words of global memory that blocks hand each other while all of them run: never from a cache of the
 // multiprocessor, each word whole, in no order among several.
 DEVICE void store_shared_word(unsigned *place, unsigned word) {
