@@ -15,6 +15,7 @@ from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
     ATTENTION_RECORD,
+    MATRICES,
     PRODUCT_KIND,
     PRODUCT_RECORD,
     RESULT_FIELDS,
@@ -275,6 +276,8 @@ def _product(
     if first.entry != "unit_product" or first.grid[1] != 1:
         return None
     places = _places(first, ops)
+    if places.macros["MATRICES"] > MATRICES:
+        return None
     return (ProductPhase(places, first.count), 1) if places.operand("X") else None
 
 

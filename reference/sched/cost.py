@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from reference.sched.stairs import Stairs
 
 CELLS_MAX = 64

@@ -376,6 +376,8 @@ DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publis
 DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
 DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }
 DEVICE unsigned load_host_word(const unsigned *place) { return *place; }
+DEVICE void release_to_system(unsigned *place, unsigned word) { emulator::publish(place, word); }
+DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
 DEVICE void spin_pause() { emulator::yield(); }

@@ -225,6 +225,18 @@ DEVICE unsigned load_host_word(const unsigned *place) {
     return word;
 }
 
+// Words by which devices tell each other that all before them was written, by the whole block if its
+// threads have met at a barrier.
+DEVICE void release_to_system(unsigned *place, unsigned word) {
+    asm volatile("fence.acq_rel.sys; st.release.sys.global.u32 [%0], %1;" ::"l"(place), "r"(word)
+                 : "memory");
+}
+DEVICE unsigned acquire_from_system(const unsigned *place) {
+    unsigned word;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    return word;
+}
+
 // The dynamic shared memory of a block.
 #define BLOCK_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 
