@@ -104,8 +104,7 @@ class ProductPhase:
 
     def held_units(self, warps: int) -> int:
         """Units a warp has under way at once."""
-        each = -(-self.tokens * self.units // warps)
-        return min(MOST_HELD_UNITS, each)
+        return min(MOST_HELD_UNITS, -(-self.tokens * self.units // warps))
 
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""
@@ -207,8 +206,7 @@ class AttentionPhase:
     def memory_bytes(self, tokens: int, warps: int) -> int:
         """Shared memory for it beside the ring."""
         rows = 4 * self.head_dim * (HEADS + 2 * tokens)
-        fresh = tokens * (_fresh_bytes(self.head_dim) + 4 * HEADS * warps)
-        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows + fresh
+        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows
 
     def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""
@@ -242,12 +240,6 @@ class AttentionPhase:
                 one[f"{name}_weight"], _ = bound.stored(weight)
         one["counters"] = counters
         return record
-
-
-def _fresh_bytes(head_dim: int) -> int:
-    """A FRESH_ROW of ``step_attention.h``: a key in two parts, a value of 16 bits a channel, two
-    exponents and a position."""
-    return -(-(head_dim * 3 // 2 + 2 * head_dim + 12) // 16) * 16
 
 
 Phase = ProductPhase | AttentionPhase

@@ -43,8 +43,6 @@ UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
 """Of one token: two planes of 256 bytes, 16 sums, a scale and a sum of squares."""
 MOST_TILE_SLOTS = 8
 BARRIER_BYTES = 8
-TILE_SLOT_BYTES = BARRIER_BYTES + 4
-"""What says whether the values of a tile are there, and how many tiles were in its place."""
 ALIGNED_FLOATS = 4
 """Rows are read 16 bytes at a time."""
 
@@ -205,7 +203,7 @@ def _shape(
     for warps in (16, 12, 8, 4, 2):
         for slot_bits in (3, 2, 1, 0) if tile_units <= 32 else (1, 0):
             slots = warps * ring_slots(tokens, paired)
-            nbytes = slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
+            nbytes = slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
             nbytes += tokens * units * UNIT_ACTIVATION_BYTES
             nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
             if nbytes <= device.shared_bytes:

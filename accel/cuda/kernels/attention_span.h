@@ -23,24 +23,23 @@ struct SPAN_RANGE {
 DEVICE void call_span(const SPAN_WORK &work) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const SPAN_RANGE tiles(work);
-#pragma unroll 1
-    for (unsigned tile = tiles.first + warp; tile < tiles.end; tile += WARPS)
-        call_tile(work, (work.span * SPAN_TILES + tile) * KV_TILE, lane);
+    if (tiles.first + warp < tiles.end)
+        call_tile(work, (work.span * SPAN_TILES + tiles.first + warp) * KV_TILE, lane);
 }
 
 // One span of a group of heads: U, l and o of it or, where there is no other, result(channel of all
-// heads, y). prepare() makes the queries ready; `fresh` as in attend_tiles.
-template <class PREPARE, class FRESH, class RESULT>
-DEVICE void attend_span(const SPAN_WORK &work, unsigned char *memory, float *parts,
-                        unsigned first_span, unsigned slots, bool only, const PREPARE &prepare,
-                        const FRESH &fresh, const RESULT &result) {
+// heads, y).
+template <class RESULT>
+DEVICE void attend_span(const SPAN_WORK &work, float scale, unsigned char *memory, float *parts,
+                        unsigned first_span, unsigned slots, bool only, const RESULT &result) {
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const SPAN_RANGE tiles(work);
     const unsigned first = tiles.first, end = tiles.end;
-    prepare();
-    attend_tiles(work, first, end, memory, fresh);
+    split_queries(work, scale, memory, warp, lane);
+    __syncthreads();
+    attend_tiles(work, first, end, memory);
     const float *units = (const float *)(memory + AT_UNITS);
     __syncthreads();
-#pragma unroll 1
     for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
         const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
         float sum;
@@ -60,7 +59,6 @@ DEVICE void attend_span(const SPAN_WORK &work, unsigned char *memory, float *par
 template <class RESULT>
 DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, unsigned slots, unsigned spans,
                         const RESULT &result) {
-#pragma unroll 1
     for (unsigned i = threadIdx.x; i < work.heads * HEAD_DIM; i += blockDim.x) {
         const float *part = parts + (size_t)(i / HEAD_DIM) * slots * PART_FLOATS;
         SOFTMAX all = no_softmax();
@@ -76,12 +74,12 @@ DEVICE void merge_spans(const SPAN_WORK &work, const float *parts, unsigned slot
 
 // Span work.span of spans `begin` to `end` - 1 of the token, whose parts lie in `slots` places each;
 // `counter` is 0 before the first and behind the last of them. All threads of the block call.
-template <class PREPARE, class FRESH, class RESULT>
-DEVICE void attend_all_spans(const SPAN_WORK &work, unsigned char *memory, float *parts,
-                             unsigned slots, unsigned begin, unsigned end, unsigned *counter,
-                             const PREPARE &prepare, const FRESH &fresh, const RESULT &result) {
+template <class RESULT>
+DEVICE void attend_all_spans(const SPAN_WORK &work, float scale, unsigned char *memory,
+                             float *parts, unsigned slots, unsigned begin, unsigned end,
+                             unsigned *counter, const RESULT &result) {
     unsigned *last = (unsigned *)(memory + AT_LAST);
-    attend_span(work, memory, parts, begin, slots, end == begin + 1, prepare, fresh, result);
+    attend_span(work, scale, memory, parts, begin, slots, end == begin + 1, result);
     if (end == begin + 1) return;
     __threadfence();
     __syncthreads();

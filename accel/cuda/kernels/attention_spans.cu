@@ -51,11 +51,10 @@ extern "C" __global__ void __launch_bounds__(512, 1)
             float *parts = (float *)operand_at(launch, PARTS_AT) +
                            (size_t)(work.token * heads + work.head) * slots * PART_FLOATS;
             const SPAN_RESULT result = {y};
-            const STANDING_QUERIES queries_of = {work, scale, shared};
             call_span(work);
-            attend_all_spans(work, shared, parts, slots, begin, end,
+            attend_all_spans(work, scale, shared, parts, slots, begin, end,
                              (unsigned *)workspace + work.token * work.kv_heads * groups + group,
-                             queries_of, NO_FRESH_ROWS(), result);
+                             result);
             __syncthreads();
         }
         unit -= units;

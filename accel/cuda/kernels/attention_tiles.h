@@ -64,42 +64,31 @@ template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&w
     }
 }
 
-// A head's row of queries as two bytes an element, by a warp; zeros of a head that is not there.
-DEVICE void split_query(const float *q, bool exists, float scale, unsigned char *memory, int head,
-                        int lane) {
+// Rows of queries as two bytes an element, by a warp a head; heads that are not there are zeros.
+DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
+                          int lane) {
+    if (warp >= HEADS) return;
+    const float *q = work.q + warp * HEAD_DIM;
+    const bool exists = warp < work.heads;
     unsigned most = 0;
     for (int d = lane; d < HEAD_DIM && exists; d += WARP_LANES)
         most = max(most, __float_as_uint(q[d]) & MAGNITUDE);
     most = largest_of_warp(most);
     const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
     const float factor = row_factor(most, bits);
-    unsigned char *high = memory + AT_QUERIES + head * 2 * HEAD_DIM, *low = high + HEAD_DIM;
+    unsigned char *high = memory + AT_QUERIES + warp * 2 * HEAD_DIM, *low = high + HEAD_DIM;
     for (int d = lane; d < HEAD_DIM; d += WARP_LANES) {
         const int m = exists && factor != 0.0f ? row_integer(q[d], factor, (2 << bits) - 1) : 0;
         high[d] = (unsigned char)(m >> Q_SHIFT);
         low[d] = (unsigned char)(m & ((1 << Q_SHIFT) - 1));
     }
     if (lane == 0) {
-        float *unit = (float *)(memory + AT_UNITS) + 2 * head;
+        float *unit = (float *)(memory + AT_UNITS) + 2 * warp;
         const bool broken = exponent == BROKEN_ROW;
         unit[0] = broken ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
         unit[1] = broken ? 1.0f : 0.0f;
     }
 }
-
-// Those of the block's heads that lie in memory.
-struct STANDING_QUERIES {
-    const SPAN_WORK &work;
-    float scale;
-    unsigned char *memory;
-
-    __device__ __forceinline__ void operator()() const {
-        const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-        if (warp < HEADS)
-            split_query(work.q + warp * HEAD_DIM, warp < work.heads, scale, memory, warp, lane);
-        __syncthreads();
-    }
-};
 
 DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) {
     const unsigned page = work.pages[min(position, work.position) / PAGE_TOKENS];
@@ -162,30 +151,12 @@ struct PAGE_KEYS {
     }
 };
 
-// Nobody makes keys and values while a tile is read.
-struct NO_FRESH_ROWS {
-    __device__ __forceinline__ void settle(unsigned, PAGE_KEYS &, int) const {}
-    __device__ __forceinline__ int taken(unsigned, int weight, int) const { return weight; }
-    __device__ __forceinline__ void begin(unsigned, int) {}
-    __device__ __forceinline__ int sum(int) const { return 0; }
-};
-
-// Scores of a tile's positions for head t and what turns their weights into integers; `most` bounds
-// both.
-struct TILE_SCORES {
-    float score[TILE_PAGES][2], value[TILE_PAGES][2], most;
-};
-
-template <class FRESH>
-DEVICE void score_tile(const SPAN_WORK &work, unsigned start, float unit,
-                       const unsigned char *memory, const FRESH &fresh, TILE_SCORES &scores,
-                       int lane) {
+// U and l of a tile for head t, and its weights, which go to shared memory in two parts.
+DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
+                            const unsigned (&query)[2][LANE_WORDS], unsigned char *weights,
+                            int lane) {
     const int g = lane / 4, t = lane % 4;
-    unsigned query[2][LANE_WORDS];
-    const unsigned char *column = memory + AT_QUERIES + g * HEAD_DIM + t * LANE_BYTES;
-    load_words(column, query[0]);
-    load_words(column + HALF_DIM, query[1]);
-    scores.most = NEGATIVE_INFINITY;
+    float score[TILE_PAGES][2], value[TILE_PAGES][2], most = NEGATIVE_INFINITY;
 #pragma unroll
     for (int first = 0; first < TILE_PAGES; first += KEY_PAGES) {
         PAGE_KEYS keys[KEY_PAGES];
@@ -195,7 +166,6 @@ DEVICE void score_tile(const SPAN_WORK &work, unsigned start, float unit,
 #pragma unroll
         for (int n = 0; n < KEY_PAGES; n++) {
             const int page = first + n;
-            fresh.settle(start + page * PAGE_TOKENS, keys[n], lane);
             int dot[2];
             keys[n].scores(query, dot);
 #pragma unroll
@@ -203,23 +173,12 @@ DEVICE void score_tile(const SPAN_WORK &work, unsigned start, float unit,
                 const unsigned position = start + page * PAGE_TOKENS + g + 8 * r;
                 const int key = keys[n].key[r], of_value = keys[n].value[r];
                 const bool seen = position >= work.first && position <= work.position;
-                scores.score[page][r] =
-                    seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
-                scores.value[page][r] = value_scale(of_value);
-                if (seen)
-                    scores.most =
-                        larger(scores.most, scores.score[page][r] + tile_exponent(key, of_value));
+                score[page][r] = seen ? (float)dot[r] * unit * key_scale(key) : NEGATIVE_INFINITY;
+                value[page][r] = value_scale(of_value);
+                if (seen) most = larger(most, score[page][r] + tile_exponent(key, of_value));
             }
         }
     }
-}
-
-// U and l of a tile for head t, and its weights, which go to shared memory in two parts.
-template <class FRESH>
-DEVICE SOFTMAX tile_weights(unsigned start, const TILE_SCORES &scores, unsigned char *weights,
-                            const FRESH &fresh, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    float most = scores.most;
 #pragma unroll
     for (int lanes = 4; lanes < WARP_LANES; lanes *= 2)
         most = larger(most, __shfl_xor_sync(ALL_LANES, most, lanes));
@@ -230,14 +189,11 @@ DEVICE SOFTMAX tile_weights(unsigned start, const TILE_SCORES &scores, unsigned 
     for (int page = 0; page < TILE_PAGES; page++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const float score = scores.score[page][r], difference = score - top;
-            const bool seen = usable && score != NEGATIVE_INFINITY;
+            const float difference = score[page][r] - top;
+            const bool seen = usable && score[page][r] != NEGATIVE_INFINITY;
             p[page][r] = seen ? exp2_of(difference < -80.0f ? -80.0f : difference) : 0.0f;
-            const int of_position = page * PAGE_TOKENS + g + 8 * r;
-            const int weight =
-                fresh.taken(start + of_position,
-                            seen ? rounded(p[page][r] * scores.value[page][r]) : 0, t);
-            unsigned char *place = weights + t * 2 * KV_TILE + of_position;
+            const int weight = seen ? rounded(p[page][r] * value[page][r]) : 0;
+            unsigned char *place = weights + t * 2 * KV_TILE + page * PAGE_TOKENS + g + 8 * r;
             place[0] = (unsigned char)(weight >> Q_SHIFT);
             place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
         }
@@ -264,9 +220,9 @@ struct GROUP_VALUES {
             load_words(values + (row + HALF_DIM) * PAGE_TOKENS, high[1][r]);
         }
     }
-    // o of channels g and g + 8 of one half, as integers.
-    __device__ __forceinline__ void sums(const unsigned (&weight)[4], int half, int &first,
-                                         int &second) const {
+    // o of channels g and g + 8 of one half.
+    __device__ __forceinline__ void sums(const unsigned (&weight)[4], int half, float &first,
+                                         float &second) const {
         int of_high[4] = {0, 0, 0, 0}, of_low[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
@@ -277,48 +233,31 @@ struct GROUP_VALUES {
             multiply_32<true>(of_high, a, weight[i], weight[i + 1]);
             multiply_32<false>(of_low, c, weight[i], weight[i + 1]);
         }
-        first = joined(of_high, of_low, 0);
-        second = joined(of_high, of_low, 1);
+        first = (float)joined(of_high, of_low, 0);
+        second = (float)joined(of_high, of_low, 1);
     }
 };
 
-// Values of a tile: what is read of them at once, a lane the positions of page t.
-struct TILE_VALUES {
-    static constexpr int groups = HALF_DIM / 16;
-    static constexpr int held = groups < VALUE_GROUPS ? groups : VALUE_GROUPS;
-    GROUP_VALUES group[held];
-
-    __device__ __forceinline__ void load(const SPAN_WORK &work, unsigned start, int first,
-                                         int lane) {
-        const unsigned char *values = record_of(work, start + lane % 4 * PAGE_TOKENS) +
-                                      I12_VALUES(HEAD_DIM) + lane / 4 * PAGE_TOKENS;
-#pragma unroll
-        for (int n = 0; n < held; n++) group[n].load(values, 16 * (first + n));
-    }
-};
-
-// o of a tile for head t; the first values are there.
-template <class FRESH>
-DEVICE void tile_sums(const SPAN_WORK &work, unsigned start, const unsigned char *weights,
-                      TILE_VALUES &values, FRESH &fresh, float *sums, int lane) {
+// o of a tile for head t. A lane has the positions of page t.
+DEVICE void tile_values(const SPAN_WORK &work, unsigned start, const unsigned char *weights,
+                        float *sums, int lane) {
     const int g = lane / 4, t = lane % 4;
     unsigned weight[4];
     load_words(weights + g * KV_TILE + t * PAGE_TOKENS, weight);
-    fresh.begin(start, t);
+    const unsigned char *values =
+        record_of(work, start + t * PAGE_TOKENS) + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
+    constexpr int groups = HALF_DIM / 16, held = groups < VALUE_GROUPS ? groups : VALUE_GROUPS;
 #pragma unroll 1
-    for (int first = 0; first < TILE_VALUES::groups; first += TILE_VALUES::held) {
-        if (first) values.load(work, start, first, lane);
+    for (int first = 0; first < groups; first += held) {
+        GROUP_VALUES group[held];
 #pragma unroll
-        for (int n = 0; n < TILE_VALUES::held; n++)
+        for (int n = 0; n < held; n++) group[n].load(values, 16 * (first + n));
+#pragma unroll
+        for (int n = 0; n < held; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int channel = 16 * (first + n) + half * HALF_DIM + g;
-                int o[2];
-                values.group[n].sums(weight, half, o[0], o[1]);
-#pragma unroll
-                for (int r = 0; r < 2; r++)
-                    sums[t * HEAD_DIM + channel + 8 * r] =
-                        (float)(o[r] + fresh.sum(channel + 8 * r));
+                float *of_head = sums + t * HEAD_DIM + 16 * (first + n) + half * HALF_DIM + g;
+                group[n].sums(weight, half, of_head[0], of_head[8]);
             }
     }
 }
@@ -338,25 +277,24 @@ DEVICE SOFTMAX merged_tiles(const unsigned char *memory, unsigned first, unsigne
 }
 
 // Tiles `first` to `end` - 1 of the span, a warp one at a time: U, l and o of each.
-template <class FRESH>
 DEVICE void attend_tiles(const SPAN_WORK &work, unsigned first, unsigned end,
-                         unsigned char *memory, FRESH fresh) {
+                         unsigned char *memory) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int g = lane / 4, t = lane % 4;
     const float *units = (const float *)(memory + AT_UNITS);
     unsigned char *weights = memory + AT_WEIGHTS + warp * HEADS * 2 * KV_TILE;
 #pragma unroll 1
     for (unsigned tile = first + warp; tile < end; tile += WARPS) {
+        unsigned query[2][LANE_WORDS];
+        const unsigned char *column = memory + AT_QUERIES + g * HEAD_DIM + t * LANE_BYTES;
+        load_words(column, query[0]);
+        load_words(column + HALF_DIM, query[1]);
         const unsigned start = (work.span * SPAN_TILES + tile) * KV_TILE;
-        TILE_SCORES scores;
-        score_tile(work, start, units[2 * t], memory, fresh, scores, lane);
-        TILE_VALUES values;
-        values.load(work, start, 0, lane);
-        const SOFTMAX part = tile_weights(start, scores, weights, fresh, lane);
+        const SOFTMAX part = tile_weights(work, start, units[2 * t], query, weights, lane);
         float *top = (float *)(memory + AT_TOPS) + (tile * HEADS + t) * 2;
         if (g == 0) top[0] = part.top, top[1] = part.total;
-        tile_sums(work, start, weights, values, fresh,
-                  (float *)(memory + AT_SUMS) + tile * HEADS * HEAD_DIM, lane);
+        tile_values(work, start, weights, (float *)(memory + AT_SUMS) + tile * HEADS * HEAD_DIM,
+                    lane);
         __syncwarp();
     }
 }

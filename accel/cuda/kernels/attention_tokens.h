@@ -28,8 +28,8 @@ DEVICE void attend_token(SPAN_WORK &work, float scale, unsigned char *memory, fl
     const unsigned begin = work.first / KV_TILE, end = work.position / KV_TILE + 1;
     const bool only = begin / SPAN_TILES == (end - 1) / SPAN_TILES;
     if (begin + warp < end) call_tile(work, (begin + warp) * KV_TILE, lane);
-    const STANDING_QUERIES queries = {work, scale, memory};
-    queries();
+    split_queries(work, scale, memory, warp, lane);
+    __syncthreads();
     SOFTMAX all[THREAD_CHANNELS];
     float sum[THREAD_CHANNELS];
 #pragma unroll
@@ -38,7 +38,7 @@ DEVICE void attend_token(SPAN_WORK &work, float scale, unsigned char *memory, fl
     for (unsigned tile = begin; tile < end;) {
         work.span = tile / SPAN_TILES;
         const unsigned of_span = work.span * SPAN_TILES, stop = min(end, of_span + SPAN_TILES);
-        attend_tiles(work, tile - of_span, stop - of_span, memory, NO_FRESH_ROWS());
+        attend_tiles(work, tile - of_span, stop - of_span, memory);
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {

@@ -39,13 +39,6 @@ struct INCOMING {
         while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
         return __uint_as_float(~word);
     }
-    // Waits for one float; whether the host wants the launch to end instead.
-    __device__ __forceinline__ bool waits_in_vain(const float *place) const {
-        unsigned spins = 0;
-        while (load_shared_word((const unsigned *)place) == 0)
-            if (!waits(true, spins)) return true;
-        return false;
-    }
     // Many lanes that ask for what is not there yet crowd the cache: one of the warp waits for one of
     // its words first.
     __device__ __forceinline__ void watch(const float *place, int lane) const {
@@ -55,7 +48,7 @@ struct INCOMING {
     }
     // Four floats as they are stored now, and once all of them have come.
     __device__ __forceinline__ uint4 four(const float *place) const {
-        return load_shared_words((const unsigned *)place);
+        return awaited ? load_shared_words((const unsigned *)place) : *(const uint4 *)place;
     }
     __device__ __forceinline__ float4 settled(uint4 v, const float *place) const {
         unsigned spins = 0;

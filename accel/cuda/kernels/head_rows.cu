@@ -47,14 +47,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             const PACKET *rope = kind == Q_HEAD ? q_rope : k_rope;
             const int norm = kind == Q_HEAD ? Q_NORM : K_NORM;
             const int weight = kind == Q_HEAD ? Q_WEIGHT_AT : K_WEIGHT_AT;
-            if (norm >= 0) {
-                const STANDING_WEIGHTS weights = {(const float *)operand_at(launch, weight)};
-                norm_row(row, width, weights, packet_of(launch, norm)->real[RMS_NORM_EPS], lane);
-            }
+            if (norm >= 0)
+                norm_row(row, width, (const float *)operand_at(launch, weight),
+                         packet_of(launch, norm)->real[RMS_NORM_EPS], lane);
             const unsigned pairs = rope->size[ROPE_ROTARY_PAIRS];
-            const STANDING_ANGLES angles = {
-                (const float *)operand_at(launch, TABLE_AT) + (size_t)position * 2 * pairs, pairs};
-            rotate_row(row, pairs, pairs, rope->size[ROPE_NEOX] != 0, angles, lane);
+            const float *cosine =
+                (const float *)operand_at(launch, TABLE_AT) + (size_t)position * 2 * pairs;
+            rotate_row(row, pairs, rope->size[ROPE_NEOX] != 0, cosine, lane);
         }
         if (kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +

@@ -31,42 +31,21 @@ DEVICE float squares_of_row(const float *row, unsigned width, int lane) {
     return total + span;
 }
 
-// Weights of a norm, and cosines and sines of a position, where they are in memory.
-struct STANDING_WEIGHTS {
-    const float *weight;
-    __device__ __forceinline__ float operator()(float value, unsigned k) const {
-        return weight ? value * weight[k] : value;
-    }
-};
-struct STANDING_ANGLES {
-    const float *cosine;
-    unsigned pairs;
-    __device__ __forceinline__ float2 operator()(unsigned m) const {
-        return {cosine[m], cosine[pairs + m]};
-    }
-};
-
-// weighted(value, k) is what becomes of channel k.
-template <class WEIGHTED>
-DEVICE void norm_row(float *row, unsigned width, const WEIGHTED &weighted, float eps, int lane) {
+DEVICE void norm_row(float *row, unsigned width, const float *weight, float eps, int lane) {
     const float mean = __fdiv_rn(squares_of_row(row, width, lane), (float)width);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-#pragma unroll
-    for (unsigned k = lane; k < width; k += WARP_LANES) row[k] = weighted(row[k] * r, k);
+    for (unsigned k = lane; k < width; k += WARP_LANES) {
+        const float value = row[k] * r;
+        row[k] = weight ? value * weight[k] : value;
+    }
     __syncwarp();
 }
 
-// Pair m is channels (m, m + pairs) if neox, else (2 m, 2 m + 1); angle(m) its cosine and sine, of
-// `most` pairs at most.
-template <class ANGLE>
-DEVICE void rotate_row(float *row, unsigned pairs, unsigned most, bool neox, const ANGLE &angle,
-                       int lane) {
-#pragma unroll
-    for (unsigned m = lane; m < most; m += WARP_LANES) {
-        if (m >= pairs) break;
+// Pair m is channels (m, m + pairs) if neox, else (2 m, 2 m + 1).
+DEVICE void rotate_row(float *row, unsigned pairs, bool neox, const float *cosine, int lane) {
+    for (unsigned m = lane; m < pairs; m += WARP_LANES) {
         const unsigned i = neox ? m : 2 * m, j = neox ? pairs + m : 2 * m + 1;
-        const float2 of = angle(m);
-        const float a = row[i], b = row[j], c = of.x, s = of.y;
+        const float a = row[i], b = row[j], c = cosine[m], s = cosine[pairs + m];
         row[i] = a * c - b * s;
         row[j] = a * s + b * c;
     }
@@ -97,16 +76,9 @@ DEVICE void store_blocks(const float *row, unsigned width, unsigned char *target
     }
 }
 
-struct NOWHERE_ELSE {
-    __device__ __forceinline__ void operator()(unsigned, int) const {}
-    __device__ __forceinline__ void exponent(int) const {}
-};
-
-// See store_i12 of kv_write_batched.k: lanes take pairs of channels. also(channel, integer) and
-// also.exponent(exponent) get the same.
-template <class ALSO>
+// See store_i12 of kv_write_batched.k: lanes take pairs of channels.
 DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
-                              unsigned char *record, unsigned i, int lane, const ALSO &also) {
+                              unsigned char *record, unsigned i, int lane) {
     const unsigned half = width / 2, step = which ? PAGE_TOKENS : 1;
     const unsigned first = which ? I12_VALUES(width) : 0;
     unsigned char *high = record + first + (which ? i : i * width);
@@ -121,11 +93,8 @@ DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
         high[d * step] = (unsigned char)(a >> 4);
         high[(d + half) * step] = (unsigned char)(b >> 4);
         low[d * step] = (unsigned char)((a & 15) | (b & 15) << 4);
-        also(d, a), also(d + half, b);
     }
-    if (lane) return;
-    record[I12_EXPONENTS(width) + which * PAGE_TOKENS + i] = (unsigned char)exponent;
-    also.exponent(exponent);
+    if (lane == 0) record[I12_EXPONENTS(width) + which * PAGE_TOKENS + i] = (unsigned char)exponent;
 }
 
 DEVICE void store_row(const float *row, unsigned width, unsigned which, U64 kv, unsigned page,
@@ -134,8 +103,7 @@ DEVICE void store_row(const float *row, unsigned width, unsigned which, U64 kv, 
         (unsigned char *)row_in_page(kv, page, position, which, kv_heads, head, width);
     if (DTYPE == I12) {
         unsigned char *record = (unsigned char *)i12_record(kv, page, kv_heads, head, width);
-        store_integers_of(row, width, which, record, position % PAGE_TOKENS, lane,
-                          NOWHERE_ELSE());
+        store_integers_of(row, width, which, record, position % PAGE_TOKENS, lane);
     } else if (DTYPE == Q8_0) {
         store_blocks(row, width, target, lane);
     } else {

@@ -99,8 +99,8 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
 // Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
-// One slot is one copy under way: `begin_copy` fills it with what lane `owner` names, `await_copy`
-// returns when what was last begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
+// One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
+// begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
 // leaves the cache of the device before anything else: a step reads a weight once.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
@@ -117,9 +117,8 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     __syncwarp();
 }
 
-DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes,
-                       unsigned owner) {
-    if (threadIdx.x % WARP_LANES != owner) return;
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
+    if (threadIdx.x % WARP_LANES != 0) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -149,12 +148,8 @@ typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *, int) {}
 
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
-                       unsigned owner) {
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
-    const unsigned long long source =
-        __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
-    const unsigned bytes = __shfl_sync(ALL_LANES, size, (int)owner);
     for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
                      "l"((const char *)source + at)
@@ -170,34 +165,6 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
     __syncwarp();
 }
 #endif
-
-// Warps that each arrive once, again and again: `open_arrivals` says how many, by one thread, before a
-// barrier of the block; what they wrote before is there once `have_arrived`, with `turn` counting how
-// often all had arrived before.
-DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(place)),
-                 "r"(count)
-                 : "memory");
-}
-DEVICE void close_arrivals(unsigned long long *place) {
-    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(place))
-                 : "memory");
-}
-DEVICE void arrive(unsigned long long *place) {
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(place))
-                 : "memory");
-}
-DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
-    unsigned done;
-    asm volatile(
-        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(turn & 1)
-        : "memory");
-    return done;
-}
 
 // Words of global memory that blocks hand each other while all of them run: never from a cache of the
 // multiprocessor, each word whole, in no order among several.
