@@ -144,11 +144,15 @@ class Models:
         events: list[TokenEvent] = []
         passed: list[_Place] = []
         for place in sorted(busy.values(), key=lambda place: (place.turn, place.used)):
-            events = self._step(place)
-            if events or not place.loaded.engine.blocked:
+            used = True
+            try:
+                events = self._step(place)
+                used = bool(events) or not place.loaded.engine.blocked
+            finally:
                 # Who could not use its turn has it no more: nobody waits for it to catch up.
-                for other in passed:
+                for other in passed if used else ():
                     other.turn = max(other.turn, place.turn)
+            if used:
                 break
             passed.append(place)
         for event in events:

@@ -199,8 +199,8 @@ def _all(parts: Iterable[Iterable[int]]) -> list[int]:
 class SteadyDecode:
     """Steps of one token for each of the same sequences: each is the one before, a position on.
 
-    ``left`` steps follow before one of the sequences has its last or needs a page. Valid until a
-    sequence joins or leaves.
+    ``left`` steps follow before one of the sequences has its last, needs a page or comes to its
+    ``cut``. Valid until a sequence joins or leaves.
     """
 
     table: SlotTable
@@ -219,7 +219,8 @@ class SteadyDecode:
                 return None
             computed, cut = table.computed[slot], table.cut[slot]
             end = min(table.end[slot], table.page_count[slot] * PAGE_TOKENS)
-            left.append((min(end, cut) if cut > computed else end) - computed)
+            # The step that reaches a cut is planned: something is kept there.
+            left.append((min(end, cut - 1) if cut > computed else end) - computed)
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
     def next(self) -> tuple[list[Chunk], StepInput]:

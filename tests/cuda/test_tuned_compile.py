@@ -10,12 +10,15 @@ import pytest
 from accel.cuda.device import Device
 from accel.cuda.persistent import BLOCKS, compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
+from accel.cuda.planning import planned_form
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.units import UNITS
 from accel.packets.rules import lower_graph
+from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
+from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.test_attention import PARTS, attention
 from tests.cuda.test_head_rows import heads_graph
@@ -53,7 +56,32 @@ def sources(device: Device, folder: Path) -> list[Source]:
             plan = plan_launches(step.ops, replace(device, multiprocessors=MULTIPROCESSORS))
             found += [launch.source for launch in plan.launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
+    found += [launch.source for launch in gathers(device)]
+    found += [launch.source for launch in experts_and_delta_nets(device, folder)]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
+
+
+def gathers(device: Device) -> list[PlannedLaunch]:
+    """Of a layer divided among three devices."""
+    step = lower_graph(layer(1, dtypes.Q6_K).graph, ShapeKey(1, 0), PARTS, "cuda")
+    plan = planned_form(step, device, share=Share(1, 3)).plan
+    return [launch for launch in plan.launches if launch.gathers]
+
+
+def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
+    """Of one token and of many, experts with a rule for all that stands around them and without."""
+    one = ShapeKey(1, 1)
+    graphs = [
+        test_experts.recorded("shared", folder, one, "q4_k_m").graph,
+        test_experts.recorded("gemma4", folder, one, "q5_k").graph,
+        test_delta_net.recorded("qwen35", folder, one).graph,
+    ]
+    found: list[PlannedLaunch] = []
+    for graph in graphs:
+        for tokens in (1, 9, 80):
+            step = lower_graph(graph, ShapeKey(tokens, 1), PARTS, "cuda")
+            found += plan_launches(step.ops, device).launches
+    return found
 
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
@@ -70,7 +98,12 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     """With the options of the tier; a kernel that is not C++ is told apart."""
     every = sources(device, folder)
     names = {source.name for source in every}
-    assert names >= {"step.cu"} | {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    assert names >= {"step.cu", "all_gather.cu"} | attention
+    assert names >= {f"delta_{kind}.cu" for kind in ("step", "conv", "rows")}
+    assert names >= {
+        f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
+    }
     of_device = {"unit_groups.cu", "unit_matrix.cu"} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from contract.errors import DoesNotFit, RequestError
+from contract.errors import DeviceLost, DoesNotFit, RequestError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -213,6 +214,34 @@ def test_who_cannot_go_on_passes_its_turn(machine: Callable[[int], Machine]) -> 
     for _ in range(12):
         here.models.step()
     assert here.steps["llama"] - before >= 5
+
+
+def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
+    machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = machine(2)
+    here.models.submit("llama", request(1, 50))
+    here.models.submit("qwen2", request(2, 50))
+    for _ in range(2):
+        here.models.step()
+    here.models.stall(1)
+    here.seconds["qwen2"] = 10.0
+    collect = here.models.engine("qwen2").runner.collect
+
+    def lost(submission: Any) -> Any:
+        collect(submission)
+        raise DeviceLost("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(here.models.engine("qwen2").runner, "collect", lost)
+        with pytest.raises(DeviceLost):
+            here.models.step()
+    here.models.unstall(1)
+    here.seconds["qwen2"] = 1.0
+    before = here.steps["llama"]
+    for _ in range(10):
+        here.models.step()
+    assert 4 <= here.steps["llama"] - before <= 6
 
 
 def test_one_id_is_one_request_whatever_its_model(machine: Callable[[int], Machine]) -> None:

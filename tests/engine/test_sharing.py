@@ -83,6 +83,17 @@ def test_turns_of_a_conversation_begin_where_the_last_ended(
     assert reused >= 16 * (1 + 2 + 3) - 16 * (runner.recurrent.slot_bytes > 0)
 
 
+def test_a_long_answer_is_found_up_to_its_last_whole_page(runner: ModelRunner) -> None:
+    """However long a sequence decodes on undisturbed, recurrent states are kept at its pages."""
+    engine = Engine(runner)
+    first = Request(1, prompt(2, 20), 52, SEEDED, ignore_end=True)
+    conversation = (*first.prompt, *tokens_of(engine, first), *prompt(3, 9))
+    following = Request(2, conversation, 4, SEEDED)
+    tokens = tokens_of(engine, following)
+    assert engine.statistics.prefix.tokens_hit == 64
+    assert tokens == alone(runner, following)
+
+
 def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None:
     """The whole prompt is known but its last token: one token is computed, in a page of its own."""
     if runner.recurrent.slot_bytes:
