@@ -50,7 +50,7 @@ pip_install() {
 
 # An OpenCL device on the processor, for the fast tier.
 install_pocl() {
-    "$python" -c 'import pyopencl; pyopencl.get_platforms()' 2>/dev/null && return 0
+    "$python" -c 'from accel.opencl.device import find_devices; find_devices()' 2>/dev/null && return 0
     apt_install pocl-opencl-icd
 }
 

@@ -7,8 +7,9 @@ integer sub-block scales (which is one segment of R5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from contract.deferred import dataclass
 
 
 class StorageClass(Enum):

@@ -14,11 +14,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.errors import ExecutionError
 from contract.ir.inputs import InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from contract.deferred import dataclass
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
 from contract.ir.source import parse_source

@@ -32,11 +32,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
 import numpy as np
 
+from contract.deferred import dataclass
 from contract.errors import CodecError
 from contract.spec import MAX_BINDINGS
 

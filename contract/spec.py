@@ -9,11 +9,12 @@ A bound value is an integer, or a symbol (``tokens``, ``rows`` ...) that a Shape
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, Flag, auto
 from functools import lru_cache
 
 from contract import dtypes
+from contract.deferred import dataclass
 from contract.dtypes import DType
 from contract.opcodes import Opcode
 

@@ -12,7 +12,6 @@ may write the next inputs at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -20,6 +19,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.ir.inputs import InputLayout, InputRows

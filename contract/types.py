@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import NamedTuple
 
+from contract.deferred import dataclass
 from contract.errors import ConfigError, RequestError
 
 MIN_TEMPERATURE = 1e-3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.closing import Closing
+from contract.deferred import dataclass
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
@@ -126,6 +127,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     """
     model = open_model(path)
     owned.callback(model.file.close)
+    model.file.read_ahead()
     longest_context(model, options.context)
     template = _chat_template(model, owned) if options.chat else None
     if template is not None:

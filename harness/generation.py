@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from contract.deferred import dataclass
 from contract.types import FinishReason, Request, TokenEvent
 from harness.answer_text import AnswerText
 from harness.progress import NullProgress, Progress

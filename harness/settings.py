@@ -159,7 +159,14 @@ SETTINGS: Mapping[str, Setting] = {
             "auto",
             "a step as one kernel (persistent) or a kernel per op; auto probes the device",
         ),
-        Setting("device", TEXT, "", "part of a device's name, of the tier that runs", "the first"),
+        Setting(
+            "device",
+            TEXT,
+            "",
+            "part of a device's name, of the tier that runs; for cuda also a number, and several "
+            "devices for one model: 0,1",
+            "the first",
+        ),
         Setting("opencl_device", TEXT, "", "part of an OpenCL device's name", "the first device"),
         Setting("cache_dir", PATH, _default_cache_dir, "folder that holds pulled models"),
         Setting("host", TEXT, "127.0.0.1", "address to listen on; others than loopback need keys"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 
 OPENCL_TIERS = ("auto", "opencl")
@@ -10,6 +11,9 @@ OPENCL_TIERS = ("auto", "opencl")
 YOUNG_OBJECTS = 300_000
 """Made since the last search for garbage and still there, before there is another: a start makes a
 third of them, which stay, and an engine at work makes hardly any garbage that needs a search."""
+WITH_LIBRARIES = ("numpy", "decimal", "hashlib", "heapq", "mmap", "tempfile")
+"""Modules of a start that are libraries or bring some: the system loads one library at a time, and
+a driver with a compiler in it takes as long as numpy."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -24,6 +28,8 @@ def prepare_process() -> None:
 def load_ahead(tier: str) -> None:
     """Load a tier's drivers while Python loads the rest, where that takes long."""
     if tier in OPENCL_TIERS:
+        for name in WITH_LIBRARIES:
+            importlib.import_module(name)
         from accel.opencl.driver import load_drivers
 
         load_drivers()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import platformdirs
 
+from contract.deferred import dataclass
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES, Tier
 
@@ -25,9 +25,9 @@ class TierOptions:
     """What a caller may choose about a tier; a tier ignores what is not its own.
 
     ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
-    device's name, empty for the first. ``opencl_mode`` is auto, persistent or launch,
-    ``opencl_workers`` how many workers every step gets, None to adapt, ``opencl_device`` comes
-    before ``device`` for that tier.
+    device's name, empty for the first; for CUDA it may be a number, and several with commas.
+    ``opencl_mode`` is auto, persistent or launch, ``opencl_workers`` how many workers every step
+    gets, None to adapt, ``opencl_device`` comes before ``device`` for that tier.
     ``note`` is told of long work, such as compiling kernels.
     """
 
@@ -92,10 +92,10 @@ def _open_cuda(options: TierOptions) -> Tier:
     # The tier is many modules, which most machines have no use for.
     import_binding()
     from accel.cuda.runtime import Choices
-    from accel.cuda.tier import CudaTier
+    from accel.cuda.several import open_cuda
 
     cache = kernel_cache("cuda")
-    return CudaTier(options.device, Choices(cache=cache), options.note)
+    return open_cuda(options.device, Choices(cache=cache), options.note)
 
 
 def _open_vulkan(options: TierOptions) -> Tier:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from contract.deferred import dataclass
 from contract.types import FinishReason
 
 CELLS_PER_OCTAVE = 32

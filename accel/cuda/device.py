@@ -40,6 +40,11 @@ class Device:
         return f"sm_{major}{minor}{'a' if self.capability == (9, 0) else ''}"
 
     @property
+    def numbered(self) -> str:
+        """Its name and its number, where there are several."""
+        return f"{self.name} ({self.ordinal})"
+
+    @property
     def driver_text(self) -> str:
         """The driver's CUDA version as people write it."""
         return f"{self.driver // 1000}.{self.driver % 1000 // 10}"
@@ -52,12 +57,16 @@ def find_devices(driver: Driver) -> list[Device]:
 
 
 def find_device(driver: Driver, wanted: str = "") -> Device:
-    """The first device the tier can use whose name contains ``wanted``, ignoring case.
+    """The device of that number, or the first the tier can use whose name contains ``wanted``,
+    ignoring case.
 
     Raises TierUnavailable saying what the devices there are lack.
     """
     devices = find_devices(driver)
-    named = [device for device in devices if wanted.lower() in device.name.lower()]
+    if wanted.isdecimal() and int(wanted) < len(devices):
+        named = [devices[int(wanted)]]
+    else:
+        named = [device for device in devices if wanted.lower() in device.name.lower()]
     usable = [device for device in named if device.capability >= LEAST_CAPABILITY]
     if usable and usable[0].driver < LEAST_DRIVER:
         raise TierUnavailable(
@@ -70,7 +79,7 @@ def find_device(driver: Driver, wanted: str = "") -> Device:
     if named:
         reason = f"{named[0].name} has compute capability {_dotted(named[0])}, needs 8.0"
         raise TierUnavailable(TIER, reason, "use a device of the Ampere generation or newer")
-    names = ", ".join(device.name for device in devices)
+    names = ", ".join(device.numbered for device in devices)
     raise TierUnavailable(TIER, f"no CUDA device matches {wanted!r}", f"there is {names}")
 
 

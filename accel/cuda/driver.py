@@ -96,6 +96,10 @@ class Context:
         self._driver.call("cuCtxSetCurrent", self._handle)
         return self._driver.call(function, *arguments)
 
+    def reach(self, other: Context) -> None:
+        """Let kernels use the memory of a context on another device. Raises CudaError."""
+        self.call("cuCtxEnablePeerAccess", other._handle, 0)
+
     def close(self) -> None:
         """Destroy the context with everything in it; safe to call twice and after a fault."""
         if not self.closed:

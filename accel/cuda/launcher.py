@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,29 +34,32 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """One launch. ``own`` are the kernel's arguments behind the addresses of the step's memory."""
+    """One launch. ``own`` are the kernel's arguments behind the addresses of the step's memory;
+    ``others`` makes one more, of the memory of other devices."""
 
     kernel: LaunchShape
     cooperative: bool
     own: tuple[np.generic, ...]
+    others: Callable[[], np.generic] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
     """Launches in order. Enqueued, they run as one graph, which is made anew when the memory of the
-    step has moved."""
+    step has moved, here or on one of the ``peers``."""
 
     context: Context
     launches: Sequence[BoundLaunch]
     places: Places
     programmatic: bool
     graphs: bool = True
+    peers: Sequence[Places] = ()
     _executable: Handle | None = None
-    _made_for: int = -1
+    _made_for: tuple[int, ...] = ()
 
     def prepare(self, stream: Any) -> None:
         """Make the graph unless there is one for the memory of now."""
-        now = self.places.version
+        now = tuple(places.version for places in (self.places, *self.peers))
         current = self._executable is not None and self._made_for == now
         if self.graphs and self.launches and not current:
             self._executable = self._captured(stream)
@@ -90,7 +93,8 @@ class Recording:
 
     def _launch(self, launch: BoundLaunch, stream: Any, programmatic: bool) -> None:
         step = np.uint64(self.places.scratch), np.uint64(self.places.inputs)
-        arguments = Arguments(*step, *launch.own)
+        others = () if launch.others is None else (launch.others(),)
+        arguments = Arguments(*step, *launch.own, *others)
         attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:
             attributes = (COOPERATIVE,)

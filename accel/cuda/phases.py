@@ -15,6 +15,7 @@ from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
     ATTENTION_RECORD,
+    MATRICES,
     PRODUCT_KIND,
     PRODUCT_RECORD,
     RESULT_FIELDS,
@@ -63,11 +64,6 @@ class ProductPhase:
     def units(self) -> int:
         """Units of a row of x."""
         return unit_count(self._product.most_sizes()["columns"])
-
-    @property
-    def norm(self) -> bool:
-        """Whether x is normalized."""
-        return self.places.number("NORM") is not None
 
     @property
     def _product(self) -> Op:
@@ -267,6 +263,8 @@ def _product(
     if first.entry != "unit_product" or first.grid[1] != 1:
         return None
     places = _places(first, ops)
+    if places.macros["MATRICES"] > MATRICES:
+        return None
     return (ProductPhase(places, first.count), 1) if places.operand("X") else None
 
 

@@ -29,7 +29,7 @@ PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 class PlannedLaunch:
     """One launch. ``first`` is the first of the ``count`` ops it is for, ``workspace`` where its
     own memory begins in that of the step; None for a plain kernel, which has none. A persistent
-    one has a ``table`` instead of packets."""
+    one has a ``table`` instead of packets. One that ``gathers`` knows of the other devices."""
 
     source: Source
     entry: str
@@ -41,6 +41,7 @@ class PlannedLaunch:
     cooperative: bool = False
     workspace: int | None = None
     table: StepTable | None = None
+    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +143,5 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         launch.shared_bytes,
         launch.cooperative,
         workspace,
+        gathers=launch.gathers,
     )

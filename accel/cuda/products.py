@@ -2,7 +2,7 @@
 
 A run of ops that follow each other becomes one launch of ``kernels/unit_product.cu``:
 
-    rms_norm?  quantize_activation  matmul bias_add? (up to three times)  [swiglu or add]?
+    rms_norm?  quantize_activation  matmul bias_add? (up to four times)  [swiglu or add]?
 
 wherever nobody reads later what lies between. A product whose integers another op made is a launch
 of its own. Nothing here knows a model: the run is found in the ops.
@@ -27,7 +27,7 @@ from accel.cuda.units import UNIT_ROWS, in_units, unit_bytes, unit_count
 from accel.packets.step import Op
 from contract.dtypes import DType
 
-MOST_MATRICES = 3
+MOST_MATRICES = 4
 MOST_FORMATS = 2
 CHUNK_UNITS = 2
 """Units a warp copies at a time."""

@@ -10,6 +10,9 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
+from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
+from accel.cuda.experts import expert_product_rule, expert_rule
+from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
@@ -20,11 +23,17 @@ from accel.packets.layouts import WeightLayout
 from contract.shape_key import ShapeKey
 
 RULES: tuple[Rule, ...] = (
+    gather_rule,
     embed_rule,
     head_rows_rule,
     attention_rule,
     attention_tokens_rule,
     attention_blocks_rule,
+    delta_step_rule,
+    conv_rule,
+    recurrence_rule,
+    expert_rule,
+    expert_product_rule,
     matrix_rule,
     product_rule,
 )

@@ -38,6 +38,11 @@ def size_places(op: str, *names: str) -> dict[str, int]:
     }
 
 
+def operand_of(op: Op, name: str) -> Tensor | None:
+    """An operand by its name."""
+    return op.operands[[one.name for one in op.device.operands].index(name)]
+
+
 def source(op: Op) -> Tensor | None:
     """The first operand."""
     return op.operands[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from accel.cuda.arrange import Arranger
 from accel.cuda.device import TIER, Device, find_device
-from accel.cuda.driver import Context, CudaError, Driver
+from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
 from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
@@ -33,6 +35,10 @@ FAULTS = (
     "CUDA_ERROR_HARDWARE_STACK_ERROR",
 )
 """After these the driver refuses everything the process asks of the device."""
+
+
+PEER_REMEDY = "see nvidia-smi topo -p2p rw"
+POLL_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,37 @@ class Runtime:
         self.uploader.forget()
         self.memory.pinned.forget()
 
+    def reach(self, others: Sequence[Runtime]) -> None:
+        """Let kernels write to the memory of other devices. Raises TierUnavailable."""
+        for other in others:
+            try:
+                self.context.reach(other.context)
+            except CudaError as error:
+                names = f"{self.device.numbered} cannot reach the memory of {other.device.numbered}"
+                raise TierUnavailable(TIER, f"{names} ({error})", PEER_REMEDY) from None
+
+    def stop_waiting(self) -> None:
+        """Let kernels that wait for others come to an end."""
+        if self.stop is not None and not self.context.closed:
+            self.stop.set()
+
+    def give_back(self, deadline: float) -> None:
+        """Give the device up once it is idle or has failed; at ``deadline``, by
+        ``time.monotonic``, it is abandoned."""
+        while not self.context.closed:
+            try:
+                self.context.call("cuStreamQuery", self.memory.stream)
+            except CudaError as error:
+                if error.name == NOT_READY:
+                    if time.monotonic() > deadline:
+                        self.abandon()
+                    time.sleep(POLL_SECONDS)
+                    continue
+            self.give_up()
+
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
-        if self.stop is not None:
-            self.stop.set()
+        self.stop_waiting()
         self.context.abandon()
         self.uploader.forget()
         self.memory.pinned.abandon()
@@ -98,8 +131,10 @@ def open_runtime(
     choices: Choices,
     progress: Progress | None = None,
     compiler: Compiler | None = None,
+    shared: bool = False,
 ) -> Runtime:
-    """Open a device and test it. ``compiler`` stands in for NVRTC.
+    """Open a device and test it. ``compiler`` stands in for NVRTC; a ``shared`` device waits for
+    others, too.
 
     Raises TierUnavailable when there is no usable device or it cannot keep to the arithmetic,
     BuildError when the compiler rejects a kernel, and ConfigError for a choice of ``step`` that is
@@ -119,7 +154,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
-        stop = make_stop_word(memory, _stream(context)) if blocks else None
+        stop = make_stop_word(memory, _stream(context)) if blocks or shared else None
     except CudaError as error:
         with suppress(CudaError):
             context.close()

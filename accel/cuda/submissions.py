@@ -21,7 +21,7 @@ from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.packets.under_way import Pace, UnderWay
 from contract.errors import DeviceLost
-from contract.ir.inputs import InputRows, step_of
+from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -110,6 +110,13 @@ class Submissions:
         rows: InputRows | None = None,
     ) -> CudaFence:
         """See ``contract.tier.Tier.submit``. Raises CudaError."""
+        return self.finish(batch, self.start(batch, inputs, rows), wanted)
+
+    def start(
+        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
+    ) -> InputCopy:
+        """Enqueue the inputs and the launches of a step; ``finish`` has to follow. Nothing here
+        waits for the device. Raises CudaError."""
         step = step_of(inputs)
         check_form(batch.form, step)
         memory = self._memory
@@ -121,6 +128,12 @@ class Submissions:
         assert self.place is not None
         memory.transfer(self.place, snapshot.data, True, 0)
         batch.recording.enqueue(memory.stream)
+        return snapshot
+
+    def finish(self, batch: CudaBatch, snapshot: InputCopy, wanted: Sequence[str]) -> CudaFence:
+        """Enqueue the copies of what is wanted of the step that ``start`` gave ``snapshot`` for.
+        Raises CudaError."""
+        memory, step = self._memory, step_of(snapshot.data)
         outputs = {name: self._kept(batch.outputs[name], step) for name in wanted}
         memory.mirrors.to_host()
         fence = CudaFence(batch, Mark(memory.context, memory.stream), time.monotonic(), outputs)

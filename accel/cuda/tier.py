@@ -6,45 +6,40 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.cuda.arrange import group_rows
 from accel.cuda.buffers import CudaBuffer, Weights
-from accel.cuda.device import TIER, Device
+from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
+from accel.cuda.gathers import Peer, others
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
-from accel.cuda.persistent import Block, compose
-from accel.cuda.plan import (
-    PLAIN_LAYOUTS,
-    Plan,
-    PlannedLaunch,
-    plain_ops,
-    plan_launches,
-    sources_of,
-)
+from accel.cuda.plan import PLAIN_LAYOUTS, Plan, PlannedLaunch, plain_ops, sources_of
+from accel.cuda.planning import ALONE, LoweredForm, Planner
 from accel.cuda.program import Compiler, Source
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
-from accel.packets.binding import bind_step, product_factors
+from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.layouts import WeightLayout
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import Places, grown
-from accel.packets.rules import OPCODES, ROW_PARTS, lower_graph
-from accel.packets.schedule import schedule_launches
-from accel.packets.step import Schedule, Step
+from accel.packets.rules import OPCODES
+from accel.packets.shares import Share
+from accel.packets.step import Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout, InputRows, input_layout
+from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
@@ -60,24 +55,32 @@ class CudaKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """What a graph was found to take, kept for when it is then made."""
+class BoundForm:
+    """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
+    ``workspace`` the address of what launches have from step to step."""
 
-    graph: Graph
-    largest: ShapeKey
-    footprint: Footprint
-    scratch_bytes: int
-    factors: frozenset[str]
-    """Buffers some product reads: those that are arranged when they are uploaded."""
-    lowered: Mapping[ShapeKey, tuple[Step, Schedule, Plan]]
+    name: str
+    form: ShapeKey
+    plan: Plan
+    packets: NDArray[np.void]
+    kept: list[Allocation]
+    workspace: int
+    input_bytes: int
+    outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+
+    @property
+    def gathers(self) -> list[PlannedLaunch]:
+        """Launches that write to the memory of other devices."""
+        return [launch for launch in self.plan.launches if launch.gathers]
 
 
 class CudaTier(Closing):
-    """See ``contract.tier.Tier``. ``device`` is part of a device's name.
+    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
-    stand in for the driver and NVRTC.
+    stand in for the driver and NVRTC. ``share`` is what it does of every step, as one of the
+    devices of ``accel.cuda.several``.
     """
 
     def __init__(
@@ -87,9 +90,13 @@ class CudaTier(Closing):
         progress: Progress | None = None,
         binding: Any = None,
         compiler: Compiler | None = None,
+        share: Share = ALONE,
     ) -> None:
         driver = open_driver(binding)
-        self._runtime = open_runtime(driver, device, choices or Choices(), progress, compiler)
+        choices = choices or Choices()
+        shared = share.count > 1
+        self.share = share
+        self._runtime = open_runtime(driver, device, choices, progress, compiler, shared)
         self._memory = self._runtime.memory
         self._weights = Weights(self._runtime)
         self._buffers: set[CudaBuffer] = set()
@@ -97,7 +104,9 @@ class CudaTier(Closing):
         self._places = Places()
         self._submissions = Submissions(self._memory)
         self._waiting = Waiting()
-        self._planned: _Planned | None = None
+        runtime = self._runtime
+        arranged_bytes = self._weights.arranged_bytes
+        self._planner = Planner(runtime.device, runtime.blocks, share, arranged_bytes)
         self._lost = ""
         self._closed = False
 
@@ -127,17 +136,28 @@ class CudaTier(Closing):
         with self._guarded("asking for free memory"):
             return self._memory.available
 
+    @property
+    def name(self) -> str:
+        """What its device is called among several."""
+        return self._runtime.device.numbered
+
+    @property
+    def divided(self) -> frozenset[str]:
+        """Weights of the planned graph of which it holds its share of the rows."""
+        planned = self._planner.planned
+        return frozenset() if planned is None else planned.divided
+
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
         return cuda_forms(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return self._plan_graph(graph, largest).footprint
+        return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory and the place of a step's inputs."""
-        planned = self._plan_graph(graph, largest)
+        planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
             self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
 
@@ -155,7 +175,8 @@ class CudaTier(Closing):
         """
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
-            if matrices_of(decl) and (self._planned is None or decl.name in self._planned.factors):
+            planned = self._planner.planned
+            if matrices_of(decl) and (planned is None or decl.name in planned.factors):
                 self._weights.matrix(buffer)
             else:
                 self._weights.stored(buffer)
@@ -214,22 +235,49 @@ class CudaTier(Closing):
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
-            step, schedule, plan = self._lowered(graph, form)
-            self._runtime.modules.prepare(sources_of(plan))
-            self._reserve(schedule.shared_bytes, inputs.nbytes)
-            packets = bind_step(
-                step,
-                schedule,
-                inputs,
-                lambda name: self._weights.stored(buffers[name]).address,
-                lambda name: self._weights.matrix(buffers[name]).operand,
-            )
-            _check_layouts(step, packets, plan)
-            self._runtime.uploader.close()
-            outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
-            recording = self._recorded(graph.name, plan, packets)
-            recording.prepare(self._memory.stream)
-        return CudaBatch(form, len(plan.launches), recording, inputs.nbytes, outputs)
+            return self.record(self.bind(graph, buffers, form, inputs))
+
+    def bind(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, CudaBuffer],
+        form: ShapeKey,
+        inputs: InputLayout,
+    ) -> BoundForm:
+        """The first half of ``lower``: everything but what other devices have to tell. Raises
+        UnsupportedOp, OutOfMemory and CudaError."""
+        declared = graph.buffers
+        divided = {n for n, buffer in buffers.items() if buffer.decl.shape != declared[n].shape}
+        lowered = self._planner.lowered(graph, form, divided)
+        step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
+        self._runtime.modules.prepare(sources_of(plan))
+        self._reserve(schedule.shared_bytes, inputs.nbytes)
+        packets = bind_step(
+            step,
+            schedule,
+            inputs,
+            lambda name: self._weights.stored(buffers[name]).address,
+            lambda name: self._weights.matrix(buffers[name]).operand,
+        )
+        _check_layouts(step, packets, plan)
+        _move_to_first_rows(lowered, packets)
+        self._runtime.uploader.close()
+        outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
+        kept, workspace = [], 0
+        if plan.workspace_bytes:
+            kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
+            workspace = kept[0].address
+        return BoundForm(graph.name, form, plan, packets, kept, workspace, inputs.nbytes, outputs)
+
+    def record(
+        self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]] = ()
+    ) -> CudaBatch:
+        """The second half: ``peers`` are the other devices with the same form, whose memory is
+        there. Raises OutOfMemory and CudaError."""
+        recording = self._recorded(bound, peers)
+        recording.prepare(self._memory.stream)
+        launches = len(bound.plan.launches)
+        return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs)
 
     def submit(
         self,
@@ -241,6 +289,38 @@ class CudaTier(Closing):
         """Enqueue the step. Raises DeviceLost once the device has failed."""
         with self._guarded("submitting a step"):
             return self._submissions.submit(batch, inputs, wanted, rows)
+
+    def prepare(self, batch: CudaBatch) -> None:
+        """Make its graph for the memory of now. Raises CudaError."""
+        batch.recording.prepare(self._memory.stream)
+
+    def start(
+        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
+    ) -> InputCopy:
+        """See ``Submissions``. Raises CudaError."""
+        return self._submissions.start(batch, inputs, rows)
+
+    def finish(self, batch: CudaBatch, begun: InputCopy, wanted: Sequence[str]) -> CudaFence:
+        """See ``Submissions``. Raises CudaError."""
+        return self._submissions.finish(batch, begun, wanted)
+
+    def synchronize(self) -> None:
+        """Return when nothing is running. Raises CudaError."""
+        self._memory.synchronize()
+
+    def reach(self, others: Sequence[CudaTier]) -> None:
+        """Let kernels write to the memory of other devices. Raises TierUnavailable."""
+        self._runtime.reach([other._runtime for other in others])
+
+    def stop_waiting(self) -> None:
+        """Let kernels that wait for other devices come to an end."""
+        self._runtime.stop_waiting()
+
+    def give_back(self, reason: str, deadline: float) -> None:
+        """Another device is lost, or this one: everything submitted is. Kernels have until
+        ``deadline``, by ``time.monotonic``, to end; a device that still runs then is left alone."""
+        self._lost = self._lost or reason
+        self._runtime.give_back(deadline)
 
     def wait(self, fence: CudaFence, timeout: float | None = None) -> None:
         """Return when the step is done; DeviceLost after ``timeout`` seconds or a device error."""
@@ -281,29 +361,43 @@ class CudaTier(Closing):
         self._buffers.add(buffer)
         return buffer
 
-    def _recorded(self, name: str, plan: Plan, packets: NDArray[np.void]) -> Recording:
-        memory, runtime = self._memory, self._runtime
-        kept, workspace = [], 0
-        if plan.workspace_bytes:
-            kept.append(memory.allocate(f"workspace of {name}", plan.workspace_bytes))
-            workspace = kept[0].address
+    def _recorded(self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]]) -> Recording:
+        memory, runtime, packets = self._memory, self._runtime, bound.packets
         launches = []
-        for launch in plan.launches:
+        gathers = iter(range(len(bound.gathers)))
+        for launch in bound.plan.launches:
             replaced = packets[launch.first : launch.first + launch.count]
             own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
             if launch.table is not None:
                 assert runtime.stop is not None
                 table = launch.table.bound(packets, runtime.stop.address)
-                kept.append(memory.adopt(f"phases of {name}", table))
-                own = (np.uint64(kept[-1].address),)
+                bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
+                own = (np.uint64(bound.kept[-1].address),)
             if launch.workspace is not None:
-                own = (*own, np.uint64(workspace + launch.workspace))
-            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own))
+                own = (*own, np.uint64(bound.workspace + launch.workspace))
+            late = partial(self._others, next(gathers), peers) if launch.gathers else None
+            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own, late))
         recording = Recording(
-            runtime.context, launches, self._places, runtime.programmatic, runtime.graphs
+            runtime.context,
+            launches,
+            self._places,
+            runtime.programmatic,
+            runtime.graphs,
+            [tier._places for tier, _ in peers],
         )
-        weakref.finalize(recording, _give_back, memory, kept)
+        weakref.finalize(recording, _give_back, memory, bound.kept)
         return recording
+
+    def _others(self, number: int, peers: Sequence[tuple[CudaTier, BoundForm]]) -> np.generic:
+        """What launch ``number`` of those that gather is told of the other devices."""
+        found = []
+        for tier, bound in peers:
+            launch = bound.gathers[number]
+            packets = bound.packets[launch.first : launch.first + launch.count]
+            words = bound.workspace + (launch.workspace or 0)
+            found.append(Peer(tier._places.scratch, words, packets))
+        assert self._runtime.stop is not None
+        return others(self._runtime.stop.address, self.share.index, found)
 
     def _shape(self, launch: PlannedLaunch) -> LaunchShape:
         runtime = self._runtime
@@ -315,33 +409,6 @@ class CudaTier(Closing):
             limit = runtime.device.shared_bytes
             runtime.context.call("cuFuncSetAttribute", function, most, limit)
         return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
-
-    def _plan_graph(self, graph: Graph, largest: ShapeKey) -> _Planned:
-        planned = self._planned
-        if planned is None or (planned.graph, planned.largest) != (graph, largest):
-            planned = self._planned = self._looked_at(graph, largest)
-        return planned
-
-    def _looked_at(self, graph: Graph, largest: ShapeKey) -> _Planned:
-        device = self._runtime.device
-        blocks = self._runtime.blocks
-        lowered = {form: _scheduled(graph, form, device, blocks) for form in cuda_forms(largest)}
-        steps = step_memory(lambda form: lowered[form][:2], largest, cuda_forms)
-        factors = frozenset().union(*(product_factors(step) for step, _, _ in lowered.values()))
-        workspaces = sum(plan.memory_bytes for _, _, plan in lowered.values())
-
-        def arranged(decl: BufferDecl) -> int:
-            return self._weights.arranged_bytes(decl) if decl.name in factors else 0
-
-        footprint = device_footprint(graph, largest, steps, arranged, workspaces)
-        return _Planned(graph, largest, footprint, steps.shared, factors, lowered)
-
-    def _lowered(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule, Plan]:
-        """As planned, if it was."""
-        planned = self._planned
-        if planned is not None and planned.graph == graph and form in planned.lowered:
-            return planned.lowered[form]
-        return _scheduled(graph, form, self._runtime.device, self._runtime.blocks)
 
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
@@ -355,21 +422,23 @@ class CudaTier(Closing):
         return grown(self._memory, self._memory.synchronize, what, current, nbytes)
 
 
-def _scheduled(
-    graph: Graph, form: ShapeKey, device: Device, blocks: Sequence[Block] = ()
-) -> tuple[Step, Schedule, Plan]:
-    step = lower_graph(graph, form, ROW_PARTS, TIER)
-    tuned = plan_launches(step.ops, device, step.scratch)
-    plan = compose(tuned, step.ops, device, blocks, step.scratch)
-    return step, schedule_launches(step, plan.levels, plan.together), plan
-
-
 def _check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
     """A tuned layout without a tuned kernel would be read wrongly."""
     for index in plain_ops(plan):
         layout = WeightLayout(packets["layout"][index])
         name = step.ops[index].name
         assert layout in PLAIN_LAYOUTS, f"no rule for {name} of weights arranged as {layout.name}"
+
+
+def _move_to_first_rows(lowered: LoweredForm, packets: NDArray[np.void]) -> None:
+    """Have products of a share of the rows begin there in weights that are whole."""
+    for number, row in lowered.first_rows.items():
+        place = lowered.step.ops[number].matrix
+        layout = WeightLayout(packets["layout"][number])
+        together = 1 if layout is WeightLayout.STORED else group_rows(layout)
+        assert row % together == 0, f"row {row} is inside a group of {layout.name}"
+        stride = int(packets["stride"][number][place])
+        packets["operand"][number][place] += np.uint64(row // together * stride)
 
 
 def _give_back(memory: Any, allocations: list[Allocation]) -> None:

@@ -49,7 +49,8 @@ class KernelLaunch:
     ``shared_bytes`` is dynamic shared memory, and all there is: kernels declare none of a fixed
     size beside it. ``macros`` are defined when the file is compiled, so
     that one file serves several formats or widths; each set is a module of its own. ``op`` is the
-    op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once.
+    op whose packet it reads by name. All blocks of a ``cooperative`` launch run at once. One that
+    ``gathers`` has one more parameter, see ``accel.cuda.gathers``.
     """
 
     file: str
@@ -60,6 +61,7 @@ class KernelLaunch:
     macros: Mapping[str, int] = field(default_factory=dict)
     cooperative: bool = False
     op: str = ""
+    gathers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from accel.cuda.device import Device
 from accel.cuda.tuned import ArrangedLayout, Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.layouts import WeightLayout
 from accel.packets.step import Op
-from contract.dtypes import DType, StorageClass
+from contract.dtypes import Q4_K, Q5_K, Q6_K, DType, StorageClass
 from contract.ir.nodes import BufferDecl
 
+TUNED_STACKS = (Q4_K, Q5_K, Q6_K)
+"""Formats whose stacks of matrices are kept in units; others keep the layout of the plain kernels."""
 UNIT_ROWS = 16
 UNIT_COLUMNS = 256
 ARRANGING_THREADS = 256
@@ -41,7 +43,9 @@ UNITS = ArrangedLayout(
 
 
 def unit_layout(decl: BufferDecl, device: Device) -> WeightLayout | None:
-    """Every quantized matrix but stacks of them, which the products by experts read."""
+    """Every quantized matrix; of stacks, which products by experts read, those of some formats."""
+    if len(decl.shape) == 3:
+        return WeightLayout.UNITS if decl.dtype in TUNED_STACKS else None
     quantized = decl.dtype.storage is not StorageClass.FLOAT
     return WeightLayout.UNITS if quantized and len(decl.shape) == 2 else None
 
@@ -51,6 +55,13 @@ def in_units(op: Op) -> bool:
     if op.name != "matmul" or op.dtype is None or op.dtype.storage is StorageClass.FLOAT:
         return False
     return op.matrix is not None and op.most_sizes()["places"] == 0
+
+
+def is_stack_in_units(op: Op) -> bool:
+    """Whether ``op`` is a product by experts whose matrices ``unit_layout`` keeps in units."""
+    if op.name != "matmul" or op.dtype not in TUNED_STACKS:
+        return False
+    return op.matrix is not None and op.most_sizes()["places"] > 0
 
 
 def embed_rule(ops: Remaining, device: Device) -> Replacement | None:

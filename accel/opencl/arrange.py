@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from accel.packets.build import Progress
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT, PACKET
 from accel.packets.stacks import Stack
+from contract.deferred import dataclass
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
 
@@ -46,6 +48,13 @@ class Arranger:
     """What the device may still read of the host's memory, and the event after which not."""
     _ahead_bytes: int = 0
     """Of all that."""
+
+    def prepare(self, dtypes: Iterable[DType]) -> None:
+        """Make the programs for matrices of ``dtypes``, as far as they need any of their own."""
+        if not self.runtime.launcher.by_modules:
+            for dtype in dtypes:
+                if dtype.storage is not StorageClass.FLOAT:
+                    self._kernel(dtype)
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
@@ -91,7 +100,7 @@ class Arranger:
 
     def forget(self) -> None:
         """Let go of what the device has read."""
-        complete = self.runtime.launch.cl.command_execution_status.COMPLETE
+        complete = self.runtime.launch.cl.COMPLETE
         while self._under_way and self._under_way[0][0].command_execution_status <= complete:
             _, data = self._under_way.popleft()
             self._ahead_bytes -= data.nbytes
@@ -100,7 +109,7 @@ class Arranger:
         """Copy as many whole row groups as fit, arrange them, and so on."""
         cl, queue = self.runtime.launch.cl, self.runtime.launch.queue
         parts = stack.parts(STAGED_BYTES)
-        flags = cl.mem_flags.READ_ONLY
+        flags = cl.READ_ONLY
         nbytes = max((stack.stored(groups).nbytes for groups in parts), default=0)
         try:
             staging = cl.Buffer(self.runtime.context, flags, nbytes)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from accel.packets.ops import TABLE
-from accel.packets.step import PRODUCTS, Op
+from accel.packets.step import PRODUCTS
 from contract.dtypes import WEIGHT_DTYPES, StorageClass
 
 Parts: TypeAlias = frozenset[str]
@@ -29,14 +29,14 @@ Build = Callable[[Parts], tuple[Parts, Any]]
 """A program that holds some parts: which it holds, maybe more, and itself. Raises BuildError."""
 
 
-def parts_of(ops: Iterable[Op]) -> Parts:
-    """What a step of ``ops`` needs."""
+def parts_of(kinds: Iterable[tuple[str, str]]) -> Parts:
+    """What steps need of ops of these ``kinds``, see ``StepMemory``."""
     found = set()
-    for op in ops:
-        if op.name in RECURRENT_OPS:
+    for name, dtype in kinds:
+        if name in RECURRENT_OPS:
             found.add(RECURRENT)
-        elif op.name in PRODUCTS and op.dtype is not None:
-            found.add(op.dtype.name.upper())
+        elif name in PRODUCTS and dtype:
+            found.add(dtype.upper())
     return frozenset(found)
 
 

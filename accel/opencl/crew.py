@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Protocol
+
+from contract.deferred import dataclass
 
 TRIAL_STEPS = 8
 FIRST_GAP = 3

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from accel.opencl import binding
+from accel.opencl.api import LIBRARY, opencl
+from accel.opencl.driver import wait_for_drivers
+from contract.deferred import dataclass
 from contract.errors import TierUnavailable
 
 TIER = "opencl"
+INSTALL_EXTRA = "pip install 'zinc-rt[opencl]'"
 ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
-EXTRA_HINT = "pip install 'zinc-rt[opencl]'"
+EXTRA_HINT = f"apt install ocl-icd-libopencl1, or {INSTALL_EXTRA}"
 MIN_VERSION = (1, 2)
 POCL = "Portable Computing Language"
 
 
-def import_pyopencl() -> ModuleType:
-    """The pyopencl module; TierUnavailable naming the extra when it cannot be imported."""
+def import_binding() -> ModuleType:
+    """OpenCL's objects; TierUnavailable naming what brings the library when it cannot be loaded."""
     try:
-        import pyopencl
-    except ImportError as error:
-        raise TierUnavailable(TIER, f"pyopencl cannot be imported ({error})", EXTRA_HINT) from None
-    module: ModuleType = pyopencl
-    return module
+        opencl()
+    except (OSError, AttributeError) as error:
+        raise TierUnavailable(TIER, f"{LIBRARY} cannot be used ({error})", EXTRA_HINT) from None
+    return binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,10 @@ class Device:
 def find_devices() -> list[Device]:
     """Every usable OpenCL device, accelerators before CPUs.
 
-    Raises TierUnavailable when pyopencl, a platform or a device is missing.
+    Raises TierUnavailable when the library, a platform or a device is missing.
     """
-    cl = import_pyopencl()
+    cl = import_binding()
+    wait_for_drivers()
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
@@ -85,12 +89,7 @@ def find_device(wanted: str = "") -> Device:
 def _usable(handle: Any) -> bool:
     # "OpenCL <major>.<minor> <vendor text>"
     major, minor = handle.version.split()[1].split(".")[:2]
-    return bool(
-        (int(major), int(minor)) >= MIN_VERSION
-        and handle.available
-        and handle.compiler_available
-        and handle.endian_little
-    )
+    return bool((int(major), int(minor)) >= MIN_VERSION and handle.usable)
 
 
 def _describe(cl: ModuleType, platform: Any, handle: Any) -> Device:
@@ -100,12 +99,12 @@ def _describe(cl: ModuleType, platform: Any, handle: Any) -> Device:
         platform=f"{platform.name} {platform.version}",
         name=handle.name.strip(),
         driver=handle.driver_version,
-        is_cpu=bool(handle.type & cl.device_type.CPU),
+        is_cpu=bool(handle.type & cl.CPU),
         compute_units=handle.max_compute_units,
         memory_bytes=handle.global_mem_size,
         max_allocation_bytes=handle.max_mem_alloc_size,
-        host_unified=bool(handle.host_unified_memory),
-        correctly_rounded=bool(config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+        host_unified=handle.host_unified_memory,
+        correctly_rounded=bool(config & cl.CORRECTLY_ROUNDED_DIVIDE_SQRT),
     )
 
 

@@ -6,9 +6,12 @@ import ctypes
 import threading
 from contextlib import suppress
 
-LIBRARY = "libOpenCL.so.1"
-"""What finds the drivers on Linux. A binding may bring another, for the same drivers."""
+from accel.opencl.api import library_path
+
 ANY_DEVICE = 0xFFFFFFFF
+
+
+_under_way: list[threading.Thread] = []
 
 
 def load_drivers() -> threading.Thread:
@@ -18,12 +21,22 @@ def load_drivers() -> threading.Thread:
     """
     thread = threading.Thread(target=_load, name="OpenCL drivers")
     thread.start()
+    _under_way.append(thread)
     return thread
+
+
+def wait_for_drivers() -> None:
+    """Until all that is being loaded is: PoCL has no devices for one thread while another one
+    looks for them."""
+    for thread in list(_under_way):
+        thread.join()
+        with suppress(ValueError):
+            _under_way.remove(thread)
 
 
 def _load() -> None:
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(library_path())
         count = ctypes.c_uint()
         if library.clGetPlatformIDs(0, None, ctypes.byref(count)) != 0:
             return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,9 @@ from numpy.typing import NDArray
 from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.crew import Choice, FixedCrew
 from accel.opencl.memory import Allocation, Memory
+from accel.packets.footprint import kinds_of
 from accel.packets.step import Op
+from contract.deferred import dataclass
 
 MEETING_BYTES = 512
 FAILED_WORD = 64
@@ -23,6 +24,9 @@ SPIN_LIMIT = 1 << 31
 """Spins of a worker that waits for the others: tens of seconds."""
 LAUNCH_GROUPS_PER_UNIT = 8
 """Most work-groups a compute unit gets at the launch of a packet on a device that is no CPU."""
+
+
+Kinds: TypeAlias = frozenset[tuple[str, str]]
 
 
 class Mode(enum.Enum):
@@ -74,12 +78,12 @@ class LaunchContext:
     def step_program(self, ops: Sequence[Op]) -> Any:
         """A program with the kernels of ``ops``. Raises BuildError."""
         assert self.programs is not None
-        return self.programs.holding(parts_of(ops))
+        return self.programs.holding(parts_of(kinds_of(ops)))
 
-    def expect(self, ops: Sequence[Op]) -> None:
+    def expect(self, kinds: Kinds) -> None:
         """See ``Launcher.expect``."""
         if self.programs is not None:
-            self.programs.expect(parts_of(ops))
+            self.programs.expect(parts_of(kinds))
 
     def close(self) -> None:
         """Wait for programs that are being made."""
@@ -116,8 +120,8 @@ class Launcher(Protocol):
         Raises BuildError.
         """
 
-    def expect(self, ops: Sequence[Op]) -> None:
-        """Steps of ``ops`` are about to be recorded."""
+    def expect(self, kinds: Kinds) -> None:
+        """Steps with ops of these ``kinds``, see ``StepMemory``, are about to be recorded."""
 
     def check(self) -> None:
         """Raise WorkersLost when the step that just ended was given up."""
@@ -173,9 +177,9 @@ class PersistentLauncher:
         program = self.launch.step_program(ops) if ops else self.launch.program
         return _PersistentRecording(self, program, trailing)
 
-    def expect(self, ops: Sequence[Op]) -> None:
+    def expect(self, kinds: Kinds) -> None:
         """See Launcher."""
-        self.launch.expect(ops)
+        self.launch.expect(kinds)
 
     def groups_for(self, tokens: int) -> int:
         """Work-groups of a step that is about to be enqueued."""
@@ -203,7 +207,7 @@ class PersistentLauncher:
 
     def _note_ended(self) -> None:
         """The device's own times of steps: those of queued ones leave out the wait for others."""
-        complete = self.launch.cl.command_execution_status.COMPLETE
+        complete = self.launch.cl.COMPLETE
         while self._started and self._started[0].event.command_execution_status <= complete:
             step = self._started.popleft()
             if step.event.command_execution_status == complete:
@@ -260,9 +264,9 @@ class PacketLauncher:
             address,
         )
 
-    def expect(self, ops: Sequence[Op]) -> None:
+    def expect(self, kinds: Kinds) -> None:
         """See Launcher."""
-        self.launch.expect(ops)
+        self.launch.expect(kinds)
 
     def check(self) -> None:
         """See Launcher: there is nobody to lose."""

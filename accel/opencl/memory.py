@@ -6,7 +6,7 @@ with the device around every submission.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from accel.opencl.host_memory import available_memory
 from accel.packets.mirrors import Bytes, Mirrors
 from accel.packets.packet import ALIGNMENT, BANK_SHIFT, BANKS, aligned
+from contract.deferred import dataclass
 from contract.errors import OutOfMemory
 
 MIN_BANK_BYTES = 64 << 20
@@ -296,7 +297,7 @@ class BankedMemory:
         if not free or nbytes > self.max_bank_bytes:
             raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
         try:
-            buffer = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, nbytes)
+            buffer = self.cl.Buffer(self.context, self.cl.READ_WRITE, nbytes)
         except self.cl.Error:
             raise OutOfMemory(what, size, self.used, self.capacity - self.used) from None
         self._banks[free[0]] = _Bank(buffer, nbytes)

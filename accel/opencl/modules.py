@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import Language, Module, Traits, module_of, module_source
-from accel.opencl.launcher import LaunchContext, LaunchRecording, Recording
+from accel.opencl.launcher import Kinds, LaunchContext, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
 
 BuildText = Callable[[str, str], Any]
-"""The pyopencl Program of a text, which is called by the name given first."""
+"""The built program of a text, which is called by the name given first."""
 
 
 class ModuleLauncher:
@@ -55,7 +55,7 @@ class ModuleLauncher:
         arguments: tuple[Any, ...] = ()
         address = packet.ctypes.data
         if not launch.memory.shared:
-            flags = launch.cl.mem_flags.READ_ONLY | launch.cl.mem_flags.COPY_HOST_PTR
+            flags = launch.cl.READ_ONLY | launch.cl.COPY_HOST_PTR
             place = launch.cl.Buffer(launch.queue.context, flags, hostbuf=packet)
             banks = *buffers, place
             arguments = *banks, *[None] * (BANKS - len(banks))
@@ -66,7 +66,7 @@ class ModuleLauncher:
         launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self._groups * size,), (size,))
         launch.queue.finish()
 
-    def expect(self, ops: Sequence[Op]) -> None:
+    def expect(self, kinds: Kinds) -> None:
         """See Launcher."""
 
     def check(self) -> None:

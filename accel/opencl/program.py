@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +16,12 @@ from accel.opencl.contents import (
     ops_with,
 )
 from accel.opencl.cpu_flags import processor_key
-from accel.opencl.device import Device, import_pyopencl
+from accel.opencl.device import Device, import_binding
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.ops import OPS, TABLE
+from contract.deferred import dataclass
 
 if TYPE_CHECKING:
     from accel.kernels.source import Traits
@@ -53,6 +50,7 @@ HEADERS = (
 )
 ENTRIES = ("entry.cl", "copy_output.cl")
 CONSTANTS_FILE = "packet_constants.h"
+KERNELS = Path(__file__).with_name("kernels")
 OP_NAMES = tuple(op.name for op in OPS)
 BASE_OPS = ("select_rows",)
 """Of a small program that every process loads: it probes how the device runs workers."""
@@ -104,9 +102,8 @@ def module_options(device: Device) -> str:
 
 def kernel_text(name: str) -> str:
     """The text of one file of ``kernels``. Raises BuildError when there is none."""
-    file = resources.files("accel.opencl").joinpath("kernels", name)
     try:
-        return file.read_text(encoding="utf-8")
+        return (KERNELS / name).read_text(encoding="utf-8")
     except FileNotFoundError:
         problem = "accel/packets/ops.py names an op whose kernel file does not exist"
         raise BuildError("accel/opencl/kernels", name, problem) from None
@@ -172,7 +169,7 @@ def build_program(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> Any:
-    """A built pyopencl Program, from the cache when it holds one for exactly this request.
+    """A built program, from the cache when it holds one for exactly this request.
 
     Raises BuildError naming the kernel file and the compiler's log.
     """
@@ -236,7 +233,7 @@ def _identity(device: Device, options: str, files: Mapping[str, str]) -> tuple[s
 def _kept(context: Any, device: Device, path: Path, options: str) -> Any | None:
     """The program of a cache entry, None where there is none that the driver takes."""
     binary = read_entry(path, MAGIC)
-    return None if binary is None else _from_binary(context, device, binary, options)
+    return None if binary is None else _from_binary(context, binary, options)
 
 
 def _made(
@@ -252,44 +249,28 @@ def _made(
         progress(f"compiling OpenCL kernels for {device.name}")
     program = _compile(context, device, source_of(files), files, options)
     if path is not None:
-        write_entry(path, MAGIC, _binary_of(program))
+        write_entry(path, MAGIC, program.binary())
     return program
-
-
-@contextlib.contextmanager
-def _quiet_compiler(cl: Any) -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)
-        yield
 
 
 def _compile(
     context: Any, device: Device, source: str, files: Mapping[str, str], options: str
 ) -> Any:
-    cl = import_pyopencl()
-    program = cl.Program(context, source)
+    cl = import_binding()
     try:
-        with _quiet_compiler(cl):
-            return program.build(options, devices=[device.handle], cache_dir=False)
-    except cl.RuntimeError as error:
+        return cl.Program(context, source).build(options)
+    except cl.BuildFailed as error:
         log = str(error)
         raise BuildError(device.name, _blamed_file(log, files), log) from None
 
 
-def _from_binary(context: Any, device: Device, binary: bytes, options: str) -> Any | None:
+def _from_binary(context: Any, binary: bytes, options: str) -> Any | None:
     """None when the driver no longer takes the binary."""
-    cl = import_pyopencl()
+    cl = import_binding()
     try:
-        with _quiet_compiler(cl):
-            program = cl.Program(context, [device.handle], [binary])
-            return program.build(options, devices=[device.handle])
-    except cl.Error:
+        return cl.Program(context, binary).build(options)
+    except (cl.Error, cl.BuildFailed):
         return None
-
-
-def _binary_of(program: Any) -> bytes:
-    cl = import_pyopencl()
-    return bytes(program.get_info(cl.program_info.BINARIES)[0])
 
 
 def _blamed_file(log: str, files: Mapping[str, str]) -> str:

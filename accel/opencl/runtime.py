@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from accel.opencl.contents import StepPrograms
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.crew import Choice, Crews
-from accel.opencl.device import TIER, Device, import_pyopencl
+from accel.opencl.device import TIER, Device, import_binding
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
     LaunchContext,
@@ -39,6 +39,7 @@ from accel.packets.build import Progress
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS
+from contract.deferred import dataclass
 from contract.errors import TierUnavailable
 
 FUTEX_X86_64 = 202
@@ -87,13 +88,13 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     Raises TierUnavailable when the device cannot keep to the arithmetic, BuildError when its
     compiler rejects the kernels.
     """
-    cl = import_pyopencl()
+    cl = import_binding()
     if device.is_pocl:
         # Else PoCL compiles every kernel twice: for any work-group size, and for the one in use.
         os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
     try:
         context = cl.Context([device.handle])
-        timed = cl.command_queue_properties.PROFILING_ENABLE if device.is_cpu else 0
+        timed = cl.PROFILING_ENABLE if device.is_cpu else 0
         queue = cl.CommandQueue(context, device.handle, timed)
     except cl.Error as error:
         raise TierUnavailable(

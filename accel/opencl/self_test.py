@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.device import TIER, Device, import_pyopencl
+from accel.opencl.device import TIER, Device, import_binding
 from accel.opencl.program import BuildOptions, build_program, self_test_files
 from accel.packets.packet import PACKET
 from accel.packets.samples import Float32, sample_pairs
@@ -36,7 +36,7 @@ class SelfTest:
     def __init__(
         self, context: Any, queue: Any, device: Device, options: BuildOptions, cache: Path | None
     ) -> None:
-        self._cl = import_pyopencl()
+        self._cl = import_binding()
         self._context = context
         self._queue = queue
         self._program = build_program(
@@ -68,12 +68,10 @@ class SelfTest:
         self, name: str, size: int, inputs: tuple[NDArray[Any], ...], outputs: list[Any]
     ) -> None:
         cl = self._cl
-        flags = cl.mem_flags
         read = [
-            cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=x)
-            for x in inputs
+            cl.Buffer(self._context, cl.READ_ONLY | cl.COPY_HOST_PTR, hostbuf=x) for x in inputs
         ]
-        written = [cl.Buffer(self._context, flags.WRITE_ONLY, x.nbytes) for x in outputs]
+        written = [cl.Buffer(self._context, cl.WRITE_ONLY, x.nbytes) for x in outputs]
         kernel = cl.Kernel(self._program, name)
         kernel.set_args(*read, *written)
         cl.enqueue_nd_range_kernel(self._queue, kernel, (size,), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import Allocation, BankedMemory, aligned_bytes
 from accel.packets.mirrors import Bytes
 from accel.packets.under_way import Pace, UnderWay
+from contract.deferred import dataclass
 from contract.ir.inputs import InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
@@ -74,7 +75,7 @@ class Submissions:
 
     def __init__(self, launch: LaunchContext) -> None:
         self._launch = launch
-        self._complete = launch.cl.command_execution_status.COMPLETE
+        self._complete = launch.cl.COMPLETE
         self._under_way: UnderWay[OpenClFence] = UnderWay(aligned_bytes)
         self._copy = launch.cl.Kernel(launch.program, "copy_output") if self._shared else None
         self.place: Allocation | None = None

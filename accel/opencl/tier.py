@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.arrange import Arranger
-from accel.opencl.device import TIER, find_device, import_pyopencl
+from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, WorkersLost
 from accel.opencl.memory import Allocation
 from accel.opencl.program import build_program
@@ -20,8 +19,9 @@ from accel.opencl.submissions import OpenClBatch, OpenClFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import DeviceBuffer, matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.footprint import PlannedSteps, StepMemory, opencl_footprint
+from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, opencl_footprint
 from accel.packets.forms import step_forms
+from accel.packets.kept_memory import KeptMemory
 from accel.packets.layouts import planes_bytes
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import grown
@@ -31,6 +31,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.closing import Closing
+from contract.deferred import dataclass
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -65,7 +66,7 @@ class OpenClTier(Closing):
         choices: Choices | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._cl = import_pyopencl()
+        self._cl = import_binding()
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._memory = self._runtime.memory
@@ -75,7 +76,7 @@ class OpenClTier(Closing):
         self._own: Allocation | None = None
         self._submissions = Submissions(self._runtime.launch)
         self._waiting = Waiting()
-        self._steps = PlannedSteps(self._schedule)
+        self._steps = PlannedSteps(self._schedule, known=self._known_memory())
         self._lost = ""
 
     @property
@@ -134,8 +135,11 @@ class OpenClTier(Closing):
         """Make the scratch memory, in a bank that has room for the buffers to come."""
         steps = self._steps.memory(graph, largest)
         planned = self._footprint(graph, largest, steps)
-        step, _ = self._steps.of(graph, largest)
-        self._runtime.launcher.expect(step.ops)
+        # Before the program of steps is begun: a driver makes one at a time.
+        self._arranger.prepare(
+            dict.fromkeys(decl.dtype for decl in graph.buffers.values() if matrices_of(decl))
+        )
+        self._runtime.launcher.expect(steps.kinds)
         self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
         self._reserve(steps.shared, steps.own)
         self._reserve_inputs(input_layout(graph, largest).nbytes)
@@ -202,7 +206,7 @@ class OpenClTier(Closing):
             "-cl-std=CL1.2",
             self._choices.cache,
         )
-        if header.name not in {kernel.function_name for kernel in program.all_kernels()}:
+        if header.name not in program.kernel_names():
             raise CodecError(f"kernel {header.name}: its source defines no kernel of that name")
         return OpenClKernel(header, program)
 
@@ -308,6 +312,15 @@ class OpenClTier(Closing):
 
             step = fuse(step)
         return step, schedule_launches(step)
+
+    def _known_memory(self) -> KnownMemory | None:
+        """What steps took when they were planned before."""
+        cache, runtime = self._choices.cache, self._runtime
+        if cache is None:
+            return None
+        launcher = runtime.launcher
+        parameters = runtime.mode.value, launcher.by_modules, launcher.workers, runtime.parts
+        return KeptMemory(cache, (TIER, *parameters)).of
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers = self._runtime.launcher.workers

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import WeightLayout
 from accel.packets.ops import NUMBERS
-from accel.packets.packet import ABSENT, INPUT_MEMORY, OWN_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.packet import (
+    ABSENT,
+    INPUT_MEMORY,
+    OPERANDS,
+    OWN_MEMORY,
+    PACKET,
+    REALS,
+    SCRATCH_MEMORY,
+    SIZES,
+)
 from accel.packets.step import PRODUCTS, Op, Placement, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
 
@@ -31,23 +41,21 @@ def bind_step(
     matrix_of: MatrixOf,
 ) -> NDArray[np.void]:
     """PACKET[ops] in execution order; ``inputs`` says where REQUEST buffers lie."""
-    packets = np.zeros(len(step.ops), PACKET)
     factors = product_factors(step)
-    for packet, op, placement in zip(packets, step.ops, schedule.placements, strict=True):
-        _fill(packet, op, placement)
+    packets = []
+    for op, placement in zip(step.ops, schedule.placements, strict=True):
+        layout = 0
+        operands, strides = [0] * OPERANDS, [0] * OPERANDS
         for index, tensor in enumerate(op.operands):
-            packet["operand"][index] = ABSENT
             if tensor is None:
-                continue
-            stride = tensor.stride
-            if index == op.matrix and tensor.buffer in factors:
-                address, stride, layout = matrix_of(tensor.buffer)
-                packet["layout"] = layout
+                operands[index] = ABSENT
+            elif index == op.matrix and tensor.buffer in factors:
+                operands[index], strides[index], layout = matrix_of(tensor.buffer)
             else:
-                address = _address(tensor, schedule, inputs, address_of)
-            packet["operand"][index] = address
-            packet["stride"][index] = stride
-    return packets
+                operands[index] = _address(tensor, schedule, inputs, address_of)
+                strides[index] = tensor.stride
+        packets.append(_packet(op, placement, layout, tuple(operands), tuple(strides)))
+    return np.array(packets, PACKET)
 
 
 def product_factors(step: Step) -> set[str]:
@@ -69,15 +77,30 @@ def stored_operands(step: Step) -> set[str]:
     }
 
 
-def _fill(packet: np.void, op: Op, placement: Placement) -> None:
-    packet["op"] = NUMBERS.get(op.name, NO_NUMBER)
-    packet["wait"] = placement.wait
-    packet["everyone"] = placement.everyone
-    packet["split_columns"] = placement.columns
-    packet["dtype"] = op.dtype.ggml_id if op.dtype is not None else 0
-    packet["counted"] = op.count.per
-    packet["size"][: len(op.device.sizes)] = op.count.multiplier, *op.sizes
-    packet["real"][: len(op.reals)] = op.reals
+def _packet(
+    op: Op,
+    placement: Placement,
+    layout: int,
+    operands: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> tuple[Any, ...]:
+    """The fields of a PACKET. As numbers of Python: an assignment to one element of an array takes
+    as long as ten of these."""
+    sizes = op.count.multiplier, *op.sizes, *[0] * (SIZES - len(op.device.sizes))
+    return (
+        NUMBERS.get(op.name, NO_NUMBER),
+        placement.wait,
+        placement.everyone,
+        placement.columns,
+        op.dtype.ggml_id if op.dtype is not None else 0,
+        layout,
+        op.count.per,
+        0,
+        operands,
+        strides,
+        sizes,
+        (*op.reals, *[0.0] * (REALS - len(op.reals))),
+    )
 
 
 def _address(tensor: Tensor, schedule: Schedule, inputs: InputLayout, address_of: AddressOf) -> int:

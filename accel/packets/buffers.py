@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import WeightLayout
+from contract.deferred import dataclass
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.tier import Heap
 

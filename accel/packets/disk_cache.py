@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 DIGEST_BYTES = 32
@@ -26,6 +25,9 @@ def read_entry(path: Path, magic: bytes) -> bytes | None:
 def write_entry(path: Path, magic: bytes, data: bytes) -> None:
     """Atomically; another process may write the same entry. A full or read-only disk is no error:
     the next start builds again."""
+    # For those who write: most starts do not.
+    import tempfile
+
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from accel.packets.binding import stored_operands
 from accel.packets.forms import step_forms
 from accel.packets.layouts import arranged_bytes, planes_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.step import Schedule, Step
+from accel.packets.step import Op, Schedule, Step
+from contract.deferred import dataclass
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
@@ -29,12 +30,17 @@ MAPPED_OUTPUT_BYTES = 1 << 16
 class StepMemory:
     """What all forms take together: bytes of scratch ``shared`` by all workers, each worker's
     ``own``, and the ``packets`` of each form. ``stored`` are the buffers that ops read as the graph
-    declares them."""
+    declares them, ``kinds`` what ops there are: names, and formats of weights or nothing."""
 
     shared: int
     own: int
     packets: tuple[int, ...]
     stored: frozenset[str]
+    kinds: frozenset[tuple[str, str]]
+
+
+KnownMemory = Callable[[Graph, ShapeKey, Callable[[], StepMemory]], StepMemory]
+"""What the steps of a graph up to the largest take, of which the last makes it."""
 
 
 def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> StepMemory:
@@ -45,20 +51,28 @@ def step_memory(lower: Lower, largest: ShapeKey, forms: Forms = step_forms) -> S
         own=max(schedule.own_bytes for _, schedule in lowered),
         packets=tuple(len(step.ops) * PACKET.itemsize for step, _ in lowered),
         stored=frozenset().union(*(stored_operands(step) for step, _ in lowered)),
+        kinds=frozenset().union(*(kinds_of(step.ops) for step, _ in lowered)),
     )
+
+
+def kinds_of(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
+    """See ``StepMemory``."""
+    return frozenset((op.name, "" if op.dtype is None else op.dtype.name) for op in ops)
 
 
 class PlannedSteps:
     """Steps of graphs by form, which ``schedule`` makes. Those of the graph whose memory was asked
-    for last are kept: what is planned is then lowered."""
+    for last are kept: what is planned is then lowered. ``known`` may know their memory without."""
 
     def __init__(
         self,
         schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
         forms: Forms = step_forms,
+        known: KnownMemory | None = None,
     ) -> None:
         self._schedule = schedule
         self._forms = forms
+        self._known = known
         self._planned: tuple[Graph, ShapeKey] | None = None
         self._steps: dict[ShapeKey, tuple[Step, Schedule]] = {}
         self._memory: StepMemory | None = None
@@ -66,16 +80,21 @@ class PlannedSteps:
     def memory(self, graph: Graph, largest: ShapeKey) -> StepMemory:
         """What the steps of ``graph`` up to ``largest`` take."""
         if self._memory is None or self._planned != (graph, largest):
-            self._steps = {form: self._schedule(graph, form) for form in self._forms(largest)}
-            self._memory = step_memory(self._steps.__getitem__, largest, self._forms)
-            self._planned = graph, largest
+            self._planned, self._steps, self._memory = (graph, largest), {}, None
+
+            def make() -> StepMemory:
+                return step_memory(lambda form: self.of(graph, form), largest, self._forms)
+
+            self._memory = self._known(graph, largest, make) if self._known else make()
         return self._memory
 
     def of(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
         """The step of a form, as planned if it was."""
-        if self._planned is not None and self._planned[0] is graph and form in self._steps:
-            return self._steps[form]
-        return self._schedule(graph, form)
+        if self._planned is None or self._planned[0] is not graph:
+            return self._schedule(graph, form)
+        if form not in self._steps:
+            self._steps[form] = self._schedule(graph, form)
+        return self._steps[form]
 
 
 def opencl_footprint(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
+from contract.deferred import dataclass
 from contract.ir.nodes import BufferDecl, BufferKind
 
 Bytes = NDArray[np.uint8]

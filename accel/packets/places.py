@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from accel.packets.buffers import Allocation
+from contract.deferred import dataclass
 
 A = TypeVar("A", bound=Allocation)
 

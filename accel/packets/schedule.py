@@ -11,6 +11,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from accel.packets.device_op import Split
 from accel.packets.packet import aligned
@@ -20,6 +21,7 @@ MAX_REPEATING_WORKERS = 64
 """Cores may repeat cheap work to save a barrier; the thousands of an accelerator would crowd its
 memory. There whole groups share ops, so that no op continues a split of the one before."""
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 Lifetimes = dict[str, tuple[int, int]]
 Pending = dict[str, list[Touch]]
 """What was touched of each buffer since the last barrier."""
@@ -57,15 +59,17 @@ def schedule_launches(
     step: Step,
     levels: Sequence[int] | None = None,
     together: Sequence[tuple[int, int]] = (),
+    since: Mapping[str, int] = NOTHING,
 ) -> Schedule:
     """For launches one after the other: each op has a level of its own, or ``levels`` says which
     ops share a launch. What ops of one launch touch never shares memory.
 
     ``together`` are first and last levels that are executed as one, in an order of data: what is
-    used before or behind them, too, shares no memory with anything in them."""
+    used before or behind them, too, shares no memory with anything in them. ``since`` names
+    buffers that somebody else may write from that level on."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
-    return _placed(step, placements, set(), together)
+    return _placed(step, placements, set(), together, since)
 
 
 def schedule_levels(step: Step) -> Schedule:
@@ -99,6 +103,7 @@ def _placed(
     placements: Sequence[Placement],
     own: set[str],
     together: Sequence[tuple[int, int]] = (),
+    since: Mapping[str, int] = NOTHING,
 ) -> Schedule:
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
@@ -111,7 +116,7 @@ def _placed(
             lives, now = (
                 (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
             )
-            first, _ = lives.get(tensor.buffer, (now, now))
+            first, _ = lives.get(tensor.buffer, (min(now, since.get(tensor.buffer, now)), now))
             lives[tensor.buffer] = (first, now)
     shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
     shared, shared_bytes = _pack(shared_lives, step.scratch)

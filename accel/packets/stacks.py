@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.layouts import LANES
+from contract.deferred import dataclass
 from contract.dtypes import DType
 
 

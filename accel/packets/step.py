@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import NamedTuple
 
 from accel.packets.device_op import DeviceOp, Split, pieces
+from contract.deferred import dataclass
 from contract.dtypes import DType
 
 PRODUCTS = ("matmul", "matmul_row", "matmul_tiles")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.ir.inputs import InputCopy, InputRows
 
 Bytes = NDArray[np.uint8]

@@ -6,13 +6,13 @@ One block is one copy: what a tier takes a snapshot of, whatever the graph asks 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import ALIGNMENT, buffer_bytes
 from contract.records import STEP

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
+from contract.deferred import dataclass
 from contract.dtypes import DType
 from contract.opcodes import Opcode
 from contract.spec import Dim, Scalar, Stage

@@ -7,8 +7,8 @@ lives from the first node that touches it to the last.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from contract.deferred import dataclass
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
 

@@ -10,12 +10,13 @@ of ``1*2^(...)`` the powers themselves are the numbers, and no tensor is read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from contract.deferred import dataclass
 
 _SLICE = re.compile(r"\[(\d+):(\d+)/(\d+)\]")
 _TEXT = re.compile(

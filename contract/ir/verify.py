@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import combinations
 
+from contract.deferred import dataclass
 from contract.errors import VerifyError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
 from contract.opcodes import Opcode

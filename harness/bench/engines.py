@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from contract.deferred import dataclass
 from contract.errors import ConfigError
 from contract.types import Request, SamplingParams
 from harness.startup import load_ahead
@@ -72,6 +71,9 @@ def open_engine(name: str, setup: Setup) -> BenchEngine:
 
 def peer_version() -> str:
     """The installed package and its version. Raises ConfigError when there is none."""
+    # Takes longer to load than all else that a worker needs of the standard library.
+    import importlib.metadata
+
     try:
         return f"{PEER_PACKAGE} {importlib.metadata.version(PEER_PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:

@@ -22,7 +22,7 @@ from harness import goldens
 PACKAGES = {"contract": contract, "reference": reference, "accel": accel, "harness": harness}
 DISTRIBUTION = "zinc-rt"
 GIT_SECONDS = 10.0
-DRIVER_PACKAGES = ("numpy", "pyopencl", "cffi", "cuda-bindings", "nvidia-cuda-nvrtc")
+DRIVER_PACKAGES = ("numpy", "cffi", "cuda-bindings", "nvidia-cuda-nvrtc")
 GOLDENS = (goldens.SYNTHETIC, goldens.DEFAULT_MODEL)
 
 

@@ -179,6 +179,8 @@ def open_model(
     fingerprint = system_fingerprint(model, session.kv_dtype, options.digests)
     tier = recorded_tier(prepared, session.recording, owned)
     runner = owned.enter_context(load_runner(model, tier, limits, progress))
+    # Nobody waits for a first token yet, and later no step of others shall.
+    runner.prepare()
 
     def engine(observer: Observer) -> Engine:
         return make_engine(

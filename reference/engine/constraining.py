@@ -6,7 +6,6 @@ planned when the host has read its last one, however many steps of others are un
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from reference.runner import StepInput, StepOutput
 from reference.sched.constraints import Mask
 from reference.sched.planner import Chunk
 
-LOG = logging.getLogger(__name__)
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
 """The log-probability of a token, and of the likeliest ones in its place."""
 NOT_LISTED: Listed = (None, ())
@@ -63,7 +61,12 @@ def _mask_of(sequence: Running, words: int) -> Mask | None:
             raise ValueError(f"a mask is {mask.dtype}{list(mask.shape)}, not uint32[{words}]")
         return mask
     except Exception:
-        LOG.exception("request %d: its masks failed; it ends", sequence.request.id)
+        # Loading it is a hundredth of a start, in which nothing is logged.
+        import logging
+
+        logging.getLogger(__name__).exception(
+            "request %d: its masks failed; it ends", sequence.request.id
+        )
         return np.zeros(words, np.uint32)
 
 

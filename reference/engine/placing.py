@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
+from contract.deferred import dataclass
 from contract.types import Clock, FinishReason, QosClass
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence

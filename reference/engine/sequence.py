@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.types import Request
 from reference.limits import RING_STEPS, pages_for
 from reference.memory.prefix import PathEnd

@@ -9,11 +9,13 @@ written again before anybody reads them. So guessing changes no token, whatever 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from contract.deferred import dataclass
 
 Tokens = NDArray[np.int32]
 

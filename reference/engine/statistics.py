@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from contract.deferred import dataclass
 from reference.engine.speculation import SpeculationStatistics
 from reference.memory.prefix import PrefixStatistics
 

@@ -6,7 +6,6 @@ it. Arrays may have any leading shape, so that a tier can take many rows at a ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from contract.arithmetic import (
     ROW_EXPONENT_LIMIT,
     TILE_MAXIMUM_BITS,
 )
+from contract.deferred import dataclass
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

@@ -8,11 +8,12 @@ is rounded to binary32 once, so every tier reads the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
 import numpy as np
 from numpy.typing import NDArray
+
+from contract.deferred import dataclass
 
 Float64 = NDArray[np.float64]
 

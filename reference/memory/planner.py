@@ -7,10 +7,11 @@ that a model family needs no code here. Sizes are in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.deferred import dataclass
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ops import TABLE

@@ -8,13 +8,14 @@ root of a scope leads to, nobody of that scope can find.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.deferred import dataclass
 from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from contract.dtypes import F32
 from contract.errors import RequestError
 from contract.execution import ExecutableGraph

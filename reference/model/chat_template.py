@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from contract.closing import Closing
+from contract.deferred import dataclass
 from contract.errors import RequestError, TemplateError
 from reference.model.tokenizer import Tokenizer
 from reference.worker_process import WorkerEnded, WorkerProcess

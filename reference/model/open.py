@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
+from contract.deferred import dataclass
 from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config

@@ -19,6 +19,8 @@ from reference.quant import find_nonfinite_scale
 
 PIECE_BYTES = 1 << 21
 """Of a tensor, checked by one thread at a time."""
+SHARED_BYTES = 1 << 26
+"""A tensor below this is checked by the calling thread, sooner than others could be started."""
 
 
 def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
@@ -67,8 +69,8 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """As ``find_nonfinite_scale``, by all cores: it reads all of a mapped file, and a tier that
-    uploads the file goes no faster."""
+    """As ``find_nonfinite_scale``, a large tensor by all cores: it reads all of a mapped file, and
+    a tier that uploads the file goes no faster."""
     rows = max(1, PIECE_BYTES // max(1, data.shape[1]))
     found: dict[int, tuple[int, int]] = {}
 
@@ -77,5 +79,10 @@ def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | No
         if broken is not None:
             found[first] = (first + broken[0], broken[1])
 
-    for_each(check, range(0, len(data), rows))
+    firsts = range(0, len(data), rows)
+    if data.nbytes < SHARED_BYTES:
+        for first in firsts:
+            check(first)
+    else:
+        for_each(check, firsts)
     return found[min(found)] if found else None

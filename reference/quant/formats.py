@@ -5,10 +5,10 @@ Blocks are uint8[rows, row_bytes] exactly as a GGUF file stores them. Value orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from contract.deferred import dataclass
 
 Bytes = NDArray[np.uint8]
 Float16 = NDArray[np.float16]

@@ -7,7 +7,7 @@ which bits of which fields are the integers of that rule. Every binary16 is a sc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from contract import dtypes
+from contract.deferred import dataclass
 from contract.dtypes import DType
 from reference.quant import rounding
 from reference.quant.bits import Integers, Packed, Parts, Plane, SixBitPairs, Whole, flat

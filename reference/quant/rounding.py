@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.deferred import dataclass
 from reference.quant.formats import Bytes, Float16, Float32, reciprocal, to_half
 from reference.quant.tables import E2M1, Table
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from contract.deferred import dataclass
 from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
 

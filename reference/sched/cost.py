@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from contract.deferred import dataclass
 from reference.sched.least_squares import nonnegative
 from reference.sched.stairs import Stairs
 

@@ -7,11 +7,13 @@ use when the machine as a whole becomes slower or faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from contract.deferred import dataclass
 
 SINGLE_TOKENS = 64
 """Up to so many tokens each number is a stair of its own; larger ones share one by their four

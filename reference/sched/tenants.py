@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from contract.deferred import dataclass
 from contract.errors import ConfigError, RequestError
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
 

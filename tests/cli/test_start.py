@@ -24,12 +24,15 @@ UNUSED = (
     "asyncio",
     "concurrent.futures.thread",
     "difflib",
+    "email",
     "flask",
     "harness.catalog.wheel",
     "harness.cli.check_command",
     "harness.cli.serve_command",
     "huggingface_hub",
+    "importlib.metadata",
     "jinja2",
+    "logging",
     "numpy.fft",
     "numpy.ma",
     "numpy.polynomial",
@@ -38,6 +41,7 @@ UNUSED = (
     "reference.cpu.tier",
     "reference.model.gguf.writer",
     "psutil",
+    "pyopencl",
     "secrets",
     "threadpoolctl",
     "tqdm",
@@ -85,7 +89,7 @@ def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
     """Libraries of other commands, tiers and formats stay where they are."""
     if tier == "opencl":
         need_device(find_device)
-    used = {"reference.cpu.tier", "psutil", "threadpoolctl", "concurrent.futures.thread"}
+    used = {"reference.cpu.tier", "psutil", "threadpoolctl", "concurrent.futures.thread", "logging"}
     unused = set(UNUSED) - (used if tier == "cpu" else set())
     words = "run", "hi", "--model", tiny_model, "--max-tokens", 2, "--raw", "--tier", tier
     loaded, collections, threads = _started(*words)

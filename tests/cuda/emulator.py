@@ -71,7 +71,9 @@ def _runners(text: str) -> str:
 def _runner(entry: str, parameters: str) -> str:
     kinds = [re.sub(r"\w+$", "", one.strip()).strip() for one in parameters.split(",")]
     values = ", ".join(
-        f"*(const PACKETS *)arguments[{i}]" if "PACKETS" in kind else f"({kind})arguments[{i}]"
+        f"*({kind.replace('__grid_constant__', '')} *)arguments[{i}]"
+        if "__grid_constant__" in kind
+        else f"({kind})arguments[{i}]"
         for i, kind in enumerate(kinds)
     )
     names = ", ".join(f"uint64_t a{i}" for i in range(len(kinds)))

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from accel.cuda.self_test import _expected
 from accel.packets.ops import NUMBERS, TABLE
-from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.packet import ALIGNMENT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 
 OFFSET_MASK = (1 << 56) - 1
 PLAIN = (8, 8, PACKET.itemsize)
@@ -66,6 +67,15 @@ def words(address: int, count: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
 
 
+TURN = RLock()
+"""Whose thread executes what was enqueued, by anybody."""
+
+
+def always() -> bool:
+    """Of what waits for nobody."""
+    return True
+
+
 @dataclass
 class FakeContext:
     """``queue`` are operations nobody waited for; a fault leaves an error to every later call."""
@@ -79,13 +89,27 @@ class FakeContext:
     destroyed: bool = False
     asked: int = 0
     streams: int = 0
+    others: list[FakeContext] = field(default_factory=list)
+    """Contexts of other devices, which go on only while this one waits for them."""
 
     def run(self, most: int | None = None) -> None:
         """Execute what was enqueued, but for a kernel that hangs and what follows it."""
         done = 0
-        while self.queue and not self.hangs and not self.error and done != most:
-            self.queue.pop(0)()
-            done += 1
+        with TURN:
+            while self.queue and not self.hangs and not self.error and done != most:
+                if self.advance():
+                    done += 1
+                elif not any(other.advance() for other in self.others):
+                    break
+
+    def advance(self) -> bool:
+        """Execute what comes next; False when there is nothing, or it waits for another device."""
+        if not self.queue or self.hangs or self.error or self.destroyed:
+            return False
+        if not getattr(self.queue[0], "ready", always)():
+            return False
+        self.queue.pop(0)()
+        return True
 
 
 class FakeDriver:
@@ -157,8 +181,12 @@ class FakeDriver:
     def cuCtxCreate(self, parameters: None, flags: int, device: int) -> tuple[Any, ...]:
         if self.faulted:
             return self.faulted, None
-        self.current = FakeContext()
+        self.current = self.new_context(device)
         return SUCCESS, self.current
+
+    def new_context(self, device: int) -> FakeContext:
+        """One on a device."""
+        return FakeContext()
 
     def cuCtxSetCurrent(self, context: FakeContext) -> tuple[Any, ...]:
         self.current = context
@@ -180,7 +208,9 @@ class FakeDriver:
         _, free, _ = self.cuMemGetInfo()
         if nbytes > free:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
-        block = (ctypes.c_uint8 * nbytes)(*[0xA5] * 0)
+        room = (ctypes.c_uint8 * (nbytes + ALIGNMENT))()
+        start = -ctypes.addressof(room) % ALIGNMENT
+        block = (ctypes.c_uint8 * nbytes).from_buffer(room, start)
         ctypes.memset(block, 0xA5, nbytes)
         self.current.memory[ctypes.addressof(block)] = block
         return SUCCESS, ctypes.addressof(block)
@@ -224,6 +254,10 @@ class FakeDriver:
     def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
         self.current.streams += 1
         return SUCCESS, self.current.streams
+
+    def cuStreamQuery(self, stream: Any) -> tuple[Any, ...]:
+        self.current.run()
+        return (CUresult.CUDA_ERROR_NOT_READY if self.current.queue else SUCCESS,)
 
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         self.current.run()

@@ -31,7 +31,7 @@ from tests.opencl.test_model import REQUESTS, assert_same, generate
 
 pytestmark = pytest.mark.device
 
-BLOCKS = ("16x1", "12x1", "8x2")
+BLOCKS = ("8x3", "16x1", "8x2")
 LONG = Request(1, tuple(3 + i % 90 for i in range(1020)), 12, ignore_end=True)
 OpenStepTier = Callable[[str], CudaTier]
 

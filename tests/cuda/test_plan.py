@@ -12,8 +12,9 @@ import pytest
 from accel.cuda import plan as plan_module
 from accel.cuda.device import Device
 from accel.cuda.plan import layout_of, plan_launches
+from accel.cuda.planning import planned_form
 from accel.cuda.program import Source
-from accel.cuda.tier import CudaTier, _scheduled
+from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.kernels.source import GROUP_SIZE
 from accel.packets.layouts import WeightLayout
@@ -65,7 +66,8 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
     """Without rules; the grid covers the most of the form, and no more than the device takes."""
     monkeypatch.setattr(plan_module, "RULES", [])
     for tokens, groups in ((1, 1), (64, 2), (10**6, 32)):
-        step, _, plan = _scheduled(GRAPH, ShapeKey(tokens, 0), DEVICE)
+        found = planned_form(lower_graph(GRAPH, ShapeKey(tokens, 0), 1, "cuda"), DEVICE)
+        step, plan = found.step, found.plan
         assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_mul"]
         assert [launch.first for launch in plan.launches] == [0, 1]
         for launch in plan.launches:
@@ -91,7 +93,7 @@ def test_workspaces_are_planned(tier: CudaTier) -> None:
     """What tuned kernels keep of every form is part of the footprint."""
     with_rule = tier.footprint(GRAPH, LARGEST).variants
     plan_module.RULES.clear()
-    tier._planned = None
+    tier._planner.planned = None
     forms = len(tier.forms(LARGEST))
     assert with_rule - tier.footprint(GRAPH, LARGEST).variants == forms * 1024
 
@@ -133,7 +135,7 @@ def test_layout_rules_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("tuned")
 def test_ops_of_one_launch_share_a_level() -> None:
     """So that no two of their operands come to lie in the same memory."""
-    step, _, _ = _scheduled(GRAPH, LARGEST, DEVICE)
+    step = lower_graph(GRAPH, LARGEST, 1, "cuda")
     assert plan_launches([*step.ops, *step.ops], DEVICE).levels == (0, 0, 1, 1)
 
 

@@ -10,9 +10,11 @@ import pytest
 from accel.cuda.device import Device
 from accel.cuda.persistent import BLOCKS, compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
+from accel.cuda.planning import planned_form
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.units import UNITS
 from accel.packets.rules import lower_graph
+from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
@@ -53,7 +55,15 @@ def sources(device: Device, folder: Path) -> list[Source]:
             plan = plan_launches(step.ops, replace(device, multiprocessors=MULTIPROCESSORS))
             found += [launch.source for launch in plan.launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
+    found += [launch.source for launch in gathers(device)]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
+
+
+def gathers(device: Device) -> list[PlannedLaunch]:
+    """Of a layer divided among three devices."""
+    step = lower_graph(layer(1, dtypes.Q6_K).graph, ShapeKey(1, 0), PARTS, "cuda")
+    plan = planned_form(step, device, share=Share(1, 3)).plan
+    return [launch for launch in plan.launches if launch.gathers]
 
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
@@ -70,7 +80,8 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     """With the options of the tier; a kernel that is not C++ is told apart."""
     every = sources(device, folder)
     names = {source.name for source in every}
-    assert names >= {"step.cu"} | {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    assert names >= {"step.cu", "all_gather.cu"} | attention
     of_device = {"unit_groups.cu", "unit_matrix.cu"} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)

@@ -355,8 +355,9 @@ DEVICE unsigned largest_of_warp(unsigned value) {
 
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
-    if (emulator::current % 32 == 0) memcpy(slot, source, bytes);
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes,
+                       unsigned owner) {
+    if (emulator::current % 32 == owner) memcpy(slot, source, bytes);
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
@@ -364,6 +365,8 @@ DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publis
 DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
 DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }
 DEVICE unsigned load_host_word(const unsigned *place) { return *place; }
+DEVICE void release_to_system(unsigned *place, unsigned word) { emulator::publish(place, word); }
+DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
 DEVICE void spin_pause() { emulator::yield(); }

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import STORED, Language, Module, Traits, module_source
+from accel.opencl import binding as cl
 from accel.opencl.device import ICD_HINT, Device, find_devices
 from accel.opencl.program import build_program
 from contract.dtypes import DType
-from tests.needs import missing, need_device, need_module
+from tests.needs import missing, need_device
 
 
 def cpu_device() -> Device:
@@ -24,10 +25,9 @@ class ProcessorModules:
     """Builds modules when they are first wanted and launches packets of them."""
 
     def __init__(self, traits: Traits | None = None) -> None:
-        self._cl = need_module("pyopencl", "opencl")
         self._device = cpu_device()
-        self._context = self._cl.Context([self._device.handle])
-        self._queue = self._cl.CommandQueue(self._context)
+        self._context = cl.Context([self._device.handle])
+        self._queue = cl.CommandQueue(self._context)
         self._traits = traits or Traits()
         self._kernels: dict[Module, Any] = {}
 
@@ -46,7 +46,9 @@ class ProcessorModules:
             self._kernels[module] = self._built(module)
         addresses = map(np.uint64, (scratch, inputs, packet.ctypes.data))
         size = (groups * module.group_size,), (module.group_size,)
-        self._kernels[module](self._queue, *size, *addresses, np.uint32(0))
+        kernel = self._kernels[module]
+        kernel.set_args(*addresses, np.uint32(0))
+        cl.enqueue_nd_range_kernel(self._queue, kernel, *size)
         self._queue.finish()
 
     def _built(self, module: Module) -> Any:
@@ -54,4 +56,4 @@ class ProcessorModules:
         program = build_program(
             self._context, self._device, {str(module): text}, "-cl-std=CL1.2", None
         )
-        return self._cl.Kernel(program, module.entry)
+        return cl.Kernel(program, module.entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,35 @@ def test_large_string_array_with_a_wild_length(save, length: int, index: int) ->
         os.truncate(path, length)
     with pytest.raises(ModelFileError, match="key 't'"):
         open_gguf(path)
+
+
+def _resident(path: Path) -> int:
+    """Bytes of a mapped file that this process can read without a fault."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.endswith(str(path)))
+    (rss,) = (line for line in lines[start : start + 5] if line.startswith("Rss:"))
+    return int(rss.split()[1]) * 1024
+
+
+def test_reading_ahead_brings_a_file_into_memory(save) -> None:
+    """All of it, and without harm where the file is closed at once."""
+    if sys.platform != "linux" or _kernel() < (5, 14):
+        machine_lacks("Linux 5.14, which can be asked for that")
+    data = bytes(40 << 20)
+    blocks = len(data) // 34 // 32 * 32
+    path = save(raw.gguf([], [raw.tensor("a", [32, blocks], 8, 0)], data=data))
+    with open_gguf(path) as file:
+        held = file.tensor_bytes("a")
+        assert _resident(path) < 10 << 20
+        thread = file.read_ahead()
+    thread.join(60)
+    assert _resident(path) >= 40 << 20
+    assert held.nbytes == blocks * 34
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int(minor)
 
 
 def test_tensors_in_any_order_with_gaps(save) -> None:

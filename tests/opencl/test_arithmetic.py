@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from accel.opencl import binding as cl
 from accel.opencl import self_test
 from accel.opencl.program import BuildOptions
 from accel.opencl.runtime import Choices, probe_options
@@ -12,9 +13,6 @@ from accel.opencl.self_test import SelfTest, native_arithmetic
 from accel.packets.packet import PACKET
 from accel.packets.samples import sample_pairs
 from contract.errors import TierUnavailable
-from tests.needs import need_module
-
-cl = need_module("pyopencl", "opencl")
 
 NASTY = np.array(
     [

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.opencl import binding as cl
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.program import build_program, op_files
 from accel.packets.ops import NUMBERS, OPS
@@ -104,8 +105,6 @@ def call_of(
 
 def run_by_cores(variant: Variant) -> Run:
     """Packets are walked by work-items, each of them a core."""
-    import pyopencl as cl
-
     device = cpu_device()
     if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
         machine_lacks("AVX-512 VNNI")
@@ -124,7 +123,8 @@ def run_by_cores(variant: Variant) -> Run:
     kernels = {name: cl.Kernel(program, f"run_{name}") for name in KERNEL_OPS}
 
     def run(op: str, one: NDArray[np.void], workers: int, dtype: DType) -> None:
-        kernels[op](queue, (workers,), (1,), np.uint64(one.ctypes.data))
+        kernels[op].set_args(np.uint64(one.ctypes.data))
+        cl.enqueue_nd_range_kernel(queue, kernels[op], (workers,), (1,))
         queue.finish()
 
     return run

@@ -26,6 +26,7 @@ from accel.opencl.contents import (
 from accel.opencl.device import Device
 from accel.opencl.program import OP_NAMES, base_files, build_step_program, step_files
 from accel.packets.build import BuildError
+from accel.packets.footprint import kinds_of
 from accel.packets.rules import lower_graph
 from contract.dtypes import F16, WEIGHT_DTYPES
 from reference.limits import Limits
@@ -58,7 +59,7 @@ def test_a_step_needs_the_formats_of_its_products(
     graph = model.graph(LIMITS)
     for tokens in (1, 4, LIMITS.step_tokens):
         form = type(LIMITS.largest)(tokens, min(tokens, LIMITS.step_rows))
-        assert parts_of(lower_graph(graph, form, 2, "opencl").ops) == expected
+        assert parts_of(kinds_of(lower_graph(graph, form, 2, "opencl").ops)) == expected
 
 
 def test_a_program_holds_its_parts_and_all_other_ops() -> None:
@@ -173,14 +174,17 @@ def build(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     """Step programs without a compiler: one is the text of its formats."""
     compiled: list[str] = []
 
-    def compile_it(context: Any, device: Device, source: str, *rest: object) -> str:
+    class Program(str):
+        def binary(self) -> bytes:
+            return self.encode()
+
+    def compile_it(context: Any, device: Device, source: str, *rest: object) -> Program:
         compiled.append(source)
-        return source.split("FOR_EACH_QUANTIZED(X)")[1].splitlines()[0].strip()
+        return Program(source.split("FOR_EACH_QUANTIZED(X)")[1].splitlines()[0].strip())
 
     monkeypatch.setattr(program_module, "_compile", compile_it)
-    monkeypatch.setattr(program_module, "_binary_of", str.encode)
     monkeypatch.setattr(
-        program_module, "_from_binary", lambda context, device, binary, options: binary.decode()
+        program_module, "_from_binary", lambda context, binary, options: binary.decode()
     )
 
     def run(parts: Parts, options: str = "") -> tuple[Parts, str, int]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from accel.opencl import api, binding, driver
 from accel.opencl import device as device_module
-from accel.opencl import driver
 from accel.opencl.device import Device, find_device, find_devices
 from accel.opencl.driver import load_drivers
 from accel.opencl.host_memory import MEMORY_INFORMATION, available_memory
@@ -24,6 +24,36 @@ def test_drivers_are_loaded_in_a_thread(device: Device) -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert find_device().name == device.name
+
+
+def test_devices_are_looked_for_when_drivers_are_loaded(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a thread loads them: it may be the only one that sees the devices."""
+    loaded = threading.Event()
+    order: list[str] = []
+
+    def load() -> None:
+        assert loaded.wait(60)
+        order.append("loaded")
+
+    def platforms() -> list[binding.Platform]:
+        order.append("asked")
+        return []
+
+    def find() -> None:
+        with suppress(TierUnavailable):
+            find_devices()
+
+    monkeypatch.setattr(driver, "_load", load)
+    monkeypatch.setattr(binding, "get_platforms", platforms)
+    load_drivers()
+    finding = threading.Thread(target=find)
+    finding.start()
+    finding.join(0.2)
+    loaded.set()
+    finding.join(60)
+    assert order == ["loaded", "asked"]
 
 
 def test_memory_that_can_be_had(tmp_path: Path) -> None:
@@ -41,14 +71,16 @@ def test_no_driver_to_load_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens a device says what is missing."""
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    monkeypatch.setattr(driver, "LIBRARY", "libNoSuchLibrary.so.9")
+    monkeypatch.setattr(driver, "library_path", lambda: "libNoSuchLibrary.so.9")
     load_drivers().join(60)
     assert failed == []
 
 
-def test_missing_pyopencl_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the library the error says which extra of this package brings it."""
-    monkeypatch.setitem(sys.modules, "pyopencl", None)
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the system nor a package has one: the error says which extra brings it."""
+    monkeypatch.setattr(api, "LIBRARY", "libNoSuchLibrary.so.9")
+    monkeypatch.setattr(api, "CARRIER", "no_such_package")
+    monkeypatch.setattr(device_module, "opencl", lambda: api.OpenCl(api.library_path()))
     with pytest.raises(TierUnavailable, match=r"pip install 'zinc-rt\[opencl\]'"):
         find_devices()
 
@@ -69,7 +101,7 @@ def test_no_platform_or_device_names_the_package(
         return [empty] if platforms == "empty" else []
 
     stand_in = SimpleNamespace(get_platforms=get_platforms, Error=LogicError)
-    monkeypatch.setattr(device_module, "import_pyopencl", lambda: stand_in)
+    monkeypatch.setattr(device_module, "import_binding", lambda: stand_in)
     with pytest.raises(TierUnavailable, match="apt install pocl-opencl-icd") as caught:
         find_devices()
     assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from accel.opencl import binding as cl
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.program import build_program, op_files
 from accel.packets.layouts import LANES, WeightLayout, header_bytes
@@ -68,8 +69,6 @@ def run_by_groups() -> Run:
 
 def run_by_cores(variant: Variant) -> Run:
     """Packets are walked by work-items, each of them a core."""
-    import pyopencl as cl
-
     device = cpu_device()
     if variant.vnni and not (device.is_pocl and "avx512_vnni" in cpu_flags()):
         machine_lacks("AVX-512 VNNI")
@@ -84,11 +83,12 @@ def run_by_cores(variant: Variant) -> Run:
         "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 "
         f"-DDOT_VNNI={variant.vnni:d}"
     )
-    kernel = build_program(context, device, files, options, None).one_packet
+    kernel = cl.Kernel(build_program(context, device, files, options, None), "one_packet")
 
     def run(op: str, packet: np.ndarray, workers: int, dtype: DType) -> None:
         number = np.uint32(KERNEL_OPS.index(op))
-        kernel(queue, (workers,), (1,), np.uint64(packet.ctypes.data), number)
+        kernel.set_args(np.uint64(packet.ctypes.data), number)
+        cl.enqueue_nd_range_kernel(queue, kernel, (workers,), (1,))
         queue.finish()
 
     return run

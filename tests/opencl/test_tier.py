@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from accel.opencl import binding as cl
 from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
 from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, WorkersLost
@@ -37,12 +38,10 @@ from tests.doubling import (
     run_doubling,
 )
 from tests.growth import refused_growth
-from tests.needs import machine_lacks, need_module
+from tests.needs import machine_lacks
 from tests.opencl.conftest import WAYS, OpenTier
 from tests.opencl_parts import needed_only
 from tests.quant.samples import random_blocks
-
-cl = need_module("pyopencl", "opencl")
 
 
 @pytest.fixture(autouse=True)
@@ -224,7 +223,7 @@ def _never_done(tier: OpenClTier, status: int) -> object:
 
 def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
     """A step that does not end is an error, and nothing can be submitted afterwards."""
-    fence = _never_done(tier, cl.command_execution_status.RUNNING)
+    fence = _never_done(tier, cl.RUNNING)
     with pytest.raises(DeviceLost, match=r"did not end within 0\.01 s"):
         tier.wait(fence, timeout=0.01)
     with pytest.raises(DeviceLost, match="did not end"):

@@ -1,4 +1,4 @@
-// y = x weight^T for many tokens and one to three matrices of one format by products of warp groups
+// y = x weight^T for many tokens and one to four matrices of one format by products of warp groups
 // (sm_90a): a group takes 64 rows, a warp of it one tile of 16, with BLOCK_TOKENS tokens in shared
 // memory. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5).
 //
@@ -12,8 +12,8 @@
 // FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
 // WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
 // with 64. Compiled with the
-// places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W2, B0 to B2
-// (biases) and Y0 to Y2; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
+// places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3
+// (biases) and Y0 to Y3; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
 // packet, GATE that of the gated activation or -1.
 
 #include "packets.h"
@@ -376,7 +376,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     work.others = operand_at(launch, W1);
 #endif
 #if MATRICES > 2
-    if (!found) open_matrix(launch, W2, B2, Y2, block, work, result);
+    if (!found) found = open_matrix(launch, W2, B2, Y2, block, work, result);
+#endif
+#if MATRICES > 3
+    if (!found) open_matrix(launch, W3, B3, Y3, block, work, result);
 #endif
     result.tokens = work.tokens = count_of(launch, product);
     result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;

@@ -1,10 +1,10 @@
-// y = x weight^T for few tokens and one to three matrices that share x, kept in units (units.h),
+// y = x weight^T for few tokens and one to four matrices that share x, kept in units (units.h),
 // with what stands around the products in the step: the norm and the quantization of x before them,
 // biases, a residual or a gated activation behind them (rules R2 to R5).
 //
 // Compiled with the places of the operands, 16 times a packet's number from the first one on plus
 // the operand's place in it, or -1 where there is none: X or, of x quantized before, M, SCALE and
-// SUMS; NORM_WEIGHT; W0 to W2, the matrices; B0 to B2, their biases; Y0 to Y2, their results;
+// SUMS; NORM_WEIGHT; W0 to W3, the matrices; B0 to B3, their biases; Y0 to Y3, their results;
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
 // matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
@@ -93,8 +93,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #if MATRICES > 2
     open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
 #endif
+#if MATRICES > 3
+    open_matrix(launch, 3, W3, B3, Y3, work.matrix[3], outputs.result[3]);
+#endif
     work.formats = NUMBERS;
-    work.prepare(columns, PAIRED, WARPS);
+    work.prepare(columns, PAIRED);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
@@ -103,6 +106,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     memory.begin();
     RING<PRODUCT_SHAPE> ring(work);
     ring.begin(memory, threadIdx.x / WARP_LANES);
+    CHUNK_LIST<PRODUCT_SHAPE> list;
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
     const FLOAT_ROWS<> rows = {
@@ -130,5 +135,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    stream_product<PRODUCT_SHAPE>(work, ring, memory, own, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
 }

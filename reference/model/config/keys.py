@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from contract.deferred import dataclass
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf import GgufFile
 

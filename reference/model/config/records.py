@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from contract.deferred import dataclass
 from reference.exact.rotary import RotaryScaling
 
 

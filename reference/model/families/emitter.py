@@ -6,8 +6,7 @@ node that multiplies with it ``attn_q[3]``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from contract.deferred import dataclass
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER

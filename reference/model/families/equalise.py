@@ -12,12 +12,11 @@ same c.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import KV_ROW_BITS
+from contract.deferred import dataclass
 from contract.dtypes import F32
 from reference.exact.attention_rows import query_bits
 from reference.exact.sums import sum_axis

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from contract.deferred import dataclass
 from contract.dtypes import I32
 from contract.ir.graph import View
 from contract.ir.source import RowSlice

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from contract.deferred import dataclass
 from contract.dtypes import F32, DType
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from contract.closing import Closing
 from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.gguf.ahead import read_ahead
 from reference.model.gguf.cursor import shown
 from reference.model.gguf.metadata import Kind, Value, typed_value
 from reference.model.gguf.shard import Shard
@@ -65,6 +67,11 @@ class GgufFile(Closing):
         """The mapped files, in order."""
         self._check_open()
         return self._shards
+
+    def read_ahead(self) -> Thread:
+        """Begin to bring the tensors into memory, for who is about to read them all, in a thread
+        that ends by itself and that the end of the process does not wait for."""
+        return read_ahead(self.shards)
 
     @property
     def version(self) -> int:

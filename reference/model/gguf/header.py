@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 
+from contract.deferred import dataclass
 from contract.errors import ModelFileError
 from reference.model.gguf.cursor import Cursor
 from reference.model.gguf.metadata import Value, alignment_of, read_metadata

@@ -5,11 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from contract.deferred import dataclass
 from contract.errors import ModelFileError
 from reference.model.gguf.header import Header, parse_header
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from contract.deferred import dataclass
 from contract.dtypes import BY_GGML_ID, DType
 from contract.errors import UnsupportedModel
 from reference.model.gguf.cursor import Cursor, shown

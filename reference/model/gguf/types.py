@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from contract.deferred import dataclass
 from contract.dtypes import BY_GGML_ID
 
 

@@ -7,9 +7,10 @@ ASCII case only, as llama.cpp does; categories and white space are Unicode's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+from contract.deferred import dataclass
 
 if TYPE_CHECKING:
     import regex

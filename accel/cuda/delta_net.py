@@ -1,0 +1,168 @@
+"""Delta-net layers: what lies between their products, as one launch for few tokens; for many, kernels for
+the convolution and for the recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accel.cuda.device import Device
+from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.step import Op, Tensor
+
+FEW_TOKENS = 64
+STATE_SIZES = (32, 64, 128)
+"""Keys of a row that eight lanes hold in registers."""
+MOST_HISTORY = 7
+MOST_WARPS = 16
+ROWS_AT_ONCE = 4
+"""Of a warp."""
+CONV_THREADS = 256
+CONV_TOKENS = 32
+ROW_WARPS, ROW_SETS = 4, 2
+"""Of a block of the recurrence; each warp has so many times four rows."""
+STAGE_TOKENS = 8
+RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
+CONV, INPUTS_OP, NET, NORM = range(len(RUN))
+
+
+def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Convolution, recurrence and gated norm of few tokens."""
+    if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _follow_each_other(ops):
+        return None
+    conv, net, norm = ops[CONV], ops[NET], ops[NORM]
+    sizes = net.most_sizes()
+    size, tokens = sizes["state_size"], sizes["tokens"]
+    history = conv.most_sizes()["history"]
+    if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MOST_HISTORY:
+        return None
+    heads = 2 * sizes["key_heads"] + sizes["value_heads"]
+    if conv.most_sizes()["channels"] != heads * size or norm.most_sizes()["width"] != size:
+        return None
+    if norm.most_sizes()["heads"] != sizes["value_heads"]:
+        return None
+    if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
+        return None
+    warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
+    launch = KernelLaunch(
+        "delta_step.cu",
+        "delta_step",
+        (sizes["value_heads"], tokens, 1),
+        (32 * warps, 1, 1),
+        4 * (4 * size + 2 + 1),
+        {
+            "STATE_SIZE": size,
+            "HISTORY": history,
+            "WARPS": warps,
+            "X": operand_place(ops, CONV, "x"),
+            "CONV_WEIGHT": operand_place(ops, CONV, "weight"),
+            "QUERY": operand_place(ops, CONV, "query"),
+            "CONV_STATE": operand_place(ops, CONV, "state"),
+            "ALPHA": operand_place(ops, INPUTS_OP, "alpha"),
+            "BETA": operand_place(ops, INPUTS_OP, "beta"),
+            "DECAY": operand_place(ops, INPUTS_OP, "decay"),
+            "DT_BIAS": operand_place(ops, INPUTS_OP, "dt_bias"),
+            "STATE": operand_place(ops, NET, "state"),
+            "GATE": operand_place(ops, NORM, "gate"),
+            "NORM_WEIGHT": operand_place(ops, NORM, "weight"),
+            "Y": operand_place(ops, NORM, "y"),
+            "INPUTS_OP": INPUTS_OP,
+            "NET": NET,
+            "NORM": NORM,
+            **size_places("ssm_delta_inputs", "eps", "query_scale"),
+            **size_places("ssm_gated_norm", "eps"),
+            **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+        },
+    )
+    return Replacement(len(RUN), (launch,), 4 * tokens * sizes["key_heads"])
+
+
+def _follow_each_other(ops: Sequence[Op]) -> bool:
+    conv, inputs, net, norm = ops[: len(RUN)]
+    mixed = operand_of(conv, "y")
+    return (
+        operand_of(inputs, "x") == mixed == operand_of(net, "x")
+        and operand_of(net, "qk") == operand_of(inputs, "qk")
+        and operand_of(net, "gates") == operand_of(inputs, "gates")
+        and operand_of(net, "query") == operand_of(conv, "query")
+        and operand_of(norm, "x") == operand_of(net, "y")
+    )
+
+
+def _state(op: Op) -> Tensor | None:
+    return operand_of(op, "state")
+
+
+def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """The convolution of many tokens."""
+    op = ops[0]
+    if op.name != "ssm_conv1d":
+        return None
+    sizes = op.most_sizes()
+    if sizes["tokens"] <= 1 or not 0 < sizes["history"] <= MOST_HISTORY:
+        return None
+    macros = {
+        "HISTORY": sizes["history"],
+        "THREADS": CONV_THREADS,
+        "CONV_TOKENS": CONV_TOKENS,
+        "X": operand_place(ops, 0, "x"),
+        "WEIGHT": operand_place(ops, 0, "weight"),
+        "QUERY": operand_place(ops, 0, "query"),
+        "STATE": operand_place(ops, 0, "state"),
+        "Y": operand_place(ops, 0, "y"),
+        "CONV": 0,
+        **size_places("ssm_conv1d", "channels"),
+    }
+    grid = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS), 1
+    launches = tuple(
+        KernelLaunch(
+            "delta_conv.cu",
+            "delta_conv",
+            grid,
+            (CONV_THREADS, 1, 1),
+            4 * CONV_TOKENS * sizes["history"],
+            {**macros, "STORES": stores},
+        )
+        for stores in (0, 1)
+    )
+    return Replacement(1, launches)
+
+
+def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """The recurrence of many tokens."""
+    op = ops[0]
+    if op.name != "ssm_delta_net":
+        return None
+    sizes = op.most_sizes()
+    size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * ROWS_AT_ONCE
+    if size not in STATE_SIZES or size % rows or not _aligned(op):
+        return None
+    token_floats = 2 * size + rows + 4
+    launch = KernelLaunch(
+        "delta_rows.cu",
+        "delta_rows",
+        (sizes["value_heads"], size // rows, 1),
+        (32 * ROW_WARPS, 1, 1),
+        4 * 2 * STAGE_TOKENS * token_floats,
+        {
+            "STATE_SIZE": size,
+            "WARPS": ROW_WARPS,
+            "ROW_SETS": ROW_SETS,
+            "STAGE_TOKENS": STAGE_TOKENS,
+            "X": operand_place(ops, 0, "x"),
+            "QK": operand_place(ops, 0, "qk"),
+            "GATES": operand_place(ops, 0, "gates"),
+            "QUERY": operand_place(ops, 0, "query"),
+            "STATE": operand_place(ops, 0, "state"),
+            "Y": operand_place(ops, 0, "y"),
+            "NET": 0,
+            **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+        },
+    )
+    return Replacement(1, (launch,))
+
+
+def _aligned(op: Op) -> bool:
+    """Whether rows can be copied 16 bytes at a time."""
+    tensors = [operand_of(op, name) for name in ("x", "qk")]
+    return all(one is not None and one.start % 4 == 0 and one.stride % 4 == 0 for one in tensors)

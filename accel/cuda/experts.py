@@ -1,0 +1,442 @@
+"""Experts chosen on the device: the products of a token with stacks of matrices kept in units.
+
+A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the shared
+expert where there is one - is three launches for few tokens. Every product with such a stack also
+exists alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel.cuda.device import Device
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_of,
+    operand_place,
+    packet_number,
+    result,
+    size_places,
+    source,
+)
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.units import (
+    TUNED_STACKS,
+    UNIT_ROWS,
+    in_units,
+    is_stack_in_units,
+    unit_bytes,
+    unit_count,
+)
+from accel.packets.step import Op, Tensor
+from contract.dtypes import F32, DType
+
+SPAN_UNITS = 4
+CHUNK_UNITS = 2
+UNIT_ACTIVATION_BYTES = 512 + 32 + 4
+BARRIER_BYTES = 8
+SLOTS = 2
+ROUTER_ROWS = 2
+ROUTER_TOKENS = 4
+MOST_ROUTER_WARPS = 8
+MOST_HELD = 4
+"""Segments of a row a warp of the router holds."""
+MOST_EXPERTS = 512
+MOST_USED = 16
+MOST_WARPS = 16
+MOST_DOWN_UNITS = 8
+"""Of a row of h, which a warp quantizes in registers."""
+MOST_GRID = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlock:
+    """Places of the ops of a block of experts among those that are left; None where absent."""
+
+    norm: int
+    router: int
+    topk: int
+    quantize: int
+    gates: int
+    ups: int
+    activation: int
+    hidden: int
+    downs: int
+    total: int
+    length: int
+    gate_logit: int | None = None
+    shared_gate: int | None = None
+    shared_up: int | None = None
+    shared_activation: int | None = None
+    shared_down: int | None = None
+    shared_total: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Which op writes the result."""
+        return self.total if self.shared_total is None else self.shared_total
+
+
+def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """A product with a stack by itself."""
+    op = ops[0]
+    if not is_stack_in_units(op):
+        return None
+    sizes = op.most_sizes()
+    spans = -(-unit_count(sizes["columns"]) // SPAN_UNITS)
+    assert op.dtype is not None
+    assert sizes["tokens"] <= MOST_GRID
+    nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
+    launch = KernelLaunch(
+        "expert_product.cu",
+        "expert_product",
+        (_tiles(op), sizes["tokens"], 1),
+        (32 * spans, 1, 1),
+        nbytes,
+        {
+            "SPANS": spans,
+            "SLOTS": SLOTS,
+            "HELD_UNITS": 1,
+            "FORMAT_ID": op.dtype.ggml_id,
+            "M": operand_place(ops, 0, "x"),
+            "SCALE": operand_place(ops, 0, "scale"),
+            "SUMS": operand_place(ops, 0, "sums"),
+            "IDS": operand_place(ops, 0, "ids"),
+            "W": operand_place(ops, 0, "weight"),
+            "Y": operand_place(ops, 0, "y"),
+            **size_places("matmul", "rows", "columns", "used", "places"),
+        },
+    )
+    return Replacement(1, (launch,))
+
+
+def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """A whole block of experts."""
+    if ops[0].name != "rms_norm":
+        return None
+    block = expert_block(ops)
+    if block is None or not nobody_reads(ops, block.length, [result(ops[block.end])]):
+        return None
+    if not _fits(ops, block, device):
+        return None
+    launches = (_router(ops, block), _gates(ops, block), _down(ops, block))
+    tokens = ops[block.norm].count.most
+    return Replacement(block.length, launches, 4 * -(-tokens // ROUTER_TOKENS))
+
+
+class _Reader:
+    """Takes ops one after the other as long as they are those of a block of experts."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = ops
+        self.at = 0
+
+    def take(self, name: str, **operands: Tensor | None) -> int | None:
+        """The place of the next op if it is ``name`` and reads these tensors."""
+        if self.at >= len(self.ops) or self.ops[self.at].name != name:
+            return None
+        op = self.ops[self.at]
+        if any(operand_of(op, which) != tensor for which, tensor in operands.items()):
+            return None
+        self.at += 1
+        return self.at - 1
+
+
+def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
+    """The block the ops begin with."""
+    read = _Reader(ops)
+    norm = read.take("rms_norm")
+    assert norm is not None
+    x = result(ops[norm])
+    router = read.take("matmul", x=x)
+    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["places"]:
+        return None
+    topk = read.take("expert_topk", logits=result(ops[router]))
+    if topk is None:
+        return None
+    ids = operand_of(ops[topk], "ids")
+    read.take("expert_group", ids=ids)
+    quantize = read.take("quantize_activation", x=x)
+    if quantize is None:
+        return None
+    m = operand_of(ops[quantize], "m")
+    gates = read.take("matmul", x=m, ids=ids)
+    ups = read.take("matmul", x=m, ids=ids)
+    if gates is None or ups is None:
+        return None
+    activation = read.take("swiglu", gate=result(ops[gates]), up=result(ops[ups]))
+    if activation is None:
+        return None
+    hidden = read.take("quantize_activation", x=result(ops[activation]))
+    if hidden is None:
+        return None
+    downs = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=ids)
+    if downs is None:
+        return None
+    total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
+    if total is None or operand_of(ops[total], "weights") != operand_of(ops[topk], "weights"):
+        return None
+    places = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
+    block = ExpertBlock(*places, read.at)
+    return _with_shared(read, block) or block
+
+
+def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
+    """The same with the shared expert behind it."""
+    ops = read.ops
+    x, m = result(ops[block.norm]), operand_of(ops[block.quantize], "m")
+    gate_logit = read.take("matmul", x=x)
+    gate, up = read.take("matmul", x=m, ids=None), read.take("matmul", x=m, ids=None)
+    if gate is None or up is None:
+        return None
+    activation = read.take("swiglu", gate=result(ops[gate]), up=result(ops[up]))
+    if activation is None:
+        return None
+    hidden = read.take("quantize_activation", x=result(ops[activation]))
+    if hidden is None:
+        return None
+    down = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=None)
+    if down is None:
+        return None
+    total = read.take(
+        "gated_add",
+        residual=result(ops[block.total]),
+        x=result(ops[down]),
+        gate=None if gate_logit is None else result(ops[gate_logit]),
+    )
+    if total is None:
+        return None
+    routed = (
+        *(block.norm, block.router, block.topk, block.quantize, block.gates),
+        *(block.ups, block.activation, block.hidden, block.downs, block.total),
+    )
+    return ExpertBlock(*routed, read.at, gate_logit, gate, up, activation, down, total)
+
+
+def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
+    norm, router = ops[block.norm], ops[block.router]
+    gates, ups, downs = ops[block.gates], ops[block.ups], ops[block.downs]
+    used, experts = gates.most_sizes()["used"], router.most_sizes()["rows"]
+    if not all(map(is_stack_in_units, (gates, ups, downs))) or gates.dtype != ups.dtype:
+        return False
+    if gates.most_sizes()["places"] != used or downs.most_sizes()["places"] != 1:
+        return False
+    if norm.most_sizes()["groups"] != 1 or experts > MOST_EXPERTS or used > MOST_USED:
+        return False
+    if norm.count.most * (used + 1) > MOST_GRID or not _aligned(ops, block):
+        return False
+    if _router_shape(router)[1] > MOST_HELD or 2 * _gate_spans(gates) > MOST_WARPS:
+        return False
+    if unit_count(downs.most_sizes()["columns"]) > MOST_DOWN_UNITS:
+        return False
+    if block.shared_total is not None and not _shared_fits(ops, block):
+        return False
+    most = device.shared_bytes
+    return _gate_bytes(ops, block) <= most and _down_bytes(ops, block) <= most
+
+
+def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:
+    """Whether the shared expert has the shape of the others."""
+    pairs = (
+        (block.shared_gate, block.gates),
+        (block.shared_up, block.ups),
+        (block.shared_down, block.downs),
+    )
+    for number, like in pairs:
+        assert number is not None
+        shared = ops[number]
+        if not in_units(shared) or shared.dtype not in TUNED_STACKS:
+            return False
+        sizes, others = shared.most_sizes(), ops[like].most_sizes()
+        if any(sizes[name] != others[name] for name in ("rows", "columns")):
+            return False
+    assert block.shared_gate is not None
+    assert block.shared_up is not None
+    if ops[block.shared_gate].dtype != ops[block.shared_up].dtype:
+        return False
+    if block.gate_logit is None:
+        return True
+    logit = ops[block.gate_logit]
+    return logit.dtype == F32 and logit.most_sizes()["rows"] == 1
+
+
+def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
+    """Whether rows that are read 16 bytes at a time lie so."""
+    tensors = [
+        source(ops[block.norm]),
+        ops[block.norm].operands[1],
+        source(ops[block.hidden]),
+    ]
+    if block.shared_activation is not None:
+        tensors.append(result(ops[block.shared_activation]))
+    return all(
+        tensor is None or (tensor.start % 4 == 0 and tensor.stride % 4 == 0 or tensor.stride == 1)
+        for tensor in tensors
+    )
+
+
+def row_bytes(units: int) -> int:
+    """Shared memory of the activations of so many units."""
+    return -(-units * UNIT_ACTIVATION_BYTES // 16) * 16
+
+
+def _ring_bytes(slots: int, *dtypes: DType) -> int:
+    """Of one warp."""
+    return slots * (CHUNK_UNITS * max(map(unit_bytes, dtypes)) + BARRIER_BYTES)
+
+
+def _slots(units: int) -> int:
+    """Chunks a warp has under way."""
+    return min(SLOTS, -(-units // CHUNK_UNITS))
+
+
+def _tiles(product: Op) -> int:
+    return -(-product.most_sizes()["rows"] // UNIT_ROWS)
+
+
+def _router_shape(router: Op) -> tuple[int, int]:
+    """Warps of a block and segments each holds."""
+    segments = unit_count(router.most_sizes()["columns"])
+    warps = min(MOST_ROUTER_WARPS, segments)
+    return warps, -(-segments // warps)
+
+
+def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    router = ops[block.router]
+    warps, held = _router_shape(router)
+    sizes = router.most_sizes()
+    rows = sizes["rows"] + (block.gate_logit is not None)
+    return KernelLaunch(
+        "expert_router.cu",
+        "expert_router",
+        (-(-rows // ROUTER_ROWS), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
+        (32 * warps, 1, 1),
+        4 * ((1 + ROUTER_ROWS) * unit_count(sizes["columns"]) + 1),
+        {
+            "WARPS": warps,
+            "HELD": held,
+            "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+            "HELD_UNITS": 1,
+            "ROUTER_ROWS": ROUTER_ROWS,
+            "ROUTER_TOKENS": ROUTER_TOKENS,
+            "X": operand_place(ops, block.norm, "x"),
+            "NORM_WEIGHT": operand_place(ops, block.norm, "weight"),
+            "M": operand_place(ops, block.quantize, "m"),
+            "SCALE": operand_place(ops, block.quantize, "scale"),
+            "SUMS": operand_place(ops, block.quantize, "sums"),
+            "ROUTER": operand_place(ops, block.router, "weight"),
+            "LOGITS": operand_place(ops, block.router, "y"),
+            "GATE_ROW": operand_place(ops, block.gate_logit, "weight"),
+            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
+            "IDS": operand_place(ops, block.topk, "ids"),
+            "WEIGHTS": operand_place(ops, block.topk, "weights"),
+            "NORM": block.norm,
+            "PRODUCT": block.router,
+            "TOPK": block.topk,
+            **size_places("matmul", "rows", "columns"),
+            **size_places("rms_norm", "eps"),
+            **size_places("expert_topk", "used"),
+        },
+    )
+
+
+def _gate_spans(gates: Op) -> int:
+    return -(-unit_count(gates.most_sizes()["columns"]) // SPAN_UNITS)
+
+
+def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
+    first = ops[product].dtype
+    second = first if shared is None else ops[shared].dtype
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
+    formats = _formats(ops, block.gates, block.shared_gate)
+    of_warp = row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
+    return 2 * _gate_spans(ops[block.gates]) * of_warp
+
+
+def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    gates = ops[block.gates]
+    spans, used = _gate_spans(gates), gates.most_sizes()["used"]
+    first, second = _formats(ops, block.gates, block.shared_gate)
+    places = used + (block.shared_gate is not None)
+    return KernelLaunch(
+        "expert_gates.cu",
+        "expert_gates",
+        (_tiles(gates), ops[block.norm].count.most * places, 1),
+        (64 * spans, 1, 1),
+        _gate_bytes(ops, block),
+        {
+            "SPANS": spans,
+            "SLOTS": SLOTS,
+            "HELD_UNITS": 1,
+            "USED": used,
+            "FORMAT_ID": first.ggml_id,
+            "SHARED_FORMAT": second.ggml_id,
+            "M": operand_place(ops, block.quantize, "m"),
+            "SCALE": operand_place(ops, block.quantize, "scale"),
+            "SUMS": operand_place(ops, block.quantize, "sums"),
+            "IDS": operand_place(ops, block.topk, "ids"),
+            "GATES": operand_place(ops, block.gates, "weight"),
+            "UPS": operand_place(ops, block.ups, "weight"),
+            "H": operand_place(ops, block.activation, "y"),
+            "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
+            "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
+            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+            "PRODUCT": block.gates,
+            "ACTIVATION": block.activation,
+            "SHARED_ACTIVATION": packet_number(block.shared_activation),
+            **size_places("matmul", "rows", "columns"),
+            **size_places("swiglu", "activation"),
+        },
+    )
+
+
+def _down_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
+    formats = _formats(ops, block.downs, block.shared_down)
+    units = unit_count(ops[block.downs].most_sizes()["columns"])
+    of_warp = row_bytes(units) + _ring_bytes(_slots(units), *formats) + 4 * UNIT_ROWS
+    return _down_warps(ops, block) * of_warp
+
+
+def _down_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return ops[block.downs].most_sizes()["used"] + (block.shared_down is not None)
+
+
+def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    downs = ops[block.downs]
+    warps = _down_warps(ops, block)
+    first, second = _formats(ops, block.downs, block.shared_down)
+    units = unit_count(downs.most_sizes()["columns"])
+    return KernelLaunch(
+        "expert_down.cu",
+        "expert_down",
+        (_tiles(downs), ops[block.norm].count.most, 1),
+        (32 * warps, 1, 1),
+        _down_bytes(ops, block),
+        {
+            "WARPS": warps,
+            "SLOTS": _slots(units),
+            "HELD_UNITS": 1,
+            "USED": downs.most_sizes()["used"],
+            "UNITS": units,
+            "FORMAT_ID": first.ggml_id,
+            "SHARED_FORMAT": second.ggml_id,
+            "H": operand_place(ops, block.activation, "y"),
+            "IDS": operand_place(ops, block.topk, "ids"),
+            "WEIGHTS": operand_place(ops, block.topk, "weights"),
+            "DOWNS": operand_place(ops, block.downs, "weight"),
+            "EXPERT_SCALE": operand_place(ops, block.total, "expert_scale"),
+            "RESIDUAL": operand_place(ops, block.total, "residual"),
+            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+            "SHARED_DOWN": operand_place(ops, block.shared_down, "weight"),
+            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
+            "Y": operand_place(ops, block.end, "y"),
+            "PRODUCT": block.downs,
+            **size_places("matmul", "rows", "columns"),
+        },
+    )

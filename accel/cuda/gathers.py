@@ -1,0 +1,70 @@
+"""Shares of tensors brought to every device: ops of ``accel.packets.shares`` as launches.
+
+ALL_GATHERs that follow each other are one launch of ``kernels/all_gather.cu`` on every device.
+Beside the packets of its own device it is given where the others have their tensors and their
+words, which is ``others``: memory of a step may move, so this is made when the launch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.cuda.device import Device
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.shares import ALL_GATHER
+
+MOST_TENSORS = 4
+THREADS = 512
+MOST_BLOCKS = 64
+BLOCK_FLOATS = 4096
+"""Of a share, that are worth a block of their own."""
+WORD_BYTES = 4
+WHOLE = 1
+"""Place of the tensor that all devices have a share of among the operands."""
+
+
+def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """All ALL_GATHERs that come next, as many as a launch takes."""
+    count = 0
+    while count < min(len(ops), MOST_TENSORS) and ops[count].device is ALL_GATHER:
+        count += 1
+    if count == 0:
+        return None
+    devices = ops[0].most_sizes()["devices"]
+    wholes = [(op, op.operands[WHOLE]) for op in ops[:count]]
+    # All devices have as many blocks, however the columns divide.
+    floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
+    blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
+    peers, tensors = devices - 1, len(floats)
+    launch = KernelLaunch(
+        "all_gather.cu",
+        "all_gather",
+        (blocks, 1, 1),
+        (THREADS, 1, 1),
+        macros={"TENSORS": tensors, "PEERS": peers},
+        gathers=True,
+    )
+    return Replacement(count, (launch,), (2 * peers + 1) * blocks * WORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What another device has of a launch: addresses of its scratch memory and of the launch's
+    workspace, and the packets it replaces."""
+
+    scratch: int
+    workspace: int
+    packets: NDArray[np.void]
+
+
+def others(stop: int, index: int, peers: Sequence[Peer]) -> np.void:
+    """``OTHERS`` of the kernel on device ``index``; ``stop`` is the address of its stop word."""
+    words = [stop, index]
+    for peer in peers:
+        words += [peer.scratch, peer.workspace]
+        words += [int(packet["operand"][WHOLE]) for packet in peer.packets]
+    return np.void(np.array(words, np.uint64).tobytes())

@@ -1,0 +1,85 @@
+// Shares of tensors to every other device, and theirs from them.
+//
+// A block copies its part of the rows to the memory of each peer, says so there in a word of its own,
+// and waits until all peers have said so here. A word counts the steps: it never has to be reset. So a
+// kernel that has ended has all shares, and has left nothing of its own to be read.
+//
+// TENSORS packets of `part` and `whole` (none where devices only wait for each other), PEERS devices
+// beside this one. `workspace` holds, for each peer, the number of the latest step that was sent to it,
+// then of each device that of the latest step that came from it, a word for each block.
+
+#include "packets.h"
+#include "warp.h"
+
+#define PART 0
+#define WHOLE 1
+#define FIRST 1
+#define COLUMNS 2
+#define SPINS_BETWEEN_LOOKS 1024
+#define VECTOR 4
+
+struct PEER {
+    U64 scratch, workspace;
+    U64 whole[PACKET_COUNT];
+};
+struct OTHERS {
+    U64 stop, index;  // this device's number
+    PEER of[PEERS];
+};
+
+DEVICE U64 place_at(U64 stored, U64 scratch) {
+    const U64 offset = stored & OFFSET_MASK;
+    return stored & SCRATCH_MEMORY ? scratch + offset : offset;
+}
+
+// Rows of a share to one device, by vectors of four floats where all of them are aligned.
+template <typename T>
+DEVICE void send(const float *from, float *to, size_t from_stride, size_t rows, unsigned columns) {
+    const unsigned each = sizeof(T) / sizeof(float), width = columns / each;
+    const size_t all = rows * width, step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
+        const size_t at = i / width * from_stride + i % width * each;
+        *(T *)(to + at) = *(const T *)(from + at);
+    }
+}
+
+extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets,
+                                      U64 workspace, const __grid_constant__ OTHERS others) {
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    PRECEDING_DONE;
+    FOLLOWING_MAY_START;
+    for (unsigned tensor = 0; tensor < TENSORS; tensor++) {
+        const PACKET *packet = packet_of(launch, tensor);
+        const float *part = (const float *)operand_at(launch, tensor * 16 + PART);
+        const size_t rows = count_of(launch, packet), stride = stride_at(launch, tensor * 16 + PART);
+        const unsigned columns = packet->size[COLUMNS], first = packet->size[FIRST];
+        for (unsigned peer = 0; peer < PEERS; peer++) {
+            const PEER &other = others.of[peer];
+            float *to = (float *)place_at(other.whole[tensor], other.scratch) + first;
+            if (((U64)part | (U64)to | stride * 4 | columns * 4) % sizeof(float4) == 0)
+                send<float4>(part, to, stride, rows, columns);
+            else
+                send<float>(part, to, stride, rows, columns);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < PEERS) {
+        unsigned *own = (unsigned *)workspace, block = blockIdx.x, blocks = gridDim.x;
+        unsigned *step = own + threadIdx.x * blocks + block;
+        const unsigned now = *step + 1;
+        const PEER &other = others.of[threadIdx.x];
+        const unsigned index = others.index;
+        unsigned *told = (unsigned *)other.workspace + (PEERS + index) * blocks + block;
+        // Peers are the devices in order, this one left out.
+        const unsigned from = threadIdx.x + (threadIdx.x >= index);
+        const unsigned *heard = own + (PEERS + from) * blocks + block;
+        release_to_system(told, now);
+        *step = now;
+        unsigned spins = 0;
+        while (acquire_from_system(heard) != now) {
+            spin_pause();
+            if (++spins % SPINS_BETWEEN_LOOKS == 0 && load_host_word((unsigned *)others.stop)) break;
+        }
+    }
+    __syncthreads();
+}

@@ -1,0 +1,120 @@
+// SSM_CONV1D of many tokens (rule R8): a block takes CONV_TOKENS tokens and THREADS channels. First each
+// token's values are looked for: those of the tokens in front of it in the step that have its slot, then what
+// the slot kept. A second launch, in which STORES is 1, stores what slots keep from now on.
+//
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES and the places of operands as packets.h has them: X,
+// WEIGHT, QUERY, STATE, Y, and the number of the packet CONV.
+
+#include "packets.h"
+#include "warp.h"
+
+#define WARPS (THREADS / WARP_LANES)
+#define KEPT 0x80000000u  // of a place: a row of what the slot kept, not a token
+#define ZERO 0xFFFFFFFFu
+#define SKIPPED 0xFFFFFFFEu
+
+struct QUERIES {
+    const unsigned *first;
+    size_t stride;
+    __device__ __forceinline__ unsigned slot(unsigned token) const {
+        return first[token * stride + QUERY_SLOT];
+    }
+    __device__ __forceinline__ bool starts(unsigned token) const {
+        return first[token * stride + QUERY_POSITION] == 0;
+    }
+};
+
+// Where the HISTORY values in front of those of `token` are, oldest first, by one warp.
+DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
+    const unsigned slot = queries.slot(token);
+    int found = 0;
+    bool ended = queries.starts(token);
+    for (int end = (int)token; end > 0 && found < HISTORY && !ended; end -= WARP_LANES) {
+        const int at = end - 1 - lane;  // the nearest first
+        const bool own = at >= 0 && queries.slot(at) == slot;
+        unsigned same = __ballot_sync(ALL_LANES, own);
+        const unsigned begins = __ballot_sync(ALL_LANES, own && queries.starts(at));
+        while (same && found < HISTORY && !ended) {
+            const int nearest = __popc((same & (0u - same)) - 1);
+            if (lane == 0) place[HISTORY - 1 - found] = (unsigned)(end - 1 - nearest);
+            found++;
+            ended = begins >> nearest & 1;
+            same &= same - 1;
+        }
+    }
+    // Before the first of them are the latest of what was kept.
+    if (lane == 0)
+        for (int i = found; i < HISTORY; i++)
+            place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (unsigned)(HISTORY - 1 - (i - found));
+    __syncwarp();
+}
+
+// Whether a token behind this one has its slot.
+DEVICE bool has_later(const QUERIES &queries, unsigned token, unsigned tokens, int lane) {
+    const unsigned slot = queries.slot(token);
+    for (unsigned first = token + 1; first < tokens; first += WARP_LANES) {
+        const unsigned at = first + lane;
+        if (__ballot_sync(ALL_LANES, at < tokens && queries.slot(at) == slot)) return true;
+    }
+    return false;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    delta_conv(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    unsigned *places = (unsigned *)shared;  // [CONV_TOKENS][HISTORY]
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *conv = packet_of(launch, CONV);
+    const unsigned channels = conv->size[SSM_CONV1D_CHANNELS], tokens = count_of(launch, conv);
+    const unsigned channel = blockIdx.x * THREADS + threadIdx.x;
+    const unsigned first = blockIdx.y * CONV_TOKENS, end = min(tokens, first + CONV_TOKENS);
+    const int lane = threadIdx.x % WARP_LANES;
+    FOLLOWING_MAY_START;
+    float tap[HISTORY + 1];
+#pragma unroll
+    for (int i = 0; i <= HISTORY; i++)
+        tap[i] = channel < channels
+                     ? ((const float *)operand_at(launch, WEIGHT))[channel * (HISTORY + 1) + i]
+                     : 0.0f;
+    PRECEDING_DONE;
+    if (first >= tokens) return;
+    const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
+    for (unsigned token = first + threadIdx.x / WARP_LANES; token < end; token += WARPS) {
+        unsigned *place = places + (token - first) * HISTORY;
+        if (STORES && has_later(queries, token, tokens, lane)) {
+            if (lane == 0) place[0] = SKIPPED;
+            __syncwarp();
+        } else {
+            find_past(queries, token, place, lane);
+        }
+    }
+    __syncthreads();
+    if (channel >= channels) return;
+    const float *x = (const float *)operand_at(launch, X) + channel;
+    const size_t stride = stride_at(launch, X);
+#pragma unroll 4
+    for (unsigned token = first; token < end; token++) {
+        const unsigned *place = places + (token - first) * HISTORY;
+        if (STORES && place[0] == SKIPPED) continue;
+        float *kept = (float *)operand_at(launch, STATE) +
+                      (size_t)queries.slot(token) * HISTORY * channels + channel;
+        float past[HISTORY];
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++)
+            past[i] = place[i] == ZERO   ? 0.0f
+                      : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
+                                        : x[(size_t)place[i] * stride];
+        const float now = x[(size_t)token * stride];
+        if (STORES) {
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++)
+                kept[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
+            continue;
+        }
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
+        total = total + tap[HISTORY] * now;
+        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] = silu_of(total);
+    }
+}

@@ -1,0 +1,127 @@
+// SSM_DELTA_NET of many tokens behind its inputs (rule R8): a block takes WARPS * ROW_SETS * 4 rows of one
+// value head's state through all tokens in order. What it reads of tokens is copied ahead, STAGE_TOKENS at a
+// time, into one of two stages.
+//
+// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS and the places of operands as packets.h has them: X, QK,
+// GATES, QUERY, STATE, Y, and the number of the packet NET.
+
+#include "delta.h"
+#include "packets.h"
+
+#define THREADS (WARPS * WARP_LANES)
+#define BLOCK_ROWS (WARPS * ROW_SETS * ROWS_AT_ONCE)
+#define KEY_PARTS (STATE_SIZE / 4)    // of 16 bytes
+#define ROW_PARTS (BLOCK_ROWS / 4)
+#define TOKEN_PARTS (2 * KEY_PARTS + ROW_PARTS)
+#define TOKEN_FLOATS (4 * TOKEN_PARTS + 4)  // g and b, slot and position
+
+struct DELTA_SOURCE {
+    const float *q, *k, *v, *gates;
+    const unsigned *query;
+    size_t qk_stride, x_stride, gates_stride, query_stride;
+    unsigned tokens, value_heads, head;
+
+    // Asks for tokens `first` to `first` + STAGE_TOKENS - 1.
+    __device__ __forceinline__ void fetch(float *stage, unsigned first) const {
+        for (unsigned i = threadIdx.x; i < STAGE_TOKENS * TOKEN_PARTS; i += THREADS) {
+            const unsigned at = i / TOKEN_PARTS, part = i % TOKEN_PARTS, token = first + at;
+            if (token >= tokens) break;
+            const float *from =
+                part < KEY_PARTS       ? q + token * qk_stride + 4 * part
+                : part < 2 * KEY_PARTS ? k + token * qk_stride + 4 * (part - KEY_PARTS)
+                                       : v + token * x_stride + 4 * (part - 2 * KEY_PARTS);
+            begin_part(stage + at * TOKEN_FLOATS + 4 * part, from);
+        }
+        for (unsigned i = threadIdx.x; i < 4 * STAGE_TOKENS; i += THREADS) {
+            const unsigned at = i / 4, what = i % 4, token = first + at;
+            if (token >= tokens) break;
+            const void *from = what < 2 ? (const void *)(gates + token * gates_stride +
+                                                         what * value_heads + head)
+                                        : (const void *)(query + token * query_stride +
+                                                         (what == 2 ? QUERY_SLOT : QUERY_POSITION));
+            begin_word(stage + at * TOKEN_FLOATS + 4 * TOKEN_PARTS + what, from);
+        }
+        end_parts();
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    delta_rows(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *net = packet_of(launch, NET);
+    const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
+    const unsigned value_heads = net->size[SSM_DELTA_NET_VALUE_HEADS];
+    const unsigned head = blockIdx.x, first_row = blockIdx.y * BLOCK_ROWS;
+    const unsigned key_head = net->size[SSM_DELTA_NET_GROUPED]
+                                  ? head / (value_heads / key_heads)
+                                  : head % key_heads;
+    const unsigned tokens = count_of(launch, net);
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned own_row =
+        threadIdx.x / WARP_LANES * (ROW_SETS * ROWS_AT_ONCE) + lane / ROW_LANES;
+    FOLLOWING_MAY_START;
+    PRECEDING_DONE;
+    const float *qk = (const float *)operand_at(launch, QK) + key_head * STATE_SIZE;
+    const DELTA_SOURCE source = {
+        qk,
+        qk + key_heads * STATE_SIZE,
+        (const float *)operand_at(launch, X) + (2 * key_heads + head) * STATE_SIZE + first_row,
+        (const float *)operand_at(launch, GATES),
+        (const unsigned *)operand_at(launch, QUERY),
+        stride_at(launch, QK),
+        stride_at(launch, X),
+        stride_at(launch, GATES),
+        stride_at(launch, QUERY),
+        tokens,
+        value_heads,
+        head,
+    };
+    float *const stages = (float *)shared;
+    float *const states = (float *)operand_at(launch, STATE);
+    float *y = (float *)operand_at(launch, Y) + head * STATE_SIZE + first_row;
+    const size_t y_stride = stride_at(launch, Y);
+    float m[ROW_SETS][LANE_KEYS] = {};
+    float *held = 0;
+    source.fetch(stages, 0);
+#pragma unroll 1
+    for (unsigned first = 0, stage = 0; first < tokens; first += STAGE_TOKENS, stage ^= 1) {
+        source.fetch(stages + (stage ^ 1) * (STAGE_TOKENS * TOKEN_FLOATS), first + STAGE_TOKENS);
+        await_parts<1>();
+        __syncthreads();
+        const float *of_token = stages + stage * (STAGE_TOKENS * TOKEN_FLOATS);
+        const unsigned count = min(tokens - first, (unsigned)STAGE_TOKENS);
+#pragma unroll 1
+        for (unsigned i = 0; i < count; i++, of_token += TOKEN_FLOATS) {
+            const float *factors = of_token + 4 * TOKEN_PARTS;
+            const unsigned slot = __float_as_uint(factors[2]);
+            const bool starts = __float_as_uint(factors[3]) == 0;
+            float *state = states + (((size_t)slot * value_heads + head) * STATE_SIZE + first_row) *
+                                        STATE_SIZE;
+            if (state != held) {
+#pragma unroll
+                for (int s = 0; s < ROW_SETS; s++) {
+                    const size_t row = (own_row + s * ROWS_AT_ONCE) * STATE_SIZE;
+                    if (held) store_keys(m[s], held + row, lane);
+                    load_keys(m[s], state + row, lane);
+                }
+                held = state;
+            }
+            float q[LANE_KEYS], k[LANE_KEYS];
+            load_keys(q, of_token, lane);
+            load_keys(k, of_token + STATE_SIZE, lane);
+#pragma unroll
+            for (int s = 0; s < ROW_SETS; s++) {
+                const unsigned row = own_row + s * ROWS_AT_ONCE;
+                const float value = advance_row(m[s], k, q, of_token[2 * STATE_SIZE + row],
+                                                factors[0], factors[1], starts);
+                if (lane % ROW_LANES == 0) y[(first + i) * y_stride + row] = value;
+            }
+        }
+        __syncthreads();
+    }
+    if (held)
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++)
+            store_keys(m[s], held + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+}

@@ -1,0 +1,177 @@
+// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of few tokens (rules R2, R4 and R8): a block takes one value
+// head and the tokens of one slot, in order; the block of a slot's first token does, others end at once.
+//
+// Value heads that share a key head all convolve its queries and keys, so that the one that comes last of them,
+// when all have read what the slot kept, stores what it keeps from now on. The workspace counts them: a word for
+// every key head and token.
+//
+// Compiled with STATE_SIZE, HISTORY, WARPS and the places of operands as packets.h has them: X, CONV_WEIGHT,
+// QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET and
+// NORM.
+
+#include "delta.h"
+#include "packets.h"
+
+#define THREADS (WARPS * WARP_LANES)
+#define ROW_SETS (STATE_SIZE / ROWS_AT_ONCE / WARPS)
+#define HEAD_CHANNELS (3 * STATE_SIZE)
+#define PER_LANE (STATE_SIZE / WARP_LANES)
+
+struct QUERIES {
+    const unsigned *first;
+    size_t stride;
+    __device__ __forceinline__ unsigned slot(unsigned token) const {
+        return first[token * stride + QUERY_SLOT];
+    }
+    __device__ __forceinline__ bool starts(unsigned token) const {
+        return first[token * stride + QUERY_POSITION] == 0;
+    }
+};
+
+// Whether a token in front of this one has its slot.
+DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
+    const unsigned slot = queries.slot(token);
+    bool found = false;
+    for (unsigned i = lane; i < token; i += WARP_LANES) found |= queries.slot(i) == slot;
+    return __ballot_sync(ALL_LANES, found) != 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    float *mixed = (float *)shared;             // queries, keys, values
+    float *read = mixed + HEAD_CHANNELS;        // M q
+    float *factors = read + STATE_SIZE;         // g, b
+    unsigned *ticket = (unsigned *)(factors + 2);
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *net = packet_of(launch, NET);
+    const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
+    const unsigned value_heads = net->size[SSM_DELTA_NET_VALUE_HEADS];
+    const unsigned sharers = value_heads / key_heads;
+    const unsigned head = blockIdx.x;
+    const unsigned key_head =
+        net->size[SSM_DELTA_NET_GROUPED] ? head / sharers : head % key_heads;
+    const unsigned tokens = count_of(launch, net), first = blockIdx.y;
+    const unsigned channels = (2 * key_heads + value_heads) * STATE_SIZE;
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES, thread = threadIdx.x;
+    FOLLOWING_MAY_START;
+    // A thread's channel of queries, keys and values.
+    const bool convolves = thread < HEAD_CHANNELS;
+    const unsigned part = thread / STATE_SIZE, inside = thread % STATE_SIZE;
+    const unsigned channel =
+        (part == 0 ? key_head : part == 1 ? key_heads + key_head : 2 * key_heads + head) *
+            STATE_SIZE + inside;
+    float tap[HISTORY + 1];
+#pragma unroll
+    for (int i = 0; i <= HISTORY; i++)
+        tap[i] = convolves ? ((const float *)operand_at(launch, CONV_WEIGHT))[channel * (HISTORY + 1) + i]
+                           : 0.0f;
+    const PACKET *prepared = packet_of(launch, INPUTS_OP);
+    const float eps = prepared->real[SSM_DELTA_INPUTS_EPS];
+    const float query_scale = prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE];
+    const float decay = ((const float *)operand_at(launch, DECAY))[head];
+    const float dt_bias = ((const float *)operand_at(launch, DT_BIAS))[head];
+    PRECEDING_DONE;
+    const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
+    if (first >= tokens || has_earlier(queries, first, lane)) return;
+    const unsigned slot = queries.slot(first);
+    float *kept = (float *)operand_at(launch, CONV_STATE) + (size_t)slot * HISTORY * channels + channel;
+    float *state = (float *)operand_at(launch, STATE) +
+                   ((size_t)slot * value_heads + head) * STATE_SIZE * STATE_SIZE;
+    float m[ROW_SETS][LANE_KEYS], past[HISTORY];
+#pragma unroll
+    for (int i = 0; i < HISTORY; i++) past[i] = convolves ? kept[(size_t)i * channels] : 0.0f;
+    const unsigned own_row = warp * (ROW_SETS * ROWS_AT_ONCE) + lane / ROW_LANES;
+#pragma unroll
+    for (int s = 0; s < ROW_SETS; s++)
+        load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+    unsigned *counter = (unsigned *)workspace + first * key_heads + key_head;
+#pragma unroll 1
+    for (unsigned token = first; token < tokens; token++) {
+        if (queries.slot(token) != slot) continue;
+        const bool starts = queries.starts(token);
+        if (convolves) {
+            const float now =
+                ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel];
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++) {
+                const float value = starts ? 0.0f : past[i];
+                total = total + tap[i] * value;
+                if (i) past[i - 1] = value;
+            }
+            past[HISTORY - 1] = now;
+            total = total + tap[HISTORY] * now;
+            mixed[thread] = silu_of(total);
+        }
+        if (thread == THREADS - 1) {
+            const float alpha =
+                ((const float *)operand_at(launch, ALPHA))[token * stride_at(launch, ALPHA) + head];
+            const float beta =
+                ((const float *)operand_at(launch, BETA))[token * stride_at(launch, BETA) + head];
+            factors[0] = exp_of(softplus_of(alpha + dt_bias) * decay);
+            factors[1] = sigmoid_of(beta);
+        }
+        if (token == first) __threadfence();
+        __syncthreads();
+        if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
+        if (warp < 2) {
+            float *x = mixed + warp * STATE_SIZE;
+            float value[PER_LANE], square[PER_LANE];
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                value[i] = x[lane + WARP_LANES * i];
+                square[i] = value[i] * value[i];
+            }
+            const float r = __fdiv_rn(1.0f, __fsqrt_rn(fold_of_warp(square) + eps));
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                value[i] = value[i] * r;
+                x[lane + WARP_LANES * i] = warp == 0 ? value[i] * query_scale : value[i];
+            }
+        }
+        __syncthreads();
+        float q[LANE_KEYS], k[LANE_KEYS];
+        load_keys(q, mixed, lane);
+        load_keys(k, mixed + STATE_SIZE, lane);
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++) {
+            const unsigned row = own_row + s * ROWS_AT_ONCE;
+            const float y = advance_row(m[s], k, q, mixed[2 * STATE_SIZE + row], factors[0],
+                                        factors[1], starts);
+            if (lane % ROW_LANES == 0) read[row] = y;
+        }
+        __syncthreads();
+        if (warp == 0) {
+            float value[PER_LANE], square[PER_LANE];
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                value[i] = read[lane + WARP_LANES * i];
+                square[i] = value[i] * value[i];
+            }
+            const float mean = __fdiv_rn(fold_of_warp(square), (float)STATE_SIZE);
+            const float r = __fdiv_rn(
+                1.0f, __fsqrt_rn(mean + packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS]));
+            const float *gate = (const float *)operand_at(launch, GATE) +
+                                token * stride_at(launch, GATE) + head * STATE_SIZE;
+            float *y = (float *)operand_at(launch, Y) + token * stride_at(launch, Y) +
+                       head * STATE_SIZE;
+            const float *weight = (const float *)operand_at(launch, NORM_WEIGHT);
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                const unsigned at = lane + WARP_LANES * i;
+                y[at] = ((value[i] * r) * weight[at]) * silu_of(gate[at]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int s = 0; s < ROW_SETS; s++)
+        store_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+    const bool last = *ticket + 1 == sharers;
+    if (convolves && (part == 2 || last))
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++) kept[(size_t)i * channels] = past[i];
+    if (last && thread == 0) *counter = 0;
+}

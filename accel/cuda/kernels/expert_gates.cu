@@ -1,0 +1,109 @@
+// h = activation(gate x) * (up x) of the chosen experts and of the shared one, a token's experts each by
+// itself (rules R2 to R5). A block takes a tile of 16 rows of both matrices of one expert and token: a
+// warp takes a span of the columns of one of them.
+//
+// Compiled with SPANS, SLOTS, FORMAT_ID and SHARED_FORMAT, and the places of operands as packets.h has them:
+// M, SCALE, SUMS as expert_router.cu leaves them; IDS; GATES and UPS, stacks of matrices; H; of the shared
+// expert SHARED_GATE, SHARED_UP and SHARED_H, -1 where there is none. PRODUCT, ACTIVATION and
+// SHARED_ACTIVATION are numbers of packets, USED is how many experts a token has.
+
+#include "expert_units.h"
+#include "gate.h"
+#include "packets.h"
+
+#define HAS_SHARED (SHARED_GATE >= 0)
+#define PLACES (USED + HAS_SHARED)
+#define WARPS (2 * SPANS)
+
+// One block's work; `stack` are the matrices and `id` which of them.
+template <int dtype>
+DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned place,
+                      unsigned rows, unsigned columns, int gates, int ups, bool chosen) {
+    typedef UNIT_RUN<dtype, SLOTS> RUN;
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES, matrix = warp / SPANS, span = warp % SPANS;
+    const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    const unsigned tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS, tile = blockIdx.x;
+    const unsigned first = span * SPAN_UNITS, count = min(units - first, (unsigned)SPAN_UNITS);
+    unsigned char *rings = shared + WARPS * ROW_BYTES(SPAN_UNITS);
+    COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
+    float *totals = (float *)(barriers + WARPS * SLOTS);  // [matrix][span][row]
+    const unsigned char *stack = operand_at(launch, matrix ? ups : gates);
+    RUN run;
+    run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
+    const size_t tile_bytes = (size_t)units * RUN::unit_bytes;
+    if (!chosen) run.begin(stack + tile * tile_bytes + first * RUN::unit_bytes, count);
+    PRECEDING_DONE;
+    FOLLOWING_MAY_START;
+    if (chosen) {
+        const unsigned id =
+            ((const unsigned *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + place];
+        run.begin(stack + ((size_t)id * tiles + tile) * tile_bytes + first * RUN::unit_bytes,
+                  count);
+    }
+    const ACTIVATIONS made = {
+        operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
+        (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
+        (float *)operand_at(launch, SCALE) + (size_t)token * units,
+        units,
+        false,
+    };
+    const ACTIVATIONS x = activations_at(shared + warp * ROW_BYTES(SPAN_UNITS), SPAN_UNITS);
+    copy_activations(x, made, first, count, lane);
+    const float total = run.total(x, 0, lane);
+    if (lane % 2 == 0)
+        totals[warp * UNIT_ROWS + lane / 4 + (lane % 4 ? 8 : 0)] = total;
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    expert_gates(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *product = packet_of(launch, PRODUCT);
+    const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
+    const unsigned token = blockIdx.y / PLACES, place = blockIdx.y % PLACES;
+    if (token * USED >= count_of(launch, product)) {
+        PRECEDING_DONE;
+        return;
+    }
+    const bool chosen = place < USED;
+    if (chosen)
+        gate_tile<FORMAT_ID>(launch, shared, token, place, rows, columns, GATES, UPS, true);
+#if HAS_SHARED
+    else
+        gate_tile<SHARED_FORMAT>(launch, shared, token, place, rows, columns, SHARED_GATE,
+                                 SHARED_UP, false);
+#endif
+    constexpr unsigned at_totals =
+        WARPS * ROW_BYTES(SPAN_UNITS) +
+        WARPS * SLOTS * (CHUNK_UNITS * UNIT_FORMAT<FORMAT_ID>::unit_bytes + sizeof(COPY_BARRIER));
+#if HAS_SHARED
+    constexpr unsigned at_shared_totals =
+        WARPS * ROW_BYTES(SPAN_UNITS) +
+        WARPS * SLOTS *
+            (CHUNK_UNITS * UNIT_FORMAT<SHARED_FORMAT>::unit_bytes + sizeof(COPY_BARRIER));
+    const float *totals = (const float *)(shared + (chosen ? at_totals : at_shared_totals));
+#else
+    const float *totals = (const float *)(shared + at_totals);
+#endif
+    const unsigned row = blockIdx.x * UNIT_ROWS + threadIdx.x;
+    if (threadIdx.x >= UNIT_ROWS || row >= rows) return;
+    float value[2];
+#pragma unroll
+    for (int matrix = 0; matrix < 2; matrix++) {
+        value[matrix] = 0.0f;
+#pragma unroll
+        for (int span = 0; span < SPANS; span++)
+            value[matrix] =
+                value[matrix] + totals[(matrix * SPANS + span) * UNIT_ROWS + threadIdx.x];
+    }
+    const int op = chosen ? ACTIVATION : SHARED_ACTIVATION;
+    const float h = gated(packet_of(launch, op)->size[SWIGLU_ACTIVATION], value[0], value[1]);
+    if (chosen)
+        ((float *)operand_at(launch, H))[(size_t)(token * USED + place) * stride_at(launch, H) +
+                                         row] = h;
+    else
+        ((float *)operand_at(launch, SHARED_H))[(size_t)token * stride_at(launch, SHARED_H) + row] =
+            h;
+}

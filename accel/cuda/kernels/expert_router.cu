@@ -1,0 +1,217 @@
+// What experts a token goes to, and its activations for them: the norm of x, the product with the
+// router's float rows, the softmax and the largest of it (rules R3 to R5 and R7), for few tokens or many.
+//
+// A block takes ROUTER_ROWS rows of the router, the row of the shared expert's gate behind them, for
+// ROUTER_TOKENS tokens; the one that comes last of those with the same tokens chooses their experts.
+// A warp has HELD of the segments of a row; there are experts for EXPERT_SEGMENTS of 256. Of a token's normalized x the first block leaves the
+// integers in the order of unit_product.h, one token behind the other, or, where there is NORMED, x.
+//
+// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
+// LOGITS, GATE_ROW and GATE_LOGIT (-1 where absent), IDS, WEIGHTS, and the numbers of packets NORM, PRODUCT, TOPK.
+// The workspace counts the blocks that are done, a word for each ROUTER_TOKENS tokens.
+
+#include "activations.h"
+#include "packets.h"
+
+#define EXPERTS_OF_LANE (8 * EXPERT_SEGMENTS)
+#define SMALLEST_SUM 6.103515625e-05f  // 2^-14
+#define SMALLEST_NORMAL 0x00800000u
+
+// Rule R4 over 256 values, of which a lane has lane + 32 i; every lane gets it.
+DEVICE float fold_segment(float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = v[i] + v[i + 4];
+    float sum = (v[0] + v[2]) + (v[1] + v[3]);
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
+    return sum;
+}
+
+DEVICE void load_segment(float (&v)[8], const float *row, unsigned segment, unsigned columns,
+                         int lane) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const unsigned k = segment * UNIT_COLUMNS + 32 * i + lane;
+        v[i] = row && k < columns ? row[k] : 0.0f;
+    }
+}
+
+// The experts of one token, by one warp (rule R7): expert lane + 32 i is the lane's i-th.
+DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used, int *ids,
+                           float *weights, int lane) {
+    float value[EXPERTS_OF_LANE];
+    float largest = __uint_as_float(0xFF800000u);
+#pragma unroll
+    for (int i = 0; i < EXPERTS_OF_LANE; i++) {
+        const unsigned expert = lane + 32 * i;
+        value[i] = expert < experts ? __ldcg(logits + expert) : __uint_as_float(0xFF800000u);
+        largest = larger(largest, value[i]);
+    }
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2)
+        largest = larger(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
+    float total = 0.0f, span = 0.0f;
+#pragma unroll
+    for (int s = 0; s < EXPERTS_OF_LANE / 8; s++) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const bool exists = (unsigned)(lane + 32 * (8 * s + i)) < experts;
+            value[8 * s + i] = v[i] = exists ? exp_of(value[8 * s + i] - largest) : 0.0f;
+        }
+        if ((unsigned)s * UNIT_COLUMNS < experts) span = span + fold_segment(v);
+    }
+    total = total + span;  // of a span at most
+    if (is_nan(total)) {
+        for (unsigned place = lane; place < used; place += WARP_LANES)
+            ids[place] = (int)place, weights[place] = nan_value();
+        return;
+    }
+    // One more than the bits of a probability, so that 0 is an expert that is taken or missing.
+    unsigned key[EXPERTS_OF_LANE];
+#pragma unroll
+    for (int i = 0; i < EXPERTS_OF_LANE; i++) {
+        const unsigned bits = __float_as_uint(DIVIDE(value[i], total));
+        key[i] = (unsigned)(lane + 32 * i) >= experts ? 0u : bits < SMALLEST_NORMAL ? 1u : bits + 1;
+    }
+    float sum = 0.0f, chosen = 0.0f;
+    int id = 0;
+#pragma unroll 1
+    for (unsigned place = 0; place < used; place++) {
+        unsigned best = 0;
+#pragma unroll
+        for (int i = 0; i < EXPERTS_OF_LANE; i++) best = max(best, key[i]);
+        best = largest_of_warp(best);
+        unsigned first = 0;
+#pragma unroll
+        for (int i = EXPERTS_OF_LANE - 1; i >= 0; i--)
+            if (key[i] == best) first = 0xFFFFu - (lane + 32 * i);
+        const unsigned expert = 0xFFFFu - largest_of_warp(first);
+#pragma unroll
+        for (int i = 0; i < EXPERTS_OF_LANE; i++)
+            if (expert == (unsigned)(lane + 32 * i)) key[i] = 0;
+        const float p = __uint_as_float(best - 1);
+        sum = sum + p;
+        if (place % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
+    }
+    sum = larger(sum, SMALLEST_SUM);
+    if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    expert_router(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *product = packet_of(launch, PRODUCT);
+    const unsigned experts = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
+    const unsigned rows = experts + (GATE_ROW >= 0);
+    const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    const unsigned tokens = count_of(launch, product), first_token = blockIdx.y * ROUTER_TOKENS;
+    const unsigned first_row = blockIdx.x * ROUTER_ROWS;
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    FOLLOWING_MAY_START;
+    if (first_token >= tokens) {
+        PRECEDING_DONE;
+        return;
+    }
+    float *squares = (float *)shared, *partial = squares + units;  // [ROUTER_ROWS][units]
+    unsigned *ticket = (unsigned *)(partial + ROUTER_ROWS * units);
+    const float *router = (const float *)operand_at(launch, ROUTER);
+    const float *gate_row = (const float *)operand_at(launch, GATE_ROW);
+    const float *norm = (const float *)operand_at(launch, NORM_WEIGHT);
+    float weight[ROUTER_ROWS][HELD][8], of_norm[HELD][8];
+#pragma unroll
+    for (int h = 0; h < HELD; h++) {
+        const unsigned segment = warp + h * WARPS;
+        load_segment(of_norm[h], norm, segment, columns, lane);
+#pragma unroll
+        for (int r = 0; r < ROUTER_ROWS; r++) {
+            const unsigned row = first_row + r;
+            const float *of_row = row < experts ? router + (size_t)row * columns
+                                  : row < rows  ? gate_row
+                                                : 0;
+            load_segment(weight[r][h], of_row, segment, columns, lane);
+        }
+    }
+    const float eps = packet_of(launch, NORM)->real[RMS_NORM_EPS];
+    PRECEDING_DONE;
+    const unsigned end = min(tokens, first_token + ROUTER_TOKENS);
+#pragma unroll 1
+    for (unsigned token = first_token; token < end; token++) {
+        const float *row_of_x =
+            (const float *)operand_at(launch, X) + token * stride_at(launch, X);
+        float x[HELD][8];
+#pragma unroll
+        for (int h = 0; h < HELD; h++) {
+            const unsigned segment = warp + h * WARPS;
+            load_segment(x[h], row_of_x, segment, columns, lane);
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = x[h][i] * x[h][i];
+            const float square = fold_segment(v);
+            if (lane == 0 && segment < units) squares[segment] = square;
+        }
+        __syncthreads();
+        const float mean = __fdiv_rn(fold_units(squares, units, 1), (float)columns);
+        const float factor = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll
+        for (int h = 0; h < HELD; h++) {
+            const unsigned segment = warp + h * WARPS;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                x[h][i] = x[h][i] * factor;
+                if (norm) x[h][i] = x[h][i] * of_norm[h][i];
+            }
+#pragma unroll
+            for (int r = 0; r < ROUTER_ROWS; r++) {
+                float v[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = weight[r][h][i] * x[h][i];
+                const float value = fold_segment(v);
+                if (lane == 0 && segment < units) partial[r * units + segment] = value;
+            }
+            if (blockIdx.x == 0 && segment < units) {
+                EIGHT v = load_eight(row_of_x, segment, columns, lane);
+                EIGHT w = {};
+                if (norm) w = load_eight(norm, segment, columns, lane);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    v.of[i] = v.of[i] * factor;
+                    if (norm) v.of[i] = v.of[i] * w.of[i];
+                }
+                const ACTIVATIONS made = {
+                    operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
+                    (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
+                    (float *)operand_at(launch, SCALE) + (size_t)token * units,
+                    units,
+                    false,
+                };
+                quantize_unit(made, segment, lane, v);
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < ROUTER_ROWS && first_row + threadIdx.x < rows) {
+            const unsigned row = first_row + threadIdx.x;
+            const float logit = fold_units(partial + threadIdx.x * units, units, 1);
+            float *to = row < experts ? (float *)operand_at(launch, LOGITS) +
+                                            token * stride_at(launch, LOGITS) + row
+                                      : (float *)operand_at(launch, GATE_LOGIT) +
+                                            token * stride_at(launch, GATE_LOGIT);
+            *to = logit;
+        }
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *ticket = atomicAdd((unsigned *)workspace + blockIdx.y, 1);
+    __syncthreads();
+    if (*ticket + 1 != gridDim.x) return;
+    __threadfence();
+    if (threadIdx.x == 0) ((unsigned *)workspace)[blockIdx.y] = 0;
+    const unsigned used = packet_of(launch, TOPK)->size[EXPERT_TOPK_USED];
+    for (unsigned token = first_token + warp; token < end; token += WARPS)
+        choose_experts(
+            (const float *)operand_at(launch, LOGITS) + token * stride_at(launch, LOGITS), experts,
+            used, (int *)operand_at(launch, IDS) + token * stride_at(launch, IDS),
+            (float *)operand_at(launch, WEIGHTS) + token * stride_at(launch, WEIGHTS), lane);
+}

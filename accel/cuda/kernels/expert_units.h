@@ -1,0 +1,113 @@
+// Products of one token's integers and a matrix of a stack kept in units (units.h), a warp by itself.
+
+#ifndef EXPERT_UNITS_H
+#define EXPERT_UNITS_H
+
+#include "activations.h"
+
+#define CHUNK_UNITS 2  // that a warp copies and multiplies at a time
+
+// A warp's part of a tile: units that lie one behind the other, each chunk in one of SLOTS places of
+// shared memory. Copies may begin before anything else is known but where the units lie.
+template <int dtype, int slots> struct UNIT_RUN {
+    static constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
+    static constexpr unsigned slot_bytes = CHUNK_UNITS * unit_bytes;
+    unsigned char *ring;
+    COPY_BARRIER *barriers;
+    const unsigned char *source;
+    unsigned count, fetched;
+
+    __device__ __forceinline__ void open(unsigned char *ring_, COPY_BARRIER *barriers_) {
+        ring = ring_, barriers = barriers_, fetched = 0;
+        open_copies(barriers, slots);
+    }
+    __device__ __forceinline__ void begin(const unsigned char *units, unsigned count_) {
+        source = units, count = count_;
+        for (int i = 0; i < slots; i++) fetch();
+    }
+    __device__ __forceinline__ void fetch() {
+        const unsigned first = fetched * CHUNK_UNITS, slot = fetched % slots;
+        if (first < count) {
+            begin_copy(barriers + slot, ring + slot * slot_bytes, source + first * unit_bytes,
+                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes);
+            fetched++;
+        } else {
+            no_copy();
+        }
+    }
+    // Rule R3 over all units and the activations from unit `index` on. Lanes t = 0 get row g, lanes t = 2
+    // row g + 8.
+    __device__ __forceinline__ float total(const ACTIVATIONS &x, unsigned index, int lane) {
+        float all = 0.0f, span = 0.0f;
+        unsigned in_span = 0;
+#pragma unroll 1
+        for (unsigned chunk = 0; chunk * CHUNK_UNITS < count; chunk++) {
+            const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
+            await_copy<slots>(barriers + chunk % slots, chunk / slots);
+            const unsigned char *place = ring + chunk % slots * slot_bytes;
+            float value[CHUNK_UNITS];
+            if (units == CHUNK_UNITS)
+                unit_values_of_one<dtype, CHUNK_UNITS>(place, x, index + first, lane, value);
+            else
+                unit_values_of_one<dtype, 1>(place, x, index + first, lane, *(float (*)[1])value);
+            __syncwarp();
+            fetch();
+#pragma unroll
+            for (int n = 0; n < CHUNK_UNITS; n++) {
+                if (n >= units) break;
+                span = span + value[n];
+                if (++in_span == SPAN_UNITS) all = all + span, span = 0.0f, in_span = 0;
+            }
+        }
+        return in_span ? all + span : all;
+    }
+};
+
+// Of a row that lies as ACTIVATIONS do in device memory, `units` of them from unit `first` on are copied
+// by one warp.
+DEVICE void copy_activations(const ACTIVATIONS &to, const ACTIVATIONS &from, unsigned first,
+                             unsigned units, int lane) {
+    for (unsigned i = 0; i < units; i++)
+        *(uint4 *)(to.planes + i * UNIT_PLANES + lane * 16) =
+            *(const uint4 *)(from.planes + (first + i) * UNIT_PLANES + lane * 16);
+    for (unsigned i = lane; i < units * (UNIT_SUMS / 2); i += WARP_LANES)
+        ((unsigned *)to.sums)[i] = ((const unsigned *)(from.sums + first * UNIT_SUMS))[i];
+    for (unsigned i = lane; i < units; i += WARP_LANES) to.scales[i] = from.scales[first + i];
+    __syncwarp();
+}
+
+// Unit `unit` of a row that quantize_activation made becomes unit `index` of x: as take_rows of activations.h.
+DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
+                      const unsigned *sums, const float *scale, unsigned unit, int lane) {
+    unsigned char *planes = x.planes + (size_t)index * UNIT_PLANES + lane / 8 * 128 +
+                            lane % 4 * 16 + lane / 4 % 2 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const unsigned *block =
+            m + unit * (UNIT_COLUMNS / 2) + (lane / 8 + 4 * half) * 16 + lane % 8;
+        *(unsigned *)(planes + 8 * half) = __byte_perm(block[0], 0, 0x3120);
+        *(unsigned *)(planes + 8 * half + 64) = __byte_perm(block[8], 0, 0x3120);
+    }
+    if (lane < UNIT_SUB_BLOCKS) {
+        const unsigned both = sums[unit * UNIT_SUB_BLOCKS + lane];
+        short *to = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
+        to[0] = (short)both;
+        to[1] = (short)(both >> 16);
+    }
+    if (lane == 0) x.scales[index] = scale[unit];
+}
+
+// Bytes of the activations of `units` units, and room for them.
+#define ROW_BYTES(units) (((units) * (UNIT_PLANES + 2 * UNIT_SUMS + 4) + 15) / 16 * 16)
+
+DEVICE ACTIVATIONS activations_at(unsigned char *place, unsigned units) {
+    ACTIVATIONS x;
+    x.planes = place;
+    x.sums = (short *)(place + units * UNIT_PLANES);
+    x.scales = (float *)(place + units * (UNIT_PLANES + 2 * UNIT_SUMS));
+    x.units = units;
+    x.in_eights = false;
+    return x;
+}
+
+#endif

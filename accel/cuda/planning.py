@@ -1,0 +1,141 @@
+"""What a graph becomes on one device: its forms lowered and planned, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from accel.cuda.device import TIER, Device
+from accel.cuda.persistent import Block, compose
+from accel.cuda.plan import Plan, plan_launches
+from accel.cuda.registered import cuda_forms
+from accel.packets.binding import product_factors
+from accel.packets.footprint import device_footprint, step_memory
+from accel.packets.rules import ROW_PARTS, lower_graph
+from accel.packets.schedule import schedule_launches
+from accel.packets.shares import (
+    NO_ROWS,
+    Share,
+    SharedStep,
+    divided_weights,
+    share_step,
+    written_since,
+)
+from accel.packets.step import Schedule, Step
+from contract.footprint import Footprint
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.shape_key import ShapeKey
+
+ALONE = Share(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredForm:
+    """A step of one form. ``first_rows`` as in ``accel.packets.shares``."""
+
+    step: Step
+    schedule: Schedule
+    plan: Plan
+    first_rows: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGraph:
+    """What a graph was found to take, kept for when it is then made.
+
+    ``factors`` are buffers some product reads: those that are arranged when they are uploaded.
+    ``divided`` are those of which each device holds its share of the rows.
+    """
+
+    graph: Graph
+    largest: ShapeKey
+    footprint: Footprint
+    scratch_bytes: int
+    factors: frozenset[str]
+    divided: frozenset[str]
+    forms: Mapping[ShapeKey, LoweredForm]
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans graphs for one ``device``, which does its ``share`` of them. ``arranged_bytes`` says
+    what a weight takes as products read it; ``planned`` is the graph that was asked for last."""
+
+    device: Device
+    blocks: Sequence[Block]
+    share: Share
+    arranged_bytes: Callable[[BufferDecl], int]
+    planned: PlannedGraph | None = field(default=None)
+
+    def plan(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
+        """``graph`` for steps up to ``largest``. Raises UnsupportedOp."""
+        planned = self.planned
+        if planned is None or (planned.graph, planned.largest) != (graph, largest):
+            planned = self.planned = self._looked_at(graph, largest)
+        return planned
+
+    def lowered(self, graph: Graph, form: ShapeKey, divided: Collection[str]) -> LoweredForm:
+        """As planned, if it was with the same weights ``divided``."""
+        planned = self.planned
+        same = planned is not None and planned.graph == graph and planned.divided == set(divided)
+        if planned is not None and same and form in planned.forms:
+            return planned.forms[form]
+        return self._planned_form(_lowered(graph, form), divided)
+
+    def _planned_form(self, step: Step, divided: Collection[str]) -> LoweredForm:
+        return planned_form(step, self.device, self.blocks, self.share, divided)
+
+    def _looked_at(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
+        steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
+        divided = frozenset[str]()
+        if self.share.count > 1:
+            weights = {decl.name for decl in graph.of_kind(BufferKind.WEIGHT)}
+            divided = divided_weights(list(steps.values()), self.share) & weights
+        forms = {form: self._planned_form(step, divided) for form, step in steps.items()}
+
+        def lower(form: ShapeKey) -> tuple[Step, Schedule]:
+            return forms[form].step, forms[form].schedule
+
+        memory = step_memory(lower, largest, cuda_forms)
+        factors = frozenset().union(*(product_factors(one.step) for one in forms.values()))
+
+        def arranged(decl: BufferDecl) -> int:
+            return self.arranged_bytes(decl) if decl.name in factors else 0
+
+        held = {
+            name: share_of_decl(decl, self.share) if name in divided else decl
+            for name, decl in graph.buffers.items()
+        }
+        workspaces = sum(one.plan.memory_bytes for one in forms.values())
+        own = replace(graph, buffers=held)
+        footprint = device_footprint(own, largest, memory, arranged, workspaces)
+        return PlannedGraph(graph, largest, footprint, memory.shared, factors, divided, forms)
+
+
+def planned_form(
+    step: Step,
+    device: Device,
+    blocks: Sequence[Block] = (),
+    share: Share = ALONE,
+    divided: Collection[str] = (),
+) -> LoweredForm:
+    """What ``device`` does of a lowered step, with its share of the ``divided`` weights."""
+    shared = SharedStep(step, NO_ROWS)
+    if share.count > 1:
+        shared = share_step(step, share, divided)
+    step = shared.step
+    tuned = plan_launches(step.ops, device, step.scratch)
+    plan = compose(tuned, step.ops, device, blocks, step.scratch)
+    since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
+    schedule = schedule_launches(step, plan.levels, plan.together, since)
+    return LoweredForm(step, schedule, plan, shared.first_rows)
+
+
+def share_of_decl(decl: BufferDecl, share: Share) -> BufferDecl:
+    """A matrix of its rows alone."""
+    *_, rows, columns = decl.shape
+    return replace(decl, shape=(len(share.of(int(rows))), columns))
+
+
+def _lowered(graph: Graph, form: ShapeKey) -> Step:
+    return lower_graph(graph, form, ROW_PARTS, TIER)

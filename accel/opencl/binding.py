@@ -1,0 +1,432 @@
+"""OpenCL's objects: devices, queues, memory, programs, kernels and events.
+
+Each gives its handle back when nobody holds it any more. What a call needs beyond its end is held
+by the event it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.opencl.api import Error, handles, information, opencl
+
+__all__ = ["Error"]
+
+Host: TypeAlias = NDArray[Any]
+
+ANY_DEVICE = 0xFFFFFFFF
+CPU = 1 << 1
+"""The type of a device that is a processor."""
+CORRECTLY_ROUNDED_DIVIDE_SQRT = 1 << 7
+PROFILING_ENABLE = 1 << 1
+READ_WRITE, WRITE_ONLY, READ_ONLY, COPY_HOST_PTR = 1 << 0, 1 << 1, 1 << 2, 1 << 5
+COMPLETE, RUNNING = 0, 1
+"""Of an event's status, which is negative where its command failed."""
+
+_PLATFORM_VERSION, _PLATFORM_NAME = 0x0901, 0x0902
+_TYPE, _COMPUTE_UNITS = 0x1000, 0x1002
+_MAX_ALLOCATION, _FP_CONFIG, _GLOBAL_MEMORY = 0x1010, 0x101B, 0x101F
+_LITTLE_ENDIAN, _AVAILABLE, _COMPILER_AVAILABLE = 0x1026, 0x1027, 0x1028
+_NAME, _DRIVER_VERSION, _VERSION, _HOST_UNIFIED = 0x102B, 0x102D, 0x102F, 0x1035
+_PROGRAM_BINARY_SIZES, _PROGRAM_BINARIES = 0x1165, 0x1166
+_BUILD_LOG = 0x1183
+_KERNEL_NAME = 0x1190
+_EVENT_STATUS = 0x11D3
+_STARTED, _ENDED = 0x1282, 0x1283
+
+
+class BuildFailed(Exception):
+    """The compiler rejected a program; ``str`` gives its words."""
+
+
+def _text(answer: bytes) -> str:
+    return answer.rstrip(b"\0").decode(errors="replace")
+
+
+def _number(answer: bytes) -> int:
+    return int.from_bytes(answer, "little")
+
+
+class DeviceHandle:
+    """What a device says of itself. Raises Error where it does not answer. Sizes in bytes."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def _text(self, what: int) -> str:
+        return _text(information(opencl().GetDeviceInfo, self.handle, what))
+
+    def _number(self, what: int) -> int:
+        return _number(information(opencl().GetDeviceInfo, self.handle, what))
+
+    @property
+    def name(self) -> str:
+        return self._text(_NAME)
+
+    @property
+    def version(self) -> str:
+        """``OpenCL <major>.<minor> <vendor's text>``."""
+        return self._text(_VERSION)
+
+    @property
+    def driver_version(self) -> str:
+        return self._text(_DRIVER_VERSION)
+
+    @property
+    def usable(self) -> bool:
+        """There, with a compiler, and little-endian."""
+        asked = (_AVAILABLE, _COMPILER_AVAILABLE, _LITTLE_ENDIAN)
+        return all(self._number(what) for what in asked)
+
+    @property
+    def type(self) -> int:
+        return self._number(_TYPE)
+
+    @property
+    def single_fp_config(self) -> int:
+        return self._number(_FP_CONFIG)
+
+    @property
+    def max_compute_units(self) -> int:
+        return self._number(_COMPUTE_UNITS)
+
+    @property
+    def global_mem_size(self) -> int:
+        return self._number(_GLOBAL_MEMORY)
+
+    @property
+    def max_mem_alloc_size(self) -> int:
+        return self._number(_MAX_ALLOCATION)
+
+    @property
+    def host_unified_memory(self) -> bool:
+        return self._number(_HOST_UNIFIED) != 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceHandle) and other.handle == self.handle
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
+
+
+class Platform:
+    """A driver and its devices."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    @property
+    def name(self) -> str:
+        return _text(information(opencl().GetPlatformInfo, self.handle, _PLATFORM_NAME))
+
+    @property
+    def version(self) -> str:
+        return _text(information(opencl().GetPlatformInfo, self.handle, _PLATFORM_VERSION))
+
+    def get_devices(self) -> list[DeviceHandle]:
+        """All of them. Raises Error, also where there is none."""
+        count = ctypes.c_uint()
+        cl = opencl()
+        cl.GetDeviceIDs(self.handle, ANY_DEVICE, 0, None, ctypes.byref(count))
+        found = handles([0] * count.value)
+        cl.GetDeviceIDs(self.handle, ANY_DEVICE, count.value, found, None)
+        return [DeviceHandle(handle) for handle in found]
+
+
+def get_platforms() -> list[Platform]:
+    """Every driver of the system. Raises Error, also where there is none."""
+    count = ctypes.c_uint()
+    cl = opencl()
+    cl.GetPlatformIDs(0, None, ctypes.byref(count))
+    found = handles([0] * count.value)
+    cl.GetPlatformIDs(count.value, found, None)
+    return [Platform(handle) for handle in found]
+
+
+class _Owned:
+    """An object of OpenCL that is released with this one."""
+
+    _release: str
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._give_back = getattr(opencl(), self._release)
+
+    def __del__(self) -> None:
+        # Without the attribute the object was never made.
+        if hasattr(self, "_give_back"):
+            self._give_back(self.handle)
+
+
+class Context(_Owned):
+    """Where memory and programs of ``devices`` live. Raises Error."""
+
+    _release = "ReleaseContext"
+
+    def __init__(self, devices: Sequence[DeviceHandle]) -> None:
+        self.devices = list(devices)
+        ids = handles([device.handle for device in devices])
+        super().__init__(opencl().CreateContext(None, len(ids), ids, None, None))
+
+
+class CommandQueue(_Owned):
+    """Commands in order for ``device``, the context's first if None. Raises Error."""
+
+    _release = "ReleaseCommandQueue"
+
+    def __init__(
+        self, context: Context, device: DeviceHandle | None = None, properties: int = 0
+    ) -> None:
+        self.context = context
+        chosen = device or context.devices[0]
+        super().__init__(opencl().CreateCommandQueue(context.handle, chosen.handle, properties))
+        self._flush = opencl().Flush
+
+    def flush(self) -> None:
+        """Let the device begin with what was enqueued."""
+        self._flush(self.handle)
+
+    def finish(self) -> None:
+        """Wait for everything that was enqueued."""
+        opencl().Finish(self.handle)
+
+
+class Buffer(_Owned):
+    """``nbytes`` of device memory, or as many as ``hostbuf`` has and with COPY_HOST_PTR its bytes.
+
+    Raises Error.
+    """
+
+    _release = "ReleaseMemObject"
+
+    def __init__(
+        self, context: Context, flags: int, nbytes: int = 0, hostbuf: Host | None = None
+    ) -> None:
+        address = None if hostbuf is None else _address(hostbuf)
+        size = nbytes if hostbuf is None else hostbuf.nbytes
+        super().__init__(opencl().CreateBuffer(context.handle, flags, size, address))
+
+    def release(self) -> None:
+        """Give the memory back now."""
+        self._give_back(self.handle)
+        del self._give_back
+
+
+class Program(_Owned):
+    """Source or a binary for the context's only device, not built yet. Raises Error."""
+
+    _release = "ReleaseProgram"
+
+    def __init__(self, context: Context, text: str | bytes) -> None:
+        self._device = context.devices[0].handle
+        data = text.encode() if isinstance(text, str) else text
+        texts, lengths = (ctypes.c_char_p * 1)(data), (ctypes.c_size_t * 1)(len(data))
+        cl = opencl()
+        if isinstance(text, str):
+            handle = cl.CreateProgramWithSource(context.handle, 1, texts, lengths)
+        else:
+            device = handles([self._device])
+            handle = cl.CreateProgramWithBinary(context.handle, 1, device, lengths, texts, None)
+        super().__init__(handle)
+
+    def build(self, options: str) -> Program:
+        """Itself, built. Raises BuildFailed, and Error for what is not the program's fault."""
+        cl = opencl()
+        try:
+            cl.BuildProgram(self.handle, 1, handles([self._device]), options.encode(), None, None)
+        except Error as error:
+            log = information(cl.GetProgramBuildInfo, self.handle, self._device, _BUILD_LOG)
+            raise BuildFailed(f"{error}\n{_text(log)}") from None
+        return self
+
+    def binary(self) -> bytes:
+        """What was built."""
+        cl = opencl()
+        sizes = information(cl.GetProgramInfo, self.handle, _PROGRAM_BINARY_SIZES)
+        (nbytes,) = struct.unpack("N", sizes)
+        data = ctypes.create_string_buffer(nbytes)
+        places = handles([ctypes.addressof(data)])
+        cl.GetProgramInfo(self.handle, _PROGRAM_BINARIES, ctypes.sizeof(places), places, None)
+        return data.raw
+
+    def kernel_names(self) -> set[str]:
+        """Every kernel the built program defines."""
+        cl = opencl()
+        count = ctypes.c_uint()
+        cl.CreateKernelsInProgram(self.handle, 0, None, ctypes.byref(count))
+        found = handles([0] * count.value)
+        cl.CreateKernelsInProgram(self.handle, count.value, found, None)
+        names = {_text(information(cl.GetKernelInfo, kernel, _KERNEL_NAME)) for kernel in found}
+        for kernel in found:
+            cl.ReleaseKernel(kernel)
+        return names
+
+
+class Kernel(_Owned):
+    """A function of a built program with arguments of its own. Raises Error."""
+
+    _release = "ReleaseKernel"
+
+    def __init__(self, program: Program, name: str) -> None:
+        super().__init__(opencl().CreateKernel(program.handle, name.encode()))
+        self._program = program
+        self._set = opencl().SetKernelArg
+
+    def set_args(self, *arguments: Any) -> None:
+        """All of them: see ``set_arg``."""
+        for index, argument in enumerate(arguments):
+            self.set_arg(index, argument)
+
+    def set_arg(self, index: int, argument: Any) -> None:
+        """A numpy scalar, a Buffer, or None for a buffer that is not there. The kernel does not
+        hold the buffer. Raises Error."""
+        if isinstance(argument, np.generic):
+            data = argument.tobytes()
+            self._set(self.handle, index, len(data), data)
+        else:
+            handle = ctypes.c_void_p(None if argument is None else argument.handle)
+            self._set(self.handle, index, ctypes.sizeof(handle), ctypes.byref(handle))
+
+
+class Profile:
+    """When a command began and ended, in nanoseconds of the device."""
+
+    def __init__(self, event: Event) -> None:
+        asked = opencl().GetEventProfilingInfo
+        self.start, self.end = (
+            _number(information(asked, event.handle, what)) for what in (_STARTED, _ENDED)
+        )
+
+
+class Event(_Owned):
+    """A command under way. ``host`` is memory of the host that it reads or writes: given up
+    before its end, an event with some waits for it."""
+
+    _release = "ReleaseEvent"
+
+    def __init__(self, handle: int, host: Host | None = None) -> None:
+        super().__init__(handle)
+        cl = opencl()
+        self._host = host
+        self._wait_for, self._ask = cl.WaitForEvents, cl.GetEventInfo
+        self._status = ctypes.c_int()
+
+    @property
+    def command_execution_status(self) -> int:
+        """COMPLETE, more while it is not, less where it failed. Raises Error."""
+        status = self._status
+        self._ask(self.handle, _EVENT_STATUS, 4, ctypes.byref(status), None)
+        return status.value
+
+    @property
+    def profile(self) -> Profile:
+        """Of a command that ended, in a queue with PROFILING_ENABLE. Raises Error."""
+        return Profile(self)
+
+    def wait(self) -> None:
+        """Until its end. Raises Error where it failed."""
+        self._wait_for(1, handles([self.handle]))
+        self._host = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_host", None) is not None:
+            try:
+                self.wait()
+            except Error:
+                # Whoever asks for its status learns that; it has ended either way.
+                self._host = None
+        super().__del__()
+
+
+def enqueue_nd_range_kernel(
+    queue: CommandQueue, kernel: Kernel, items: tuple[int], group: tuple[int] | None
+) -> Event:
+    """Start ``items`` work-items, in groups of ``group`` or of as many as the driver likes."""
+    made = ctypes.c_void_p()
+    local = None if group is None else (ctypes.c_size_t * 1)(*group)
+    opencl().EnqueueNDRangeKernel(
+        queue.handle,
+        kernel.handle,
+        1,
+        None,
+        (ctypes.c_size_t * 1)(*items),
+        local,
+        0,
+        None,
+        ctypes.byref(made),
+    )
+    return _event(made)
+
+
+def enqueue_copy(
+    queue: CommandQueue,
+    target: Buffer | Host,
+    source: Buffer | Host,
+    *,
+    src_offset: int = 0,
+    dst_offset: int = 0,
+    is_blocking: bool = True,
+) -> Event:
+    """Copy all bytes of an array to a buffer from ``dst_offset`` on, or fill one from a buffer's
+    ``src_offset`` on. Raises Error."""
+    made = ctypes.c_void_p()
+    cl = opencl()
+    if isinstance(target, Buffer):
+        assert not isinstance(source, Buffer)
+        call, buffer, host, offset = cl.EnqueueWriteBuffer, target, source, dst_offset
+    else:
+        assert isinstance(source, Buffer)
+        call, buffer, host, offset = cl.EnqueueReadBuffer, source, target, src_offset
+    call(
+        queue.handle,
+        buffer.handle,
+        is_blocking,
+        offset,
+        host.nbytes,
+        _address(host),
+        0,
+        None,
+        ctypes.byref(made),
+    )
+    return _event(made, None if is_blocking else host)
+
+
+def enqueue_fill_buffer(
+    queue: CommandQueue, buffer: Buffer, pattern: Host, offset: int, nbytes: int
+) -> Event:
+    """Repeat ``pattern`` in ``nbytes`` of a buffer. Raises Error."""
+    made = ctypes.c_void_p()
+    opencl().EnqueueFillBuffer(
+        queue.handle,
+        buffer.handle,
+        _address(pattern),
+        pattern.nbytes,
+        offset,
+        nbytes,
+        0,
+        None,
+        ctypes.byref(made),
+    )
+    return _event(made)
+
+
+def enqueue_marker(queue: CommandQueue) -> Event:
+    """The end of everything that was enqueued before. Raises Error."""
+    made = ctypes.c_void_p()
+    opencl().EnqueueMarkerWithWaitList(queue.handle, 0, None, ctypes.byref(made))
+    return _event(made)
+
+
+def _event(made: Any, host: Host | None = None) -> Event:
+    return Event(made.value, host)
+
+
+def _address(array: Host) -> int:
+    assert array.flags.c_contiguous
+    return int(array.__array_interface__["data"][0])

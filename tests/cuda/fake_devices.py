@@ -1,0 +1,288 @@
+"""Several devices on the double of the driver: contexts that reach each other's memory, and kernels
+that wait for each other.
+
+A device goes on only while somebody waits for it, or another device does that somebody waits for:
+so one is a whole step ahead of the others, or behind, wherever nothing forbids it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import local
+from typing import Any
+
+import numpy as np
+
+from accel.cuda.program import Source
+from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from tests.cuda.emulator import ENTRY, Emulated, emulate
+from tests.cuda.fake_driver import (
+    OFFSET_MASK,
+    SUCCESS,
+    CUresult,
+    FakeContext,
+    FakeDriver,
+    words,
+)
+
+GATHER = "all_gather"
+WORD = 8
+REDEFINED = """
+#undef __shared__
+#define __shared__ static
+"""
+PLAIN = "(U64 scratch, U64 inputs, const __grid_constant__ PACKET packet)"
+INSTRUCTIONS = {
+    r'asm\("cvt\.f32\.f16.*': "value = half_bits(bits);",
+    r'asm\("dp4a\.s32\.s32.*': "sum = emulated_dot(a, b, true);",
+    r'asm\("dp4a\.s32\.u32.*': "sum = emulated_dot(a, b, false);",
+    r"KERNEL\((\w+)\)(?=\s*\{)": r'extern "C" __global__ void launch_\1' + PLAIN,
+}
+DOT = """
+static int emulated_dot(unsigned a, unsigned b, bool is_signed) {
+    int sum = 0;
+    for (int i = 0; i < 4; i++) sum += byte_at(a, i, true) * byte_at(b, i, is_signed);
+    return sum;
+}
+"""
+
+
+class Function(str):
+    """A kernel's name, and the text and macros of its module."""
+
+    image: bytes
+
+    @property
+    def source(self) -> Source:
+        """What it was compiled from."""
+        lines = self.image.decode().split("\n")
+        options = [line for line in lines[: lines.index("")] if line.startswith("-")]
+        macros = [line[2:].split("=") for line in options if line.startswith("-D")]
+        text = "\n".join(lines[len(options) :])
+        return Source(str(self), text, tuple((name, int(value)) for name, value in macros))
+
+
+@dataclass
+class DeviceContext(FakeContext):
+    """A context of device ``device``."""
+
+    device: int = 0
+    reached: list[FakeContext] = field(default_factory=list)
+
+
+@dataclass
+class Waiting:
+    """The end of a launch that gathers: nothing happens but that all have come."""
+
+    ready: Callable[[], bool]
+
+    def __call__(self) -> None:
+        pass
+
+
+class FakeDevices(FakeDriver):
+    """``count`` devices that reach each other, but for those ``apart``: pairs of numbers."""
+
+    def __init__(self, count: int = 2, **attributes: int) -> None:
+        self._thread = local()
+        super().__init__(**attributes)
+        self.devices = count
+        self.apart: set[tuple[int, int]] = set()
+        self.of_device: dict[tuple[str, int], int] = {}
+        self.contexts: list[DeviceContext] = []
+        self.gathers = 0
+
+    @property
+    def current(self) -> FakeContext:
+        """Each thread has its own."""
+        return self._thread.__dict__.setdefault("context", self._first)
+
+    @current.setter
+    def current(self, context: FakeContext) -> None:
+        self._thread.context = self._first = context
+
+    def new_context(self, device: int) -> FakeContext:
+        made = DeviceContext(device=device)
+        for other in self.contexts:
+            if not other.destroyed:
+                other.others.append(made)
+                made.others.append(other)
+        self.contexts.append(made)
+        return made
+
+    def cuDeviceGetAttribute(self, name: str, device: int) -> tuple[Any, ...]:
+        return SUCCESS, self.of_device.get((name, device), self.attributes[name])
+
+    def cuDeviceCanAccessPeer(self, device: int, other: int) -> tuple[Any, ...]:
+        return SUCCESS, int((device, other) not in self.apart)
+
+    def cuCtxEnablePeerAccess(self, other: DeviceContext, flags: int) -> tuple[Any, ...]:
+        assert isinstance(self.current, DeviceContext)
+        assert other not in self.current.reached
+        assert other.device != self.current.device
+        self.current.reached.append(other)
+        return (SUCCESS,)
+
+    def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        if not self._has(module, name.decode()):
+            return CUresult.CUDA_ERROR_NOT_FOUND, None
+        function = Function(name.decode())
+        function.image = module
+        return SUCCESS, function
+
+    def _has(self, module: bytes, name: str) -> bool:
+        return name == GATHER or name in self.kernels
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: Any, arguments: int, extra: int
+    ) -> tuple[Any, ...]:
+        if function != GATHER:
+            return super().cuLaunchKernelEx(config, function, arguments, extra)
+        macros = dict(function.source.macros)
+        packets, peers = macros["PACKET_COUNT"], macros["PEERS"]
+        sizes = 8, 8, packets * PACKET.itemsize, 8, WORD * (2 + peers * (2 + packets))
+        places = zip(_places(arguments, len(sizes)), sizes, strict=True)
+        given = [ctypes.string_at(int(place), nbytes) for place, nbytes in places]
+        scratch, inputs, _, workspace, _ = (int.from_bytes(g[:8], "little") for g in given)
+        gather = Gather(
+            self.current, scratch, inputs, np.frombuffer(given[2], PACKET), workspace,
+            np.frombuffer(given[4], np.uint64), config.gridDimX, macros["TENSORS"], peers,
+        )  # fmt: skip
+        self.launched.append((str(function), [attribute.id for attribute in config.attrs]))
+        self.gathers += 1
+        self._enqueue(gather.send)
+        return self._enqueue(Waiting(gather.has_come))
+
+
+@dataclass
+class Gather:
+    """What ``kernels/all_gather.cu`` does: see there."""
+
+    context: FakeContext
+    scratch: int
+    inputs: int
+    packets: np.ndarray
+    workspace: int
+    others: np.ndarray
+    blocks: int
+    tensors: int
+    peers: int
+
+    def send(self) -> None:
+        """All blocks' parts, and their words behind them."""
+        for number in range(self.tensors):
+            packet = self.packets[number]
+            count, first, columns = (int(size) for size in packet["size"][:3])
+            if packet["counted"]:
+                count *= int(words(self.inputs, 4)[packet["counted"] - 1])
+            stride = 4 * int(packet["stride"][0])
+            part = self._at(int(packet["operand"][0]), self.scratch, self.inputs)
+            for peer in range(self.peers):
+                record = self._record(peer)
+                to = self._at(int(record[2 + number]), int(record[0]), 0) + 4 * first
+                for row in range(count):
+                    target = to + row * stride
+                    self._check(target, 4 * columns)
+                    ctypes.memmove(target, part + row * stride, 4 * columns)
+        index = int(self.others[1])
+        for peer in range(self.peers):
+            own = words(self.workspace, self.blocks * self.peers).reshape(self.peers, -1)
+            own[peer] += 1
+            address = int(self._record(peer)[1]) + 4 * (self.peers + index) * self.blocks
+            self._check(address, 4 * self.blocks)
+            words(address, self.blocks)[:] = own[peer]
+
+    def has_come(self) -> bool:
+        """Whether all others have sent, or nobody is to wait any more."""
+        if words(int(self.others[0]), 1)[0]:
+            return True
+        index = int(self.others[1])
+        for peer in range(self.peers):
+            device = peer + (peer >= index)
+            own = words(self.workspace + 4 * peer * self.blocks, self.blocks)
+            heard = self.workspace + 4 * (self.peers + device) * self.blocks
+            if not np.array_equal(words(heard, self.blocks), own):
+                return False
+        return True
+
+    def _record(self, peer: int) -> np.ndarray:
+        each = 2 + len(self.packets)
+        return self.others[2 + peer * each : 2 + (peer + 1) * each]
+
+    def _at(self, stored: int, scratch: int, inputs: int) -> int:
+        base = scratch * bool(stored & SCRATCH_MEMORY) + inputs * bool(stored & INPUT_MEMORY)
+        return base + (stored & OFFSET_MASK)
+
+    def _check(self, address: int, nbytes: int) -> None:
+        """Peers' memory that was made reachable."""
+        assert isinstance(self.context, DeviceContext)
+        blocks = [block for other in self.context.reached for block in other.memory.items()]
+        assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not theirs"
+
+
+class EmulatedDevices(FakeDevices):
+    """Their kernels are the real ones, block by block; gathers are those above."""
+
+    def __init__(self, folder: Path, count: int = 2, **attributes: int) -> None:
+        super().__init__(count, **attributes)
+        self.folder = folder
+        self._built: dict[Source, Emulated] = {}
+
+    def _has(self, module: bytes, name: str) -> bool:
+        return True
+
+    def cuLaunchKernelEx(
+        self, config: Any, function: Any, arguments: int, extra: int
+    ) -> tuple[Any, ...]:
+        if function == GATHER:
+            return super().cuLaunchKernelEx(config, function, arguments, extra)
+        built, kinds = self._kernel(function)
+        values = []
+        kept = []
+        for place, (kind, macros) in zip(_places(arguments, len(kinds)), kinds, strict=True):
+            size = _size(kind, macros)
+            data = ctypes.create_string_buffer(ctypes.string_at(int(place), size), size)
+            kept.append(data)
+            by_address = "__grid_constant__" in kind
+            own = ctypes.addressof(data)
+            values.append(own if by_address else int.from_bytes(data.raw[:size], "little"))
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        self.launched.append((str(function), []))
+
+        def run(kept: object = kept) -> None:
+            built.run(str(function), grid, config.blockDimX, *values)
+
+        threads = config.blockDimX
+        assert threads == config.blockDimX
+        return self._enqueue(run)
+
+    def _kernel(self, function: Function) -> tuple[Emulated, list[tuple[str, dict[str, int]]]]:
+        source = function.source
+        text = source.text
+        for pattern, instead in INSTRUCTIONS.items():
+            text = re.sub(pattern, instead, text)
+        if source not in self._built:
+            before = DOT if "BLOCK_MEMORY" in text else REDEFINED + DOT
+            changed = Source(source.name, before + text, source.macros)
+            self._built[source] = emulate(changed, self.folder)
+        found = next(match for match in ENTRY.finditer(text) if match[1] == str(function))
+        return self._built[source], [
+            (kind.strip(), dict(source.macros)) for kind in found[2].split(",")
+        ]
+
+
+def _places(arguments: int, count: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(arguments))
+
+
+def _size(kind: str, macros: dict[str, int]) -> int:
+    """Bytes of an argument."""
+    if "PACKETS" in kind:
+        return macros["PACKET_COUNT"] * PACKET.itemsize
+    if "PACKET" in kind:
+        return PACKET.itemsize
+    return 4 if kind.startswith("unsigned") and "*" not in kind else 8

@@ -1,0 +1,106 @@
+"""Delta-net layers on emulated blocks, compared with the definitions bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.cuda.delta_net import FEW_TOKENS
+from contract.dtypes import I12
+from contract.ir.nodes import BufferKind
+from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.recorded_step import RecordedModel
+from tests.cuda.tuned_steps import TunedSteps
+
+FILES = frozenset({"delta_step.cu", "delta_conv.cu"})
+SHAPE = {"hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64, "feed_forward": 64, "layers": 1}
+MODELS = {
+    "qwen35": {"state": 128, "key_heads": 1, "value_heads": 2},
+    "small": {"state": 32, "key_heads": 2, "value_heads": 4},
+    "short": {"state": 64, "key_heads": 2, "value_heads": 2, "kernel": 2},
+    "qwen3next": {"state": 64, "key_heads": 2, "value_heads": 6},
+}
+"""Value heads of qwen3next share key heads in another order."""
+
+
+def recorded(name: str, folder: Path, key: ShapeKey) -> RecordedModel:
+    """A model of one recurrent layer, whose slots have a past."""
+    path = folder / f"delta-{name}.gguf"
+    if not path.exists():
+        architecture = "qwen3next" if name == "qwen3next" else "qwen35"
+        experts = {"experts": {"count": 2, "used": 1, "width": 32, "shared_width": 32}}
+        more = experts if name == "qwen3next" else {}
+        recurrent = {"interval": 2, **MODELS[name]}
+        spec = sized_spec(
+            "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
+        )
+        write_synthetic(path, spec)
+    limits = Limits(4, 96, 24, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
+    model = RecordedModel(open_model(path), limits, key)
+    rng = np.random.default_rng(11)
+    for decl in model.graph.of_kind(BufferKind.STATE):
+        if decl.name.startswith(("state.conv", "state.delta")):
+            state = model.raw[decl.name].view(np.float32)
+            state[:] = rng.standard_normal(len(state)).astype(np.float32)
+    return model
+
+
+def run(steps: TunedSteps, positions: list[int], slots: list[int]) -> None:
+    """One step by the definitions and by the tuned launches."""
+    model = steps.recorded
+    before = {name: model.raw[name].copy() for name in steps.states}
+    tokens = [(7 * i + position) % 100 for i, position in enumerate(positions)]
+    given = model.inputs(tokens, positions, slots)
+    model.step(given)
+    steps.run(given, before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_token(name: str, folder: Path) -> None:
+    """A sequence's first token, which forgets what the slot held, and one that goes on."""
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded(name, folder, one), one, DEVICE, FILES, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
+    for position in range(2):
+        run(steps, [position], [2])
+    run(steps, [9], [0])
+
+
+@pytest.mark.parametrize("name", ["small", "short"])
+def test_tokens_of_several_slots(name: str, folder: Path) -> None:
+    """Those of a slot apart from each other, one that begins anew, fewer than the form has."""
+    key, form = ShapeKey(7, 1), ShapeKey(9, 2)
+    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    run(steps, [5, 0, 6, 3, 1, 7, 2], [1, 0, 1, 3, 0, 1, 0])
+    assert not steps.workspace.any()
+
+
+@pytest.mark.parametrize("name", ["small", "short"])
+def test_many_tokens(name: str, folder: Path) -> None:
+    """The convolution: tokens of a slot behind each other and far apart, one alone in its slot."""
+    tokens = FEW_TOKENS + 5
+    key, form = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
+    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    assert [len(run) for run in steps.runs] == [2]
+    slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
+    positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]
+    run(steps, positions, slots)
+
+
+def test_another_size_keeps_the_plain_kernels(folder: Path) -> None:
+    """State that eight lanes do not hold."""
+    path = folder / "delta-other.gguf"
+    recurrent = {"interval": 2, "state": 16, "key_heads": 1, "value_heads": 1}
+    spec = sized_spec("tiny", architecture="qwen35", quant="q8_0", recurrent=recurrent, **SHAPE)
+    write_synthetic(path, spec)
+    one = ShapeKey(1, 1)
+    model = RecordedModel(open_model(path), Limits(1, 32, 2, I12), one)
+    steps = TunedSteps(model, one, DEVICE, FILES, folder)
+    assert "ssm_delta_net" in steps.files_used()
+    assert not steps.files_used() & {"delta_step.cu", "delta_rows.cu"}

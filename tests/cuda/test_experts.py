@@ -1,0 +1,108 @@
+"""Experts chosen on the device: blocks of experts of small models on emulated blocks, and products with
+stacks by themselves, compared with the definitions bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract.dtypes import I12
+from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.recorded_step import RecordedModel
+from tests.cuda.tuned_steps import TunedSteps
+
+ROUTED = frozenset({"expert_router.cu", "expert_gates.cu", "expert_down.cu"})
+SHAPE = {"hidden": 512, "heads": 2, "kv_heads": 1, "head_dim": 64, "feed_forward": 256, "layers": 1}
+RECURRENT = {"interval": 2, "state": 64, "key_heads": 1, "value_heads": 2}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3moe": {
+        "architecture": "qwen3moe", **SHAPE,
+        "experts": {"count": 40, "used": 3, "width": 256},
+    },
+    "wide": {
+        "architecture": "qwen3moe", **SHAPE, "hidden": 1280,
+        "experts": {"count": 5, "used": 2, "width": 1280},
+    },
+    "shared": {
+        "architecture": "qwen35moe", **SHAPE, "recurrent": RECURRENT,
+        "experts": {"count": 7, "used": 2, "width": 256, "shared_width": 256},
+    },
+    "other-shared": {
+        "architecture": "qwen3next", **SHAPE, "recurrent": RECURRENT,
+        "experts": {"count": 3, "used": 2, "width": 256, "shared_width": 512},
+    },
+    "gemma4": {
+        "architecture": "gemma4", **SHAPE, "gemma": {"period": 1, "head_dim": 64, "kv_heads": 1},
+        "experts": {"count": 4, "used": 2, "width": 256, "fused": True},
+    },
+}  # fmt: skip
+
+
+def recorded(name: str, folder: Path, key: ShapeKey, quant: str) -> RecordedModel:
+    """A model of one layer."""
+    path = folder / f"experts-{name}-{quant}.gguf"
+    if not path.exists():
+        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
+    limits = Limits(2, 96, 12, I12, step_tokens=max(8, key.tokens), step_rows=4)
+    return RecordedModel(open_model(path), limits, key)
+
+
+def run(steps: TunedSteps, tokens: list[int], positions: list[int], slots: list[int]) -> None:
+    """One step by the definitions and by the tuned launches."""
+    model = steps.recorded
+    before = {name: model.raw[name].copy() for name in steps.states}
+    given = model.inputs(tokens, positions, slots)
+    model.step(given)
+    steps.run(given, before)
+
+
+@pytest.mark.parametrize("quant", ["q4_k", "q5_k", "q6_k", "q4_k_m"])
+@pytest.mark.parametrize("name", ["qwen3moe", "shared"])
+def test_a_block_of_experts_is_three_launches(name: str, quant: str, folder: Path) -> None:
+    """Norm, router, choice, experts and weighted sum, of one token."""
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded(name, folder, one, quant), one, DEVICE, ROUTED, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [
+        ["expert_router.cu", "expert_gates.cu", "expert_down.cu"]
+    ]
+    for position in range(2):
+        run(steps, [40 + position], [position], [1])
+
+
+@pytest.mark.parametrize("name", ["wide", "shared"])
+def test_several_tokens(name: str, folder: Path) -> None:
+    """More of them than the router takes at once, and fewer than the form has; rows of several
+    spans."""
+    key, form = ShapeKey(6, 1), ShapeKey(7, 2)
+    steps = TunedSteps(recorded(name, folder, key, "q4_k"), form, DEVICE, ROUTED, folder)
+    assert len(steps.runs) == 1
+    run(steps, [7, 8, 9, 10, 7, 12], [0, 1, 2, 0, 1, 3], [0, 0, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("name", ["other-shared", "gemma4"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
+    """Where what stands around them has no rule."""
+    key = ShapeKey(tokens, 1)
+    files = frozenset({"expert_product.cu"})
+    model = recorded(name, folder, key, "q5_k")
+    steps = TunedSteps(model, key, DEVICE, files, folder)
+    assert len(steps.runs) == 3
+    assert not steps.files_used() & ROUTED
+
+
+def test_other_formats_keep_the_plain_kernels(folder: Path) -> None:
+    """Stacks that no tuned kernel reads."""
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded("shared", folder, one, "q8_0"), one, DEVICE, ROUTED, folder)
+    assert not any(
+        file.startswith("expert_") and file.endswith(".cu") for file in steps.files_used()
+    )

@@ -1,0 +1,127 @@
+"""Two devices of one host as one tier: the bits of the CPU tier, and of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.cuda.device import find_devices
+from accel.cuda.driver import open_driver
+from accel.cuda.runtime import Choices
+from accel.cuda.several import SeveralTier, open_cuda
+from accel.cuda.tier import CudaTier
+from contract.dtypes import I12
+from contract.errors import DeviceLost
+from contract.tier import Tier
+from contract.types import Request, SamplingParams
+from harness.synth import sized_spec, write_synthetic
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine
+from reference.limits import Limits
+from reference.model.open import Model, open_model
+from reference.runner import ModelRunner
+from tests.cuda.test_persistent import MODELS
+from tests.cuda.test_persistent_on_device import LONG, one_token
+from tests.needs import machine_lacks, need_device
+from tests.opencl.test_model import REQUESTS, assert_same, generate
+
+pytestmark = pytest.mark.device
+
+OpenTier = Callable[..., Tier]
+
+
+@pytest.fixture
+def open_tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenTier]:
+    """``open_tier(device, **choices)`` opens tiers that are closed after the test."""
+    if len(find_devices(need_device(open_driver))) < 2:
+        machine_lacks("second CUDA device")
+    opened: list[Tier] = []
+
+    def open_it(device: str, **choices: Any) -> Tier:
+        tier = open_cuda(device, Choices(cache=tmp_path_factory.getbasetemp(), **choices))
+        opened.append(tier)
+        return tier
+
+    yield open_it
+    for tier in opened:
+        tier.close()
+
+
+def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:
+    path = folder / f"{name}-{quant}.gguf"
+    if not path.exists():
+        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
+    return open_model(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_the_bits_of_the_cpu(name: str, folder: Path, open_tier: OpenTier) -> None:
+    """Prompts in chunks, one to three sequences that decode, sampling of every sort."""
+    model = model_of(name, folder, "q4_k_m" if name == "mixed" else "q8_0")
+    expected = generate(model, CpuTier(), REQUESTS, I12)
+    assert_same(expected, generate(model, open_tier("0,1"), REQUESTS, I12))
+    assert_same(expected, generate(model, open_tier("1"), REQUESTS, I12))
+
+
+@pytest.mark.parametrize("way", [{}, {"graphs": False}, {"programmatic": False}], ids=str)
+def test_steps_that_are_queued_ahead(
+    way: dict[str, bool], folder: Path, open_tier: OpenTier
+) -> None:
+    """A long prompt in large chunks, then two hundred tokens none of which waits for the host."""
+    model = model_of("mixed", folder, "q4_k_m")
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    request = Request(1, LONG.prompt, 200, sampling, ignore_end=True)
+    outcomes = []
+    for tier, ahead in ((CpuTier(), 0), (open_tier("1,0", **way), 3)):
+        limits = Limits(1, 1280, 80, I12, step_tokens=256, step_rows=1)
+        with ModelRunner(model, tier, limits) as runner:
+            engine = Engine(runner, end_of_generation=frozenset(), steps_ahead=ahead)
+            engine.submit(request)
+            outcomes.append([event.token for event in engine.run()])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_weights_are_on_one_device_each(folder: Path, open_tier: OpenTier) -> None:
+    """Matrices are halves; and a device holds what was planned."""
+    model = model_of("mixed", folder, "q4_k_m")
+    limits = Limits(1, 96, 6, I12, step_tokens=16, step_rows=1)
+    held = []
+    for device in ("0", "0,1"):
+        tier = open_tier(device)
+        graph = model.graph(limits)
+        buffers = tier.footprint(graph, limits.largest).buffers
+        name = "blk.0.ffn_down.weight"
+        held.append(buffers[name])
+    assert held[1] <= held[0] // 2 + 4096
+
+
+def test_a_device_that_waits_in_vain_is_given_back(
+    folder: Path, open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them never gets its step. The other is told to stop waiting, and both can be had
+    again."""
+    model = model_of("qwen3", folder)
+    limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
+    tier = open_tier("0,1")
+    assert isinstance(tier, SeveralTier)
+    runner = ModelRunner(model, tier, limits)
+    runner.step(one_token())
+    second = tier._members[1]
+    start = CudaTier.start
+
+    def only_first(self: CudaTier, batch: Any, inputs: Any, rows: Any) -> Any:
+        if self is second:
+            monkeypatch.setattr(batch.recording, "enqueue", lambda stream: None)
+        return start(self, batch, inputs, rows)
+
+    monkeypatch.setattr(CudaTier, "start", only_first)
+    under_way = runner.submit(one_token())
+    with pytest.raises(DeviceLost, match="did not end within 1 s"):
+        tier.wait(under_way.fence, timeout=1.0)
+    assert all(one._runtime.context.closed for one in tier._members)
+    monkeypatch.undo()
+    expected = generate(model, CpuTier(), REQUESTS[:1], I12)
+    assert_same(expected, generate(model, open_tier("0,1"), REQUESTS[:1], I12))
