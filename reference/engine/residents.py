@@ -191,14 +191,12 @@ class Residents:
 
     def _place_for_state(self, placement: Placement) -> int | None:
         """A place for the next state of a sequence: beside one, since steps ahead may have computed
-        tokens that the sequence never gets, and of two that of the one less useful."""
-        states = placement.states
-        if len(states) < 2:
+        tokens that the sequence never gets, or that of the older of two, since they compute less
+        than a page."""
+        if len(placement.states) < 2:
             return self.memory.save_place()
-        (_, older), (tokens, newer) = states
-        superseded = tokens <= placement.sequence.known
-        del states[0 if superseded else 1]
-        return older if superseded else newer
+        _, place = placement.states.pop(0)
+        return place
 
     def _attach_state(self, placement: Placement) -> None:
         """Let the latest state of tokens that the sequence got be found."""
