@@ -29,7 +29,7 @@ template <int dtype, int slots> struct UNIT_RUN {
         const unsigned first = fetched * CHUNK_UNITS, slot = fetched % slots;
         if (first < count) {
             begin_copy(barriers + slot, ring + slot * slot_bytes, source + first * unit_bytes,
-                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes, 0);
+                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes);
             fetched++;
         } else {
             no_copy();
@@ -43,18 +43,13 @@ template <int dtype, int slots> struct UNIT_RUN {
 #pragma unroll 1
         for (unsigned chunk = 0; chunk * CHUNK_UNITS < count; chunk++) {
             const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
-            const unsigned char *place = ring + chunk % slots * slot_bytes;
-            LANE_UNIT<false> own[CHUNK_UNITS];
-#pragma unroll
-            for (int n = 0; n < CHUNK_UNITS; n++)
-                if (n < units) own[n].load(x, index + first + n, lane);
             await_copy<slots>(barriers + chunk % slots, chunk / slots);
+            const unsigned char *place = ring + chunk % slots * slot_bytes;
             float value[CHUNK_UNITS];
             if (units == CHUNK_UNITS)
-                unit_values_of_one<dtype, CHUNK_UNITS, false>(place, own, lane, value);
+                unit_values_of_one<dtype, CHUNK_UNITS>(place, x, index + first, lane, value);
             else
-                unit_values_of_one<dtype, 1, false>(place, *(LANE_UNIT<false>(*)[1])own, lane,
-                                                    *(float (*)[1])value);
+                unit_values_of_one<dtype, 1>(place, x, index + first, lane, *(float (*)[1])value);
             __syncwarp();
             fetch();
 #pragma unroll
