@@ -54,6 +54,8 @@ class TierInfo:
     host_unified: bool
     asynchronous: bool = False
     """True when ``submit`` returns before the work is done, so that a queue keeps it busy."""
+    devices: int = 1
+    """How many share the work. Sizes, also of footprints, are those of one of them."""
 
 
 class Buffer(Protocol):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import field
 from enum import Enum
+from typing import NamedTuple
 
 from contract.deferred import dataclass
 from contract.errors import ConfigError, RequestError
@@ -204,8 +205,7 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One OUTPUT_EVENT with its slot resolved to the request it belongs to.
 
     ``token`` is -1 when the request ends without one. ``position`` is the token's place in the

@@ -124,6 +124,12 @@ def _open_amd(options: TierOptions, tier: str) -> Tier:
     return AmdTier(options.device, tier=tier)
 
 
+def _cuda_details() -> tuple[str, ...]:
+    from accel.cuda.report import device_lines
+
+    return device_lines()
+
+
 def _vulkan_details() -> tuple[str, ...]:
     from accel.vulkan.report import device_lines
 
@@ -150,7 +156,7 @@ TIERS: Mapping[str, TierFactory] = MappingProxyType(
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""
 DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
-    {"vulkan": _vulkan_details, "metal": _metal_details}
+    {"cuda": _cuda_details, "vulkan": _vulkan_details, "metal": _metal_details}
 )
 """What else there is to say of a tier's devices. A function raises TierUnavailable."""
 

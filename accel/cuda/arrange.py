@@ -51,7 +51,7 @@ class Arranger:
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int, layout: WeightLayout
     ) -> ArrangedMatrix[Allocation]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+        """``data`` of ``matrices`` in device memory, see ``Stack``.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
@@ -59,7 +59,8 @@ class Arranger:
             place = self.memory.allocate(name, data.nbytes, zeroed=False)
             self.uploader.copy(data, place)
             return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
-        stack = Stack(dtype, data, len(data) // matrices, group_rows(layout))
+        rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
+        stack = Stack(dtype, data, rows, group_rows(layout))
         row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
         place = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
         if layout is WeightLayout.PLANES:

@@ -42,7 +42,8 @@ class Weights:
             matrices = matrices_of(decl)
             assert matrices, f"{decl.name} is not a matrix"
             layout = layout_of(decl, self.runtime.device)
-            source, arranger = _rows(buffer.source), self.runtime.arranger
+            source, arranger = buffer.source, self.runtime.arranger
+            source = source if is_share_of_stack(decl, source) else _rows(source)
             return buffer.hold(arranger.upload(decl.name, decl.dtype, source, matrices, layout))
         return buffer.matrix
 
@@ -54,6 +55,11 @@ class Weights:
         layout = layout_of(decl, self.runtime.device)
         groups = -(-rows // group_rows(layout)) * (matrices[0] if matrices else 1)
         return groups * arranged_row_bytes(decl.dtype, layout, columns)
+
+
+def is_share_of_stack(decl: BufferDecl, data: NDArray[np.uint8]) -> bool:
+    """Whether ``data`` are some rows of every matrix of a stack, between which others lie."""
+    return len(decl.shape) == data.ndim == 3
 
 
 def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

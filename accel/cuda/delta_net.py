@@ -1,5 +1,5 @@
-"""Delta-net layers: what lies between their products, as one launch for few tokens; for many, kernels for
-the convolution and for the recurrence."""
+"""Delta-net layers: what lies between their products, as one launch for few tokens; for many,
+kernels for the convolution and for the recurrence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ FEW_TOKENS = 64
 STATE_SIZES = (32, 64, 128)
 """Keys of a row that eight lanes hold in registers."""
 MOST_HISTORY = 7
-MOST_WARPS = 16
+MOST_WARPS, WARPS_OF_MANY = 16, 8
+"""Of a block that is alone on its multiprocessor, and of one whose state comes while another's is
+computed."""
+ALONE_TOKENS = 4
 ROWS_AT_ONCE = 4
 """Of a warp."""
 CONV_THREADS = 256
@@ -43,7 +46,8 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
+    alone = tokens <= ALONE_TOKENS
+    warps = min(MOST_WARPS if alone else WARPS_OF_MANY, size // ROWS_AT_ONCE)
     launch = KernelLaunch(
         "delta_step.cu",
         "delta_step",
@@ -54,6 +58,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
             "STATE_SIZE": size,
             "HISTORY": history,
             "WARPS": warps,
+            "BLOCKS_AT_ONCE": 1 if alone else 2,
             "X": operand_place(ops, CONV, "x"),
             "CONV_WEIGHT": operand_place(ops, CONV, "weight"),
             "QUERY": operand_place(ops, CONV, "query"),

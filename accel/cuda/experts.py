@@ -1,26 +1,34 @@
 """Experts chosen on the device: the products of a token with stacks of matrices kept in units.
 
-A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the shared
-expert where there is one - is three launches for few tokens. Every product with such a stack also
-exists alone.
+A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
+shared expert where there is one - is three launches for few tokens and five for more, which are
+grouped by expert on the device. Every product with such a stack also exists alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from accel.cuda.device import Device
+from accel.cuda.expert_block import ExpertBlock, expert_block
+from accel.cuda.expert_groups import (
+    CHUNK_UNITS,
+    FEW_TOKENS,
+    ROUTER_TOKENS,
+    SPAN_UNITS,
+    grouped_launches,
+    grouping,
+    router_words,
+)
 from accel.cuda.runs import (
     nobody_reads,
-    operand_of,
     operand_place,
     packet_number,
     result,
     size_places,
     source,
 )
-from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.cuda.units import (
     TUNED_STACKS,
     UNIT_ROWS,
@@ -29,16 +37,15 @@ from accel.cuda.units import (
     unit_bytes,
     unit_count,
 )
-from accel.packets.step import Op, Tensor
+from accel.packets.step import Op
 from contract.dtypes import F32, DType
 
-SPAN_UNITS = 4
-CHUNK_UNITS = 2
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4
 BARRIER_BYTES = 8
 SLOTS = 2
-ROUTER_ROWS = 2
-ROUTER_TOKENS = 4
+ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
+"""Rows of the router a block takes for few tokens, so that all of them run at once, and for many,
+so that a token's norm is repeated less often."""
 MOST_ROUTER_WARPS = 8
 MOST_HELD = 4
 """Segments of a row a warp of the router holds."""
@@ -50,34 +57,6 @@ MOST_DOWN_UNITS = 8
 MOST_GRID = 65535
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertBlock:
-    """Places of the ops of a block of experts among those that are left; None where absent."""
-
-    norm: int
-    router: int
-    topk: int
-    quantize: int
-    gates: int
-    ups: int
-    activation: int
-    hidden: int
-    downs: int
-    total: int
-    length: int
-    gate_logit: int | None = None
-    shared_gate: int | None = None
-    shared_up: int | None = None
-    shared_activation: int | None = None
-    shared_down: int | None = None
-    shared_total: int | None = None
-
-    @property
-    def end(self) -> int:
-        """Which op writes the result."""
-        return self.total if self.shared_total is None else self.shared_total
-
-
 def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     """A product with a stack by itself."""
     op = ops[0]
@@ -86,12 +65,12 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = op.most_sizes()
     spans = -(-unit_count(sizes["columns"]) // SPAN_UNITS)
     assert op.dtype is not None
-    assert sizes["tokens"] <= MOST_GRID
+    assert _tiles(op) <= MOST_GRID
     nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
     launch = KernelLaunch(
         "expert_product.cu",
         "expert_product",
-        (_tiles(op), sizes["tokens"], 1),
+        (sizes["tokens"], _tiles(op), 1),
         (32 * spans, 1, 1),
         nbytes,
         {
@@ -120,98 +99,14 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not _fits(ops, block, device):
         return None
-    launches = (_router(ops, block), _gates(ops, block), _down(ops, block))
-    tokens = ops[block.norm].count.most
-    return Replacement(block.length, launches, 4 * -(-tokens // ROUTER_TOKENS))
-
-
-class _Reader:
-    """Takes ops one after the other as long as they are those of a block of experts."""
-
-    def __init__(self, ops: Sequence[Op]) -> None:
-        self.ops = ops
-        self.at = 0
-
-    def take(self, name: str, **operands: Tensor | None) -> int | None:
-        """The place of the next op if it is ``name`` and reads these tensors."""
-        if self.at >= len(self.ops) or self.ops[self.at].name != name:
+    grouped = grouping(ops, block, device)
+    router, words = _router(ops, block), router_words(ops, block)
+    if grouped is None:
+        if _gates_grid(ops, block)[1] > MOST_GRID:
             return None
-        op = self.ops[self.at]
-        if any(operand_of(op, which) != tensor for which, tensor in operands.items()):
-            return None
-        self.at += 1
-        return self.at - 1
-
-
-def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
-    """The block the ops begin with."""
-    read = _Reader(ops)
-    norm = read.take("rms_norm")
-    assert norm is not None
-    x = result(ops[norm])
-    router = read.take("matmul", x=x)
-    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["places"]:
-        return None
-    topk = read.take("expert_topk", logits=result(ops[router]))
-    if topk is None:
-        return None
-    ids = operand_of(ops[topk], "ids")
-    read.take("expert_group", ids=ids)
-    quantize = read.take("quantize_activation", x=x)
-    if quantize is None:
-        return None
-    m = operand_of(ops[quantize], "m")
-    gates = read.take("matmul", x=m, ids=ids)
-    ups = read.take("matmul", x=m, ids=ids)
-    if gates is None or ups is None:
-        return None
-    activation = read.take("swiglu", gate=result(ops[gates]), up=result(ops[ups]))
-    if activation is None:
-        return None
-    hidden = read.take("quantize_activation", x=result(ops[activation]))
-    if hidden is None:
-        return None
-    downs = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=ids)
-    if downs is None:
-        return None
-    total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
-    if total is None or operand_of(ops[total], "weights") != operand_of(ops[topk], "weights"):
-        return None
-    places = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
-    block = ExpertBlock(*places, read.at)
-    return _with_shared(read, block) or block
-
-
-def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
-    """The same with the shared expert behind it."""
-    ops = read.ops
-    x, m = result(ops[block.norm]), operand_of(ops[block.quantize], "m")
-    gate_logit = read.take("matmul", x=x)
-    gate, up = read.take("matmul", x=m, ids=None), read.take("matmul", x=m, ids=None)
-    if gate is None or up is None:
-        return None
-    activation = read.take("swiglu", gate=result(ops[gate]), up=result(ops[up]))
-    if activation is None:
-        return None
-    hidden = read.take("quantize_activation", x=result(ops[activation]))
-    if hidden is None:
-        return None
-    down = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=None)
-    if down is None:
-        return None
-    total = read.take(
-        "gated_add",
-        residual=result(ops[block.total]),
-        x=result(ops[down]),
-        gate=None if gate_logit is None else result(ops[gate_logit]),
-    )
-    if total is None:
-        return None
-    routed = (
-        *(block.norm, block.router, block.topk, block.quantize, block.gates),
-        *(block.ups, block.activation, block.hidden, block.downs, block.total),
-    )
-    return ExpertBlock(*routed, read.at, gate_logit, gate, up, activation, down, total)
+        return Replacement(block.length, (router, _gates(ops, block), _down(ops, block)), 4 * words)
+    launches = (router, *grouped_launches(ops, block, grouped, device))
+    return Replacement(block.length, launches, 4 * (words + grouped.table_words))
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
@@ -224,7 +119,7 @@ def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
         return False
     if norm.most_sizes()["groups"] != 1 or experts > MOST_EXPERTS or used > MOST_USED:
         return False
-    if norm.count.most * (used + 1) > MOST_GRID or not _aligned(ops, block):
+    if norm.count.most > MOST_GRID or not _aligned(ops, block):
         return False
     if _router_shape(router)[1] > MOST_HELD or 2 * _gate_spans(gates) > MOST_WARPS:
         return False
@@ -271,7 +166,7 @@ def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
     if block.shared_activation is not None:
         tensors.append(result(ops[block.shared_activation]))
     return all(
-        tensor is None or (tensor.start % 4 == 0 and tensor.stride % 4 == 0 or tensor.stride == 1)
+        tensor is None or ((tensor.start % 4 == 0 and tensor.stride % 4 == 0) or tensor.stride == 1)
         for tensor in tensors
     )
 
@@ -302,23 +197,29 @@ def _router_shape(router: Op) -> tuple[int, int]:
     return warps, -(-segments // warps)
 
 
+def _router_rows(router: Op) -> int:
+    if router.count.most <= FEW_TOKENS:
+        return ROUTER_ROWS
+    return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
+
+
 def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     router = ops[block.router]
     warps, held = _router_shape(router)
-    sizes = router.most_sizes()
+    sizes, at_once = router.most_sizes(), _router_rows(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
     return KernelLaunch(
         "expert_router.cu",
         "expert_router",
-        (-(-rows // ROUTER_ROWS), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
+        (-(-rows // at_once), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
         (32 * warps, 1, 1),
-        4 * ((1 + ROUTER_ROWS) * unit_count(sizes["columns"]) + 1),
+        4 * ((1 + at_once) * unit_count(sizes["columns"]) + 1),
         {
             "WARPS": warps,
             "HELD": held,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
             "HELD_UNITS": 1,
-            "ROUTER_ROWS": ROUTER_ROWS,
+            "ROUTER_ROWS": at_once,
             "ROUTER_TOKENS": ROUTER_TOKENS,
             "X": operand_place(ops, block.norm, "x"),
             "NORM_WEIGHT": operand_place(ops, block.norm, "weight"),
@@ -355,19 +256,25 @@ def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = _formats(ops, block.gates, block.shared_gate)
-    of_warp = row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
+    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
     return 2 * _gate_spans(ops[block.gates]) * of_warp
+
+
+def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
+    """Tiles, and experts of all tokens."""
+    gates = ops[block.gates]
+    places = gates.most_sizes()["used"] + (block.shared_gate is not None)
+    return _tiles(gates), ops[block.norm].count.most * places, 1
 
 
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
     spans, used = _gate_spans(gates), gates.most_sizes()["used"]
     first, second = _formats(ops, block.gates, block.shared_gate)
-    places = used + (block.shared_gate is not None)
     return KernelLaunch(
         "expert_gates.cu",
         "expert_gates",
-        (_tiles(gates), ops[block.norm].count.most * places, 1),
+        _gates_grid(ops, block),
         (64 * spans, 1, 1),
         _gate_bytes(ops, block),
         {

@@ -223,7 +223,8 @@ def _launch(
         "CHUNK_UNITS": CHUNK_UNITS,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
-        "HELD_UNITS": max(phase.held_units(warps) for phase in products),
+        "NORM_UNITS": max([1, *(p.held_units(warps) for p in products if p.norm)]),
+        "PLAIN_UNITS": max([1, *(p.held_units(warps) for p in products if not p.norm)]),
         "PACKET_COUNT": 1,
     }
     return PlannedLaunch(

@@ -66,6 +66,11 @@ class ProductPhase:
         return unit_count(self._product.most_sizes()["columns"])
 
     @property
+    def norm(self) -> bool:
+        """Whether x is normalized."""
+        return self.places.number("NORM") is not None
+
+    @property
     def _product(self) -> Op:
         number = self.places.number("PRODUCT")
         assert number is not None

@@ -22,6 +22,7 @@ from accel.packets.shares import (
     written_since,
 )
 from accel.packets.step import Schedule, Step
+from contract.dtypes import StorageClass
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
@@ -89,7 +90,7 @@ class Planner:
         steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
         divided = frozenset[str]()
         if self.share.count > 1:
-            weights = {decl.name for decl in graph.of_kind(BufferKind.WEIGHT)}
+            weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
             divided = divided_weights(list(steps.values()), self.share) & weights
         forms = {form: self._planned_form(step, divided) for form, step in steps.items()}
 
@@ -132,9 +133,14 @@ def planned_form(
 
 
 def share_of_decl(decl: BufferDecl, share: Share) -> BufferDecl:
-    """A matrix of its rows alone."""
-    *_, rows, columns = decl.shape
-    return replace(decl, shape=(len(share.of(int(rows))), columns))
+    """A matrix, or a stack of them, of its rows alone."""
+    *matrices, rows, columns = decl.shape
+    return replace(decl, shape=(*matrices, len(share.of(int(rows))), columns))
+
+
+def _can_be_shared(decl: BufferDecl) -> bool:
+    """Float stacks are copied as they lie in the file, all rows of them."""
+    return len(decl.shape) == 2 or decl.dtype.storage is not StorageClass.FLOAT
 
 
 def _lowered(graph: Graph, form: ShapeKey) -> Step:

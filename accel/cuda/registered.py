@@ -12,6 +12,7 @@ from accel.cuda.attention import (
 )
 from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
 from accel.cuda.experts import expert_product_rule, expert_rule
+from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     expert_product_rule,
     matrix_rule,
     product_rule,
+    gated_rows_rule,
 )
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for."""

@@ -24,6 +24,7 @@ from accel.cuda.driver import CudaError, Driver, open_driver
 from accel.cuda.persistent import VARIABLE
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
+from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
 from accel.cuda.submissions import CudaBatch, CudaFence
 from accel.cuda.tier import CudaKernel, CudaTier
@@ -160,6 +161,7 @@ class SeveralTier(Closing):
             memory_bytes=min(info.memory_bytes for info in infos),
             host_unified=False,
             asynchronous=True,
+            devices=len(infos),
         )
 
     @property
@@ -200,8 +202,10 @@ class SeveralTier(Closing):
             if decl.name not in one.divided:
                 return one.upload(decl, data)
             own = share_of_decl(decl, one.share)
-            rows = one.share.of(int(decl.shape[-2]))
-            return one.upload(own, data[rows.start : rows.stop])
+            *matrices, rows, _ = (int(dim) for dim in decl.shape)
+            kept = one.share.of(rows)
+            stored = data.reshape(*matrices, rows, data.shape[-1])
+            return one.upload(own, stored[..., kept.start : kept.stop, :])
 
         with self._guarded(f"uploading {decl.name}"):
             parts = self._on_each(part)
@@ -396,15 +400,10 @@ def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
             raise TierUnavailable(TIER, reason, "take devices of one architecture")
     for one in devices:
         for other in devices:
-            if one is not other and not _reaches(driver, one.ordinal, other.ordinal):
+            if one is not other and not reaches(driver, one, other):
                 reason = f"{one.numbered} cannot reach the memory of {other.numbered}"
                 raise TierUnavailable(TIER, reason, PEER_REMEDY)
     return [device.ordinal for device in devices]
-
-
-def _reaches(driver: Driver, one: int, other: int) -> bool:
-    handles = (driver.call("cuDeviceGet", ordinal) for ordinal in (one, other))
-    return bool(driver.call("cuDeviceCanAccessPeer", *handles))
 
 
 def _bytes_of(footprint: Footprint) -> int:

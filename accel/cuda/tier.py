@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.arrange import group_rows
+from accel.cuda.bound_form import BoundForm, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.gathers import Peer, others
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
-from accel.cuda.plan import PLAIN_LAYOUTS, Plan, PlannedLaunch, plain_ops, sources_of
-from accel.cuda.planning import ALONE, LoweredForm, Planner
+from accel.cuda.plan import PlannedLaunch, sources_of
+from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler, Source
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
@@ -28,12 +28,10 @@ from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
-from accel.packets.layouts import WeightLayout
 from accel.packets.mirrors import exchange_as
 from accel.packets.places import Places, grown
 from accel.packets.rules import OPCODES
 from accel.packets.shares import Share
-from accel.packets.step import Step
 from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.closing import Closing
@@ -52,26 +50,6 @@ class CudaKernel:
 
     header: KernelHeader
     function: Any
-
-
-@dataclass(frozen=True, slots=True)
-class BoundForm:
-    """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step."""
-
-    name: str
-    form: ShapeKey
-    plan: Plan
-    packets: NDArray[np.void]
-    kept: list[Allocation]
-    workspace: int
-    input_bytes: int
-    outputs: Mapping[str, tuple[BufferDecl, Allocation]]
-
-    @property
-    def gathers(self) -> list[PlannedLaunch]:
-        """Launches that write to the memory of other devices."""
-        return [launch for launch in self.plan.launches if launch.gathers]
 
 
 class CudaTier(Closing):
@@ -259,8 +237,8 @@ class CudaTier(Closing):
             lambda name: self._weights.stored(buffers[name]).address,
             lambda name: self._weights.matrix(buffers[name]).operand,
         )
-        _check_layouts(step, packets, plan)
-        _move_to_first_rows(lowered, packets)
+        check_layouts(step, packets, plan)
+        move_to_first_rows(lowered, packets)
         self._runtime.uploader.close()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         kept, workspace = [], 0
@@ -420,25 +398,6 @@ class CudaTier(Closing):
 
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
         return grown(self._memory, self._memory.synchronize, what, current, nbytes)
-
-
-def _check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
-    """A tuned layout without a tuned kernel would be read wrongly."""
-    for index in plain_ops(plan):
-        layout = WeightLayout(packets["layout"][index])
-        name = step.ops[index].name
-        assert layout in PLAIN_LAYOUTS, f"no rule for {name} of weights arranged as {layout.name}"
-
-
-def _move_to_first_rows(lowered: LoweredForm, packets: NDArray[np.void]) -> None:
-    """Have products of a share of the rows begin there in weights that are whole."""
-    for number, row in lowered.first_rows.items():
-        place = lowered.step.ops[number].matrix
-        layout = WeightLayout(packets["layout"][number])
-        together = 1 if layout is WeightLayout.STORED else group_rows(layout)
-        assert row % together == 0, f"row {row} is inside a group of {layout.name}"
-        stride = int(packets["stride"][number][place])
-        packets["operand"][number][place] += np.uint64(row // together * stride)
 
 
 def _give_back(memory: Any, allocations: list[Allocation]) -> None:

@@ -10,7 +10,7 @@ from contract.dtypes import Q4_K, Q5_K, Q6_K, DType, StorageClass
 from contract.ir.nodes import BufferDecl
 
 TUNED_STACKS = (Q4_K, Q5_K, Q6_K)
-"""Formats whose stacks of matrices are kept in units; others keep the layout of the plain kernels."""
+"""Formats whose stacks are kept in units; others keep the layout of the plain kernels."""
 UNIT_ROWS = 16
 UNIT_COLUMNS = 256
 ARRANGING_THREADS = 256

@@ -178,6 +178,16 @@ def information(function: Callable[..., Any], *of: int) -> bytes:
     return found.raw
 
 
+def text(answer: bytes) -> str:
+    """An answer of ``information`` that is text."""
+    return answer.rstrip(b"\0").decode(errors="replace")
+
+
+def number(answer: bytes) -> int:
+    """An answer of ``information`` that is a number."""
+    return int.from_bytes(answer, "little")
+
+
 def _check(code: int, function: Any, _: tuple[Any, ...]) -> int:
     if code < 0:
         raise Error(function.__name__, code)

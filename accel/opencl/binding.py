@@ -1,4 +1,4 @@
-"""OpenCL's objects: devices, queues, memory, programs, kernels and events.
+"""OpenCL's objects: contexts, queues, memory, programs, kernels and events.
 
 Each gives its handle back when nobody holds it any more. What a call needs beyond its end is held
 by the event it returns.
@@ -7,33 +7,31 @@ by the event it returns.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.opencl.api import Error, handles, information, opencl
+from accel.opencl.api import Error, handles, information, number, opencl, text
+from accel.opencl.platforms import (
+    CORRECTLY_ROUNDED_DIVIDE_SQRT,
+    CPU,
+    DeviceHandle,
+    get_platforms,
+)
 
-__all__ = ["Error"]
+__all__ = ["CORRECTLY_ROUNDED_DIVIDE_SQRT", "CPU", "Error", "get_platforms"]
 
 Host: TypeAlias = NDArray[Any]
 
-ANY_DEVICE = 0xFFFFFFFF
-CPU = 1 << 1
-"""The type of a device that is a processor."""
-CORRECTLY_ROUNDED_DIVIDE_SQRT = 1 << 7
 PROFILING_ENABLE = 1 << 1
 READ_WRITE, WRITE_ONLY, READ_ONLY, COPY_HOST_PTR = 1 << 0, 1 << 1, 1 << 2, 1 << 5
 COMPLETE, RUNNING = 0, 1
 """Of an event's status, which is negative where its command failed."""
 
-_PLATFORM_VERSION, _PLATFORM_NAME = 0x0901, 0x0902
-_TYPE, _COMPUTE_UNITS = 0x1000, 0x1002
-_MAX_ALLOCATION, _FP_CONFIG, _GLOBAL_MEMORY = 0x1010, 0x101B, 0x101F
-_LITTLE_ENDIAN, _AVAILABLE, _COMPILER_AVAILABLE = 0x1026, 0x1027, 0x1028
-_NAME, _DRIVER_VERSION, _VERSION, _HOST_UNIFIED = 0x102B, 0x102D, 0x102F, 0x1035
 _PROGRAM_BINARY_SIZES, _PROGRAM_BINARIES = 0x1165, 0x1166
 _BUILD_LOG = 0x1183
 _KERNEL_NAME = 0x1190
@@ -43,110 +41,6 @@ _STARTED, _ENDED = 0x1282, 0x1283
 
 class BuildFailed(Exception):
     """The compiler rejected a program; ``str`` gives its words."""
-
-
-def _text(answer: bytes) -> str:
-    return answer.rstrip(b"\0").decode(errors="replace")
-
-
-def _number(answer: bytes) -> int:
-    return int.from_bytes(answer, "little")
-
-
-class DeviceHandle:
-    """What a device says of itself. Raises Error where it does not answer. Sizes in bytes."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def _text(self, what: int) -> str:
-        return _text(information(opencl().GetDeviceInfo, self.handle, what))
-
-    def _number(self, what: int) -> int:
-        return _number(information(opencl().GetDeviceInfo, self.handle, what))
-
-    @property
-    def name(self) -> str:
-        return self._text(_NAME)
-
-    @property
-    def version(self) -> str:
-        """``OpenCL <major>.<minor> <vendor's text>``."""
-        return self._text(_VERSION)
-
-    @property
-    def driver_version(self) -> str:
-        return self._text(_DRIVER_VERSION)
-
-    @property
-    def usable(self) -> bool:
-        """There, with a compiler, and little-endian."""
-        asked = (_AVAILABLE, _COMPILER_AVAILABLE, _LITTLE_ENDIAN)
-        return all(self._number(what) for what in asked)
-
-    @property
-    def type(self) -> int:
-        return self._number(_TYPE)
-
-    @property
-    def single_fp_config(self) -> int:
-        return self._number(_FP_CONFIG)
-
-    @property
-    def max_compute_units(self) -> int:
-        return self._number(_COMPUTE_UNITS)
-
-    @property
-    def global_mem_size(self) -> int:
-        return self._number(_GLOBAL_MEMORY)
-
-    @property
-    def max_mem_alloc_size(self) -> int:
-        return self._number(_MAX_ALLOCATION)
-
-    @property
-    def host_unified_memory(self) -> bool:
-        return self._number(_HOST_UNIFIED) != 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceHandle) and other.handle == self.handle
-
-    def __hash__(self) -> int:
-        return hash(self.handle)
-
-
-class Platform:
-    """A driver and its devices."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    @property
-    def name(self) -> str:
-        return _text(information(opencl().GetPlatformInfo, self.handle, _PLATFORM_NAME))
-
-    @property
-    def version(self) -> str:
-        return _text(information(opencl().GetPlatformInfo, self.handle, _PLATFORM_VERSION))
-
-    def get_devices(self) -> list[DeviceHandle]:
-        """All of them. Raises Error, also where there is none."""
-        count = ctypes.c_uint()
-        cl = opencl()
-        cl.GetDeviceIDs(self.handle, ANY_DEVICE, 0, None, ctypes.byref(count))
-        found = handles([0] * count.value)
-        cl.GetDeviceIDs(self.handle, ANY_DEVICE, count.value, found, None)
-        return [DeviceHandle(handle) for handle in found]
-
-
-def get_platforms() -> list[Platform]:
-    """Every driver of the system. Raises Error, also where there is none."""
-    count = ctypes.c_uint()
-    cl = opencl()
-    cl.GetPlatformIDs(0, None, ctypes.byref(count))
-    found = handles([0] * count.value)
-    cl.GetPlatformIDs(count.value, found, None)
-    return [Platform(handle) for handle in found]
 
 
 class _Owned:
@@ -242,7 +136,7 @@ class Program(_Owned):
             cl.BuildProgram(self.handle, 1, handles([self._device]), options.encode(), None, None)
         except Error as error:
             log = information(cl.GetProgramBuildInfo, self.handle, self._device, _BUILD_LOG)
-            raise BuildFailed(f"{error}\n{_text(log)}") from None
+            raise BuildFailed(f"{error}\n{text(log)}") from None
         return self
 
     def binary(self) -> bytes:
@@ -262,7 +156,7 @@ class Program(_Owned):
         cl.CreateKernelsInProgram(self.handle, 0, None, ctypes.byref(count))
         found = handles([0] * count.value)
         cl.CreateKernelsInProgram(self.handle, count.value, found, None)
-        names = {_text(information(cl.GetKernelInfo, kernel, _KERNEL_NAME)) for kernel in found}
+        names = {text(information(cl.GetKernelInfo, kernel, _KERNEL_NAME)) for kernel in found}
         for kernel in found:
             cl.ReleaseKernel(kernel)
         return names
@@ -300,7 +194,7 @@ class Profile:
     def __init__(self, event: Event) -> None:
         asked = opencl().GetEventProfilingInfo
         self.start, self.end = (
-            _number(information(asked, event.handle, what)) for what in (_STARTED, _ENDED)
+            number(information(asked, event.handle, what)) for what in (_STARTED, _ENDED)
         )
 
 
@@ -362,6 +256,26 @@ def enqueue_nd_range_kernel(
         ctypes.byref(made),
     )
     return _event(made)
+
+
+def prepared_launch(
+    queue: CommandQueue, kernel: Kernel, items: int, group: int | None
+) -> Callable[[], Any]:
+    """What starts ``items`` work-items each time it is called, as ``enqueue_nd_range_kernel`` does
+    but without an event, which takes a driver longer. Called while both live."""
+    local = None if group is None else (ctypes.c_size_t * 1)(group)
+    return functools.partial(
+        opencl().EnqueueNDRangeKernel,
+        ctypes.c_void_p(queue.handle),
+        ctypes.c_void_p(kernel.handle),
+        1,
+        None,
+        (ctypes.c_size_t * 1)(items),
+        local,
+        0,
+        None,
+        None,
+    )
 
 
 def enqueue_copy(

@@ -36,6 +36,10 @@ LONG_MEAN = 1 / 32
 """Weight of a new step time in the long running mean."""
 CHANGED = 1.25
 """Ratio of the last TRIAL_STEPS to the long mean that says the machine is no longer the same."""
+BEYOND_SPREAD = 1.0
+"""By how many times what steps usually differ from it they must differ, too: where each step takes
+another time anyway, eight of them say little, and each of the trials they would bring forward is a
+step that takes longer."""
 SINGLE_SIZES = 8
 """Steps of up to so many tokens are told apart, larger ones by powers of two."""
 
@@ -85,7 +89,8 @@ class Trial:
 class Crew:
     """The number of workers, 1 to ``most``, for steps of one size, and what is known of them.
 
-    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again.
+    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``spread``
+    is how far steps lie from ``long_mean``, on average; a hiccup counts as no more than the mean.
     """
 
     most: int
@@ -93,6 +98,7 @@ class Crew:
     pending: list[int] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=TRIAL_STEPS))
     long_mean: float = 0.0
+    spread: float = 0.0
     gap: int = FIRST_GAP
     waited: int = 0
     debt: float = 0.0
@@ -123,6 +129,9 @@ class Crew:
         # The first step of all finds cold caches, so that the long mean begins with the second.
         known = len(self.recent) > 1
         self.recent.append(seconds)
+        if known:
+            off = min(abs(seconds - self.long_mean), self.long_mean)
+            self.spread += LONG_MEAN * (off - self.spread)
         self.long_mean += (LONG_MEAN if known else 1.0) * (seconds - self.long_mean)
         if self.trial is not None:
             return
@@ -130,7 +139,7 @@ class Crew:
         self.debt = max(0.0, self.debt - TRIAL_SHARE * seconds)
         now = typical(self.recent)
         slower, faster = now > CHANGED * self.long_mean, self.long_mean > CHANGED * now
-        if slower or faster:
+        if (slower or faster) and abs(now - self.long_mean) > BEYOND_SPREAD * self.spread:
             self.long_mean = now
             self._look_again(downward=slower)
 

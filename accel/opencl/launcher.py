@@ -293,6 +293,8 @@ class LaunchRecording:
         self._leading = leading
         self._address = np.uint64(address)
         self._bound: tuple[tuple[int, int], int] | None = None
+        prepared = launch.cl.prepared_launch
+        self._starts = [prepared(launch.queue, *each) for each in launches[:-1]]
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
@@ -303,8 +305,10 @@ class LaunchRecording:
             for index, (kernel, _, _) in enumerate(self._launches):
                 kernel.set_args(*arguments, np.uint32(index))
             self._bound = bound
-        event = None
-        for kernel, items, group in self._launches:
-            local = None if group is None else (group,)
-            event = launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), local)
-        return event if event is not None else launch.cl.enqueue_marker(launch.queue)
+        for start in self._starts:
+            start()
+        if not self._launches:
+            return launch.cl.enqueue_marker(launch.queue)
+        kernel, items, group = self._launches[-1]
+        local = None if group is None else (group,)
+        return launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (items,), local)

@@ -83,18 +83,18 @@ class PlannedSteps:
             self._planned, self._steps, self._memory = (graph, largest), {}, None
 
             def make() -> StepMemory:
-                return step_memory(lambda form: self.of(graph, form), largest, self._forms)
+                self._steps = {form: self._schedule(graph, form) for form in self._forms(largest)}
+                return step_memory(self._steps.__getitem__, largest, self._forms)
 
             self._memory = self._known(graph, largest, make) if self._known else make()
         return self._memory
 
     def of(self, graph: Graph, form: ShapeKey) -> tuple[Step, Schedule]:
-        """The step of a form, as planned if it was."""
-        if self._planned is None or self._planned[0] is not graph:
-            return self._schedule(graph, form)
-        if form not in self._steps:
-            self._steps[form] = self._schedule(graph, form)
-        return self._steps[form]
+        """The step of a form, as planned if it was; it is not kept any longer."""
+        planned = None
+        if self._planned is not None and self._planned[0] is graph:
+            planned = self._steps.pop(form, None)
+        return planned or self._schedule(graph, form)
 
 
 def opencl_footprint(

@@ -32,8 +32,19 @@ ALL_GATHER = DeviceOp(
 """Sends ``part``, the columns from ``first`` on of ``whole``, to the same place of every device,
 and ends when all their parts are here. Without operands the devices wait for each other."""
 
-BY_COLUMNS = frozenset({"add", "mul", "scale", "bias_add", "soft_cap", "swiglu"})
-"""Ops whose columns do not know of each other, each operand having as many as the result."""
+BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "add": ("a", "b", "y"),
+        "mul": ("a", "b", "y"),
+        "scale": ("x", "y"),
+        "bias_add": ("x", "bias", "y"),
+        "soft_cap": ("x", "y"),
+        "swiglu": ("gate", "up", "y"),
+        "expert_sum": ("products", "residual", "y"),
+        "gated_add": ("residual", "x", "y"),
+    }
+)
+"""Ops whose columns do not know of each other, and their operands that have those columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
         for op in step.ops:
             for place, tensor in enumerate(op.operands):
                 if tensor is not None:
-                    alone = place == op.matrix and _is_divisible(op, share)
+                    alone = place == op.matrix and _has_rows(op, share)
                     (divided if alone else whole).add(tensor.buffer)
     return frozenset(divided - whole)
 
@@ -102,14 +113,13 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
     return since
 
 
-def _is_divisible(op: Op, share: Share) -> bool:
-    """Whether ``op`` is a product by one stored matrix with rows for every device."""
+def _has_rows(op: Op, share: Share) -> bool:
+    """Whether ``op`` is a product by stored matrices with rows for every device."""
     if op.name != "matmul" or op.matrix is None:
         return False
-    sizes = op.most_sizes()
     names = [operand.name for operand in op.device.operands]
     behind = (op.operands[names.index(name)] for name in ("bias", "residual"))
-    return sizes["places"] == 0 and share.divides(sizes["rows"]) and not any(behind)
+    return share.divides(op.most_sizes()["rows"]) and not any(behind)
 
 
 @dataclass(slots=True)
@@ -125,7 +135,7 @@ class _Dividing:
 
     def result(self) -> SharedStep:
         for number, op in enumerate(self.step.ops):
-            if _is_divisible(op, self.share):
+            if self._is_divided(op):
                 self._whole(op, number, written=False)
                 self._divide_product(op)
             elif self._stays_partial(op):
@@ -140,6 +150,13 @@ class _Dividing:
             self.first_rows = {number + 1: row for number, row in self.first_rows.items()}
         return SharedStep(Step(self.ops, dict(self.step.scratch)), self.first_rows)
 
+    def _is_divided(self, op: Op) -> bool:
+        """A share of the rows of one matrix can be taken of it whole; of a stack it cannot."""
+        weight = op.operands[op.matrix] if op.matrix is not None else None
+        if weight is None or not _has_rows(op, self.share):
+            return False
+        return weight.buffer in self.divided or op.most_sizes()["places"] == 0
+
     def _divide_product(self, op: Op) -> None:
         weight = op.operands[op.matrix or 0]
         (place,) = op.written
@@ -153,20 +170,29 @@ class _Dividing:
         self.partial[y] = op.count
 
     def _stays_partial(self, op: Op) -> bool:
-        """Whether ``op`` can be done of a share: all its operands are divided alike, or whole."""
-        if op.name not in BY_COLUMNS:
+        """Whether ``op`` can be done of a share: its operands are divided alike, or whole."""
+        places = self._by_columns(op)
+        if not places:
             return False
-        tensors = [tensor for tensor in op.operands if tensor is not None]
-        width = op.most_sizes()["width"]
-        if any(tensor.columns != width for tensor in tensors):
-            return False
-        met = [self._overlapping(tensor) for tensor in tensors]
-        return any(met) and all(set(found) <= {t} for t, found in zip(tensors, met, strict=True))
+        width, met = op.most_sizes()["width"], []
+        for place, tensor in enumerate(op.operands):
+            found = [] if tensor is None else self._overlapping(tensor)
+            met += found
+            if place in places and tensor is not None and tensor.columns != width:
+                return False
+            if found and (place not in places or set(found) != {tensor}):
+                return False
+        return bool(met)
+
+    @staticmethod
+    def _by_columns(op: Op) -> set[int]:
+        """Places of the operands of which a share is taken."""
+        wanted = BY_COLUMNS.get(op.name, ())
+        return {n for n, operand in enumerate(op.device.operands) if operand.name in wanted}
 
     def _divide_columns(self, op: Op) -> None:
-        places = {place for place, tensor in enumerate(op.operands) if tensor is not None}
         own = self.share.of(op.most_sizes()["width"])
-        self.ops.append(self._narrowed(op, places, "width", len(own)))
+        self.ops.append(self._narrowed(op, self._by_columns(op), "width", len(own)))
         for place in op.written:
             tensor = op.operands[place]
             assert tensor is not None

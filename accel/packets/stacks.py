@@ -12,7 +12,8 @@ from contract.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other."""
+    """Stored bytes uint8[matrices * rows, row_bytes], matrices one below the other, or
+    uint8[matrices, rows, row_bytes], which need not be contiguous."""
 
     dtype: DType
     data: NDArray[np.uint8]
@@ -25,14 +26,19 @@ class Stack:
         return -(-self.rows // self.group_rows)
 
     @property
+    def matrices(self) -> int:
+        """How many there are."""
+        return len(self.data) // (self.rows if self.data.ndim == 2 else 1)
+
+    @property
     def groups(self) -> int:
         """Row groups of all: each matrix begins one of its own."""
-        return len(self.data) // self.rows * self.matrix_groups
+        return self.matrices * self.matrix_groups
 
     @property
     def columns(self) -> int:
         """Elements of a row."""
-        return int(self.data.shape[1]) // self.dtype.block_bytes * self.dtype.block_elements
+        return int(self.data.shape[-1]) // self.dtype.block_bytes * self.dtype.block_elements
 
     def first_row(self, group: int) -> int:
         """Where row group ``group`` begins; the number of rows for the one after the last."""
@@ -41,10 +47,14 @@ class Stack:
 
     def parts(self, most_bytes: int) -> list[range]:
         """All groups in order, cut where their stored bytes reach ``most_bytes``: at least one."""
-        stored_bytes = min(self.group_rows, self.rows) * self.data.shape[1]
+        stored_bytes = min(self.group_rows, self.rows) * self.data.shape[-1]
         step = max(1, most_bytes // stored_bytes)
         return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
 
     def stored(self, groups: range) -> NDArray[np.uint8]:
-        """The rows of some groups."""
-        return self.data[self.first_row(groups.start) : self.first_row(groups.stop)]
+        """The rows of some groups; a copy where they are not contiguous."""
+        first, stop = self.first_row(groups.start), self.first_row(groups.stop)
+        if self.data.ndim == 2:
+            return self.data[first:stop]
+        matrix, row = np.divmod(np.arange(first, stop), self.rows)
+        return self.data[matrix, row]

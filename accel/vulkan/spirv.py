@@ -127,15 +127,17 @@ def exact(code: bytes) -> bytes:
 def with_float_controls(code: bytes, modes: Sequence[str]) -> bytes:
     """``code`` with the binary32 execution ``modes`` of FLOAT_CONTROLS at its entry point."""
     words = words_of(code)
-    found = list(instructions(words))
     capabilities = [_instruction(17, FLOAT_CONTROLS[mode][0]) for mode in modes]
-    entry = next(n for n, i in enumerate(found) if i.name == "EntryPoint")
-    point = int(found[entry].words[2])
+    behind = HEADER_WORDS
+    for entry in instructions(words):
+        behind += len(entry.words)
+        if entry.name == "EntryPoint":
+            break
+    else:
+        raise ValueError("the SPIR-V module has no entry point")
+    point = int(entry.words[2])
     executions = [_instruction(16, point, FLOAT_CONTROLS[mode][1], BINARY32) for mode in modes]
-    parts = [i.words for i in found]
-    return _joined(
-        words, capabilities, parts[:entry], parts[entry : entry + 1], executions, parts[entry + 1 :]
-    )
+    return _joined(words, capabilities, [words[HEADER_WORDS:behind]], executions, [words[behind:]])
 
 
 def decorated_results(found: Sequence[Instruction]) -> set[int]:

@@ -25,7 +25,7 @@ from harness.digest import file_digest
 from harness.generate import Prepared, prepare_session
 from harness.progress import format_bytes
 from harness.settings import Settings
-from harness.tiers import AUTO, probe
+from harness.tiers import AUTO, TierOptions, open_tier, probe
 from reference.model.weights import weight_bytes
 
 GREETING = "Hello"
@@ -46,7 +46,7 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
     yield python_finding()
     yield numpy_finding()
     yield exactness_finding()
-    yield tier_finding(settings["tier"])
+    yield tier_finding(settings["tier"], settings["device"])
     yield cache_finding(settings["cache_dir"])
     yield from model_findings(settings)
 
@@ -77,8 +77,15 @@ def exactness_finding() -> Finding:
     return Finding("arithmetic", True, "division, exp, folds and integer BLAS give exact bits")
 
 
-def tier_finding(asked: str) -> Finding:
-    """The tiers that run here, and whether the one asked for is among them."""
+def tier_finding(asked: str, device: str = "") -> Finding:
+    """The tiers that run here, and whether the one asked for is among them; with a ``device``,
+    whether it opens there."""
+    if device:
+        try:
+            with open_tier(asked, TierOptions(device=device)) as tier:
+                return Finding("tier", True, f"{tier.info.name} on {tier.info.device}")
+        except TierUnavailable as error:
+            return Finding("tier", False, f"{asked}: {error.reason}", error.remedy)
     statuses = probe()
     here = [f"{status.name} on {status.device}" for status in statuses if status.available]
     for status in statuses:

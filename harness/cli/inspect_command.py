@@ -168,6 +168,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     from harness.progress import format_bytes
 
     tier = "as declared" if memory["tier"] is None else f"on {memory['tier']}"
+    if memory["devices"] > 1:
+        tier += f", each of {memory['devices']} devices"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
     slots = _count(memory["slots"], "slot")
     each = f"{memory['context']:,} tokens, {memory['kv_per_token']:,} bytes each"

@@ -168,6 +168,7 @@ def memory_facts(model: Model, wanted: Wanted, longest: int) -> dict[str, Any]:
     return {
         **shown.to_dict(),
         "tier": wanted.tier.info.name if wanted.tier is not None else None,
+        "devices": wanted.tier.info.devices if wanted.tier is not None else 1,
         "budget": wanted.budget,
         "fits": shown.budgeted <= wanted.budget,
         "kinds": kinds,

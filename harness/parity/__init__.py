@@ -2,7 +2,7 @@
 
 from harness.parity.cases import Case, all_cases, generate, swept_dtypes
 from harness.parity.difference import Difference, difference
-from harness.parity.execute import by_definition, compare, on_tier, run_barrier
+from harness.parity.execute import Example, by_definition, compare, example, on_tier, run_barrier
 from harness.parity.operands import fill
 from harness.parity.shapes import STRATEGIES
 
@@ -10,10 +10,12 @@ __all__ = [
     "STRATEGIES",
     "Case",
     "Difference",
+    "Example",
     "all_cases",
     "by_definition",
     "compare",
     "difference",
+    "example",
     "fill",
     "generate",
     "on_tier",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -164,11 +165,26 @@ def run_barrier(tier: Tier) -> None:
     tier.wait(tier.submit(batch, pack_inputs(layout, step, {})))
 
 
-def compare(tier: Tier, case: Case) -> dict[str, Difference]:
-    """The operands that the tier leaves otherwise than the definition does, by name."""
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A case with its operands, and what the definition makes of them."""
+
+    case: Case
+    operands: Mapping[str, Any]
+    expected: Results
+
+
+def example(case: Case) -> Example:
+    """What a case expects of every tier."""
     operands = fill(case)
-    expected = by_definition(case, operands)
-    got = on_tier(tier, case, operands)
+    return Example(case, operands, by_definition(case, operands))
+
+
+def compare(tier: Tier, case: Case | Example) -> dict[str, Difference]:
+    """The operands that the tier leaves otherwise than the definition does, by name."""
+    known = example(case) if isinstance(case, Case) else case
+    case, expected = known.case, known.expected
+    got = on_tier(tier, case, known.operands)
     assert got.keys() == expected.keys()
     found = {}
     for operand in TABLE[case.opcode].outputs:

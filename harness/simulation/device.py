@@ -9,7 +9,7 @@ overwritten or not restored page is noticed when it is read, even if no token wo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +88,7 @@ class Page:
     """16 positions: the history ``before`` the first, and those up to each that was written."""
 
     before: int = LOST
-    after: tuple[int, ...] | list[int] = ()
+    after: list[int] = field(default_factory=list)
     scope: int = NO_SCOPE
 
     def copy(self) -> Page:
@@ -144,7 +144,8 @@ class DeviceMemory:
             if offset == 0:
                 page.before, page.after, page.scope = history, [], step.scopes[slot]
             history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
-            page.after = [*page.after[:offset], history]
+            del page.after[offset:]
+            page.after.append(history)
             after.append(history)
             expected += 1
         self._keep_state(current, history)
@@ -199,16 +200,20 @@ class DeviceMemory:
                     f"{record[_POSITION]} of slot {record[_SLOT]}",
                 )
             window, recent = int(record[_RECENT]), 0
-            ring = self.recent[slot]
-            for seen in range(max(0, position - window), position if window else 0):
-                recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
+            if window:
+                ring = self.recent[slot]
+                for seen in range(max(0, position - window), position):
+                    recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
-            first, count = int(record[_BIAS_FIRST]), int(record[_BIAS_COUNT])
-            biases = step.bias[first : first + count]
-            if len(biases) != count:
-                raise Violation(Invariant.TOKENS, f"slot {slot} has biases that a step lacks")
-            token = sample(history, seed, recent + bias_number(biases) + self._model)
+            beside = recent + self._model
+            if count := int(record[_BIAS_COUNT]):
+                first = int(record[_BIAS_FIRST])
+                biases = step.bias[first : first + count]
+                if len(biases) != count:
+                    raise Violation(Invariant.TOKENS, f"slot {slot} has biases that a step lacks")
+                beside += bias_number(biases)
+            token = sample(history, seed, beside)
             if record[_MASK]:
                 token = nearest(token, step.allowed[int(record[_MASK]) - 1])
             self.last_token[slot], self.last_position[slot] = token, position

@@ -73,7 +73,11 @@ class Simulation:
         self.clock = worlds[0].clock
         self.log: list[tuple[Any, ...]] = []
         self.counts: Counter[str] = Counter()
-        self.clients = Clients(self._solo, schedule.shape.stall_steps, FAULTS)
+        self.clients = Clients(
+            lambda model, request, rule: worlds[model].solo(request, rule),
+            schedule.shape.stall_steps,
+            FAULTS,
+        )
         self._vocab: int = worlds[0].runner.model.config.vocab
         self._step = 0
         self._machine = self._start(schedule.tenants)
@@ -90,16 +94,12 @@ class Simulation:
                 Invariant.ONLY_DOCUMENTED_ERRORS, f"{type(error).__name__}: {error}"
             )
             violation.__cause__ = error
+        self._machine.close()
         digest = hashlib.blake2b(repr(self.log).encode(), digest_size=16).hexdigest()
         return Outcome(violation, digest, self.counts)
 
     def _start(self, tenants: Iterable[Tenant]) -> Machine:
         return Machine(self.schedule, self.worlds, tenants, self.clients, self.log, self.counts)
-
-    def _solo(
-        self, model: int, request: Request, constraint: Constraint | None
-    ) -> tuple[TokenEvent, ...]:
-        return self.worlds[model].solo(request, constraint)
 
     def _play(self) -> None:
         actions = list(reversed(self.schedule.actions))
@@ -324,7 +324,9 @@ class Simulation:
         self._machine.leave()
         for world in self.worlds:
             world.runner.restart()
-        self._machine = self._start(tuple(self._machine.tenants))
+        tenants = tuple(self._machine.tenants)
+        self._machine.close()
+        self._machine = self._start(tenants)
         for client in self.clients.live:
             self._resubmit(client)
 

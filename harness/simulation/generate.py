@@ -210,8 +210,8 @@ class _Actions:
         )
 
     def _tokens(self, count: int) -> tuple[int, ...]:
-        vocab = self._profile.vocab
-        return tuple(int(self._random.random() * vocab) for _ in range(count))
+        vocab, drawn = self._profile.vocab, self._random.random
+        return tuple([int(drawn() * vocab) for _ in range(count)])
 
     def _request(self, id: int, model: int) -> Request:
         random, context = self._random, self._shape.limits.context

@@ -19,6 +19,7 @@ import numpy as np
 from contract.types import FinishReason, Request, TokenEvent
 from harness.simulation.constraint import Constraint, nearest
 
+NOT_LISTED: tuple[None, tuple[()]] = (None, ())
 VOCAB = 1024
 MOST_POSITIONS = 1024
 END_OF_GENERATION = frozenset(range(24))
@@ -107,25 +108,31 @@ def solo_run(
     sampling = request.sampling
     window = sampling.repeat_last_n if sampling.penalizes else 0
     always = model_number(model) + bias_number(request.logit_bias)
-    while not events or events[-1].finish_reason is None:
-        position, history = len(tokens), histories[-1]
-        recent = (history - histories[max(0, position - window)]) & WORD
-        token = sample(history, sampling.seed, recent + always)
+    id, seed, history, position = request.id, sampling.seed, histories[-1], len(tokens)
+    ends = frozenset() if request.ignore_end else END_OF_GENERATION
+    reason = None if not events else FinishReason.LENGTH
+    while reason is None:
+        beside = always
+        if window:
+            beside += (history - histories[max(0, position - window)]) & WORD
+        token = sample(history, seed, beside)
         if constraint is not None:
             generated = tokens[len(request.prompt) :]
             token = nearest(token, constraint.allowed(generated, VOCAB))
-        reason = None
         if token < 0:
             reason = FinishReason.ERROR
-        elif token in END_OF_GENERATION and not request.ignore_end:
+        elif token in ends:
             reason = FinishReason.STOP
         elif position >= last:
             reason = FinishReason.LENGTH
-        logs = _logs_of(request, history, token)
-        events.append(TokenEvent(request.id, token, position, reason, *logs))
-        if reason is None:
-            histories.append((history + OF_TOKEN[token] * OF_POSITION[position]) & WORD)
+        else:
             tokens.append(token)
+        logs = _logs_of(request, history, token)
+        events.append(TokenEvent(id, token, position, reason, *logs))
+        if reason is None:
+            history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+            histories.append(history)
+            position += 1
     return Solo(tuple(events), tuple(tokens), tuple(histories))
 
 
@@ -134,5 +141,5 @@ def _logs_of(
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
     """What an event of ``token`` has of log-probabilities."""
     if request.log_probabilities is None or token < 0:
-        return None, ()
+        return NOT_LISTED
     return listed(history, token, request.log_probabilities)

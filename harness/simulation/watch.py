@@ -5,7 +5,7 @@ This is the one place that knows how an engine is made inside.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,7 +24,7 @@ from harness.simulation.checks import (
     check_quota,
     check_slots,
 )
-from harness.simulation.invariants import Invariant, Violation, require
+from harness.simulation.invariants import Invariant, Violation
 from reference.engine import Engine
 from reference.engine.sequence import Placement
 from reference.limits import pages_for
@@ -77,27 +77,22 @@ class Watch(NullObserver):
     def state(self) -> State:
         """The engine as it is now."""
         engine = self._engine
-        residents, placing, memory = engine._residents, engine._placing, engine.memory
+        residents, memory = engine._residents, engine.memory
         meta = memory.meta
+        placed = []
+        for slot, placement in residents.running.items():
+            request = placement.sequence.request
+            placed.append(Resident(request.id, request.tenant, request.qos, slot, placement.pages))
         return State(
-            slots=len(residents.table.computed),
-            free_slots=list(residents.free_slots),
-            residents=[
-                Resident(
-                    placement.sequence.request.id,
-                    placement.sequence.request.tenant,
-                    placement.sequence.request.qos,
-                    slot,
-                    placement.pages,
-                )
-                for slot, placement in residents.running.items()
-            ],
-            waiting=[sequence.request.id for sequence in placing.waiting.values()],
-            live=list(engine._live),
-            references=meta["ref_count"].tolist(),
-            payers=meta["tenant"].tolist(),
-            free_pages=memory.free,
-            cached_pages=memory.cached,
+            len(residents.table.computed),
+            list(residents.free_slots),
+            placed,
+            [sequence.request.id for sequence in engine._placing.waiting.values()],
+            list(engine._live),
+            meta["ref_count"].tolist(),
+            meta["tenant"].tolist(),
+            memory.free,
+            memory.cached,
         )
 
     def between_steps(self, step: int) -> None:
@@ -178,19 +173,21 @@ class Watch(NullObserver):
             raise
 
     def _check_step(self, step: StepInput) -> None:
-        tokens = step.query.tolist()
-        counts = Counter([slot for _, slot, _, _ in tokens])
-        check_decodes(self._places(), counts.keys())
+        counts: dict[int, int] = {}
+        written: dict[tuple[int, int], None] = {}
+        for _, slot, position, _ in step.query.tolist():
+            counts[slot] = counts.get(slot, 0) + 1
+            written[slot, position // PAGE_TOKENS] = None
+        check_decodes(self._places(), counts)
         most = self._engine.chunk_tokens
         drafted = self._engine._residents.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
-        require(
-            prefill <= most, Invariant.STEP_CAP, lambda: f"{prefill} prefill tokens, {most} allowed"
-        )
+        if prefill > most:
+            raise Violation(Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
         meta, table = self._engine.memory.meta, step.page_table
         references, whole = meta["ref_count"], meta["token_count"]
-        for slot, number in {(slot, position // PAGE_TOKENS) for _, slot, position, _ in tokens}:
-            page = table[slot, number]
+        for place in written:
+            page = table[place]
             if references[page] != 1 or whole[page]:
                 raise Violation(
                     Invariant.PAGE_REFERENCES,
@@ -249,21 +246,24 @@ class Watch(NullObserver):
         queue, tenants = engine._placing._queue, engine.tenants
         heads: dict[tuple[int, QosClass | None], Waiting] = {}
         for waiting in queue._waiting.values():
-            head = heads.get((waiting.tenant, waiting.qos))
+            key = waiting.tenant, waiting.qos
+            head = heads.get(key)
             if head is None or waiting.order < head.order:
-                heads[waiting.tenant, waiting.qos] = waiting
-        states = self._states() if heads else []
-        for (id, asked), head in heads.items():
-            if tenants.within_quota(id, head.pages):
-                share, rate = self._shares(id, states)
-                aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
-                yield Candidate(head.order, id, aged, qos, share, rate)
+                heads[key] = waiting
+        within = [head for head in heads.values() if tenants.within_quota(head.tenant, head.pages)]
+        # Who is alone comes before or after nobody.
+        states = self._states() if len(within) > 1 else []
+        for head in within:
+            id, asked = head.tenant, head.qos
+            share, rate = self._shares(id, states) if states else (0.0, 0.0)
+            aged, qos = queue.aged(id, asked), tenants[id].qos.lowered_to(asked)
+            yield Candidate(head.order, id, aged, qos, share, rate)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and its rate; both by weight."""
         tenant = self._engine.tenants[id]
         slots = [one.tenant for state in states for one in state.residents].count(id)
-        rate = self._engine.tenants.usage(id).decode_tokens_per_s
+        rate: float = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
             slots / tenant.max_slots,
             sum(state.charged(id) for state in states) / tenant.max_kv_pages,

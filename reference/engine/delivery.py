@@ -126,7 +126,9 @@ class Delivery:
         sequence = placement.sequence
         request = sequence.request
         reason = None
-        listed = listed_of(request, output, row) if token >= 0 else NOT_LISTED
+        listed = NOT_LISTED
+        if request.log_probabilities is not None and token >= 0:
+            listed = listed_of(request, output, row)
         if not sequence.samples:
             token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
         elif token < 0:

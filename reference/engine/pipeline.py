@@ -16,7 +16,7 @@ from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepOutput, Submission
 from reference.sched.budget import prefill_tokens
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Chunk, Pending, plan_step
+from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
@@ -137,17 +137,18 @@ class Pipeline:
     def _start(self) -> bool:
         """Submit the next step; False when there is nothing to compute."""
         steady = self._steady
-        if steady is None or not steady.left or self._placing.due:
+        if steady is None or not steady.left or self._placing.admit():
             return self._start_planned()
-        chunks, inputs = steady.next()
+        if not self._placing.grow(steady.at_page_begin()):
+            return self._start_planned()
         before = self._latest
         self._follow(
-            self._runner.submit(inputs),
+            self._runner.submit(steady.next()),
             before.placements,
             before.requests,
-            chunks,
+            steady.chunks,
             before.rows,
-            before.attended + len(chunks),
+            before.attended + len(steady.chunks),
         )
         return True
 
@@ -188,10 +189,10 @@ class Pipeline:
 
     def _prefill_tokens(self, pending: Sequence[Pending]) -> int:
         """The prefill tokens of a step that keep the decode interval of its most urgent class."""
-        decoding = [one for one in pending if one.decodes]
-        if not decoding or len(decoding) == len(pending):
+        decoding, reading = divided(pending)
+        if not decoding or not reading:
             return self.chunk_tokens
-        most = self._runner.limits.step_tokens - sum([one.left for one in decoding])
+        most = self._runner.limits.step_tokens - left_of(decoding)
         running = self._residents.running
         requests = [running[one.slot].sequence.request for one in decoding]
         asked = {(request.tenant, request.qos) for request in requests}

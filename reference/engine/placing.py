@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from contract.deferred import dataclass
-from contract.types import Clock, FinishReason
+from contract.types import Clock, FinishReason, QosClass
 from reference.engine.residents import Residents
 from reference.engine.sequence import Placement, Sequence
 from reference.ledger import Ledger
@@ -74,14 +74,17 @@ class Placing:
         elif self.waiting.pop(sequence.order, None) is not None:
             self._queue.remove(sequence.order)
 
-    def admit(self) -> None:
-        """Place whoever may come in now, preempting where the policy says so."""
+    def admit(self) -> bool:
+        """Place whoever may come in now, preempting where the policy says so; whether anybody
+        was."""
         if not self.due:
-            return
+            return False
         self._changed = False
+        before = self.counts.admitted
         while (chosen := self._queue.next(self._try)) is not None:
             del self.waiting[chosen.order]
         self._retry_at = self._clock() + RETRY_SECONDS
+        return self.counts.admitted > before
 
     def grow(self, chunks: Items[Chunk]) -> bool:
         """Give every chunk's sequence the pages it needs; False where somebody had to leave for
@@ -149,7 +152,9 @@ class Placing:
     def _victims_for(self, sequence: Sequence) -> list[Placement]:
         """Whom to preempt so that ``sequence`` comes in: nobody, or enough."""
         residents, claimant = self.residents, self._tenants.class_of(sequence.request)
-        candidates = self._candidates()
+        candidates = self._candidates(claimant)
+        if not candidates:
+            return []
         slots = len(residents.free_slots)
         victims: list[Placement] = []
         while slots + len(victims) < 1 or not residents.fits(sequence, victims):
@@ -176,16 +181,15 @@ class Placing:
         usage, most = self._tenants.usage(tenant), self._tenants[tenant].max_kv_pages
         return usage.slots > 1 and usage.pages + count > most
 
-    def _candidates(self) -> list[Running]:
-        computed = self.residents.table.computed
-        return [
-            Running(
-                order=placement.sequence.order,
-                tenant=placement.sequence.request.tenant,
-                qos=self._tenants.class_of(placement.sequence.request),
-                slot=slot,
-                pages=len(placement.pages),
-                protected=computed[slot] < placement.quantum,
-            )
-            for slot, placement in self.residents.running.items()
-        ]
+    def _candidates(self, claimant: QosClass | None = None) -> list[Running]:
+        """Who runs, of the classes below that of a claimant if there is one."""
+        computed, above = self.residents.table.computed, -1 if claimant is None else claimant.rank
+        found = []
+        for slot, placement in self.residents.running.items():
+            sequence = placement.sequence
+            qos = self._tenants.class_of(sequence.request)
+            if qos.rank > above:
+                protected = computed[slot] < placement.quantum
+                tenant, pages = sequence.request.tenant, len(placement.pages)
+                found.append(Running(sequence.order, tenant, qos, slot, pages, protected))
+        return found

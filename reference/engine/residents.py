@@ -105,12 +105,10 @@ class Residents:
         """Save the recurrent state where the slot stands, at the end of a page, in the queue."""
         if not self.keeps_states:
             return
-        tokens = self.table.computed[placement.slot]
-        if placement.place is None:
-            placement.place = self.memory.save_place()
-        if placement.place is not None:
-            self._runner.recurrent.save(placement.slot, placement.place)
-            placement.place_tokens = tokens
+        place = self._place_for_state(placement)
+        if place is not None:
+            self._runner.recurrent.save(placement.slot, place)
+            placement.states.append((self.table.computed[placement.slot], place))
         self._next_cut(placement)
 
     def remove(self, placement: Placement) -> None:
@@ -191,12 +189,22 @@ class Residents:
         following = (computed // PAGE_TOKENS + 1) * PAGE_TOKENS
         self.table.cut[slot] = end_of_prompt if computed < end_of_prompt else following
 
+    def _place_for_state(self, placement: Placement) -> int | None:
+        """A place for the next state of a sequence: beside one, since steps ahead may have computed
+        tokens that the sequence never gets, or that of the older of two, since they compute less
+        than a page."""
+        if len(placement.states) < 2:
+            return self.memory.save_place()
+        _, place = placement.states.pop(0)
+        return place
+
     def _attach_state(self, placement: Placement) -> None:
-        if placement.place is None:
-            return
-        sequence, tokens = placement.sequence, placement.place_tokens
-        if tokens <= sequence.known:
-            self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], placement.place)
-        else:
-            self.memory.drop_place(placement.place)
-        placement.place = None
+        """Let the latest state of tokens that the sequence got be found."""
+        sequence, states = placement.sequence, placement.states
+        placement.states = []
+        useful = [state for state in states if state[0] <= sequence.known][-1:]
+        for tokens, place in states:
+            if (tokens, place) in useful:
+                self.memory.attach_state(sequence.scope, sequence.tokens[:tokens], place)
+            else:
+                self.memory.drop_place(place)

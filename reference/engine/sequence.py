@@ -85,17 +85,17 @@ class Placement:
     """A sequence in a slot, from its admission until it leaves. Steps refer to it: one that was
     preempted and came back is another placement, and what older steps computed is nobody's.
 
-    ``published`` is how far the prefix cache knows its pages. ``place`` keeps the recurrent
-    state after ``place_tokens`` tokens, ``undo`` the one before guesses. Nobody takes its slot
-    before ``quantum`` positions are computed.
+    ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
+    are kept of it, (tokens, place) each: the place of that after so many tokens. ``undo`` is the
+    place of the one before guesses. Nobody takes its slot before ``quantum`` positions are
+    computed.
     """
 
     sequence: Sequence
     slot: int
     pages: list[int] = field(default_factory=list)
     published: PathEnd | None = None
-    place: int | None = None
-    place_tokens: int = 0
+    states: list[tuple[int, int]] = field(default_factory=list)
     undo: int | None = None
     quantum: int = 0
 

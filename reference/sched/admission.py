@@ -6,6 +6,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from typing import NamedTuple
 
 from contract.deferred import dataclass
 from contract.types import Clock, QosClass
@@ -16,8 +17,7 @@ RECENT_ADMISSIONS = 64
 RETRY_SECONDS_MIN = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A request that waits. ``order`` is its arrival, unique and kept for life; ``since`` is when
     it began to wait, which for a preempted request is when it was preempted; ``pages`` is what it
     needs to begin, ``qos`` the class it asks for."""
@@ -192,8 +192,7 @@ class WaitQueue:
         return line.orders[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """A request of class ``qos`` that holds ``slot`` and ``pages`` pages. ``protected`` ones were
     admitted a moment ago, or waited too long: preempting them would undo what their admission was
     for."""

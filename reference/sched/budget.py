@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Pending
+from reference.sched.planner import Pending, divided, left_of
 
 FIRST_PREFILL_TOKENS = 64
 """Prefill beside decoding sequences while costs are not known yet."""
@@ -32,12 +32,11 @@ def prefill_tokens(
     ``pending`` are the sequences that run, in order of age. Without a decoding sequence or a
     ``ratio`` nobody waits, and it is ``most``.
     """
-    decoding = [one for one in pending if one.decodes]
-    reading = [one for one in pending if one.left > 0 and not one.decodes]
+    decoding, reading = divided(pending)
     if not decoding or not reading or ratio is None:
         return most
-    load = Load(sum([one.left for one in decoding]), _attended(decoding))
-    left = sum([one.left for one in reading])
+    load = Load(left_of(decoding), _attended(decoding))
+    left = left_of(reading)
     share, start, most = min(len(reading), most), reading[0].computed, min(left, most)
     pooled = Load(load.tokens + share, load.attended + share * (start + share))
     alone, level = cost.predict(load), cost.predict(pooled)
@@ -54,4 +53,4 @@ def prefill_tokens(
 
 def _attended(decoding: Sequence[Pending]) -> int:
     """Positions attended to by those that decode, the guesses they have among them."""
-    return sum([one.left * one.length for one in decoding])
+    return sum([(length - computed) * length for _, computed, length, _ in decoding])

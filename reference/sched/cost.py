@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.deferred import dataclass
+from reference.sched.least_squares import nonnegative
 from reference.sched.stairs import Stairs
 
 CELLS_MAX = 64
@@ -109,7 +109,7 @@ class StepCost:
     def coefficients(self) -> Coefficients | None:
         """The straight line; None before steps of two sizes were seen."""
         if self._coefficients is None and len({tokens for tokens, _ in self._cells}) > 1:
-            line = Coefficients(*_fit(list(self._cells.values()), self._steps).tolist())
+            line = _fit(self._cells.values(), self._steps)
             self._coefficients, self._fitted = line, self._steps
             self._stairs.follow(line.fixed, line.token)
         return self._coefficients
@@ -139,30 +139,12 @@ class StepCost:
         return int(more[fitting[-1]]) if len(fitting) else 0
 
 
-def _fit(cells: list[_Cell], steps: int) -> NDArray[np.float64]:
-    """float64[3]: the coefficients >= 0 with the least sum of squared relative errors, each
-    divided by the age of its kind.
-
-    With three coefficients, the best set of those that are not 0 is found by trying all seven, all
-    three first: where none of these is negative no fewer are better.
-    """
-    seconds = np.array([cell.seconds for cell in cells])
-    weight = 1 / (1 + np.array([steps - cell.latest for cell in cells]) / AGING_STEPS)
-    terms = np.array([(1.0, cell.tokens, cell.attended) for cell in cells])
-    terms *= (weight / seconds)[:, None]
-    scale = np.sqrt((terms * terms).sum(0))
-    scale[scale == 0] = 1.0
-    terms /= scale
-    best: NDArray[np.float64] = np.zeros(3)
-    least = math.inf
-    for size in (3, 2, 1):
-        for chosen in map(list, combinations(range(3), size)):
-            found = np.linalg.lstsq(terms[:, chosen], weight)[0]
-            error = float(((terms[:, chosen] @ found - weight) ** 2).sum())
-            if (found >= 0).all() and error < least:
-                best = np.zeros(3)
-                best[chosen] = found / scale[chosen]
-                least = error
-        if size == 3 and least < math.inf:
-            break
-    return best
+def _fit(cells: Iterable[_Cell], steps: int) -> Coefficients:
+    """The coefficients >= 0 with the least sum of squared relative errors, each divided by the age
+    of its kind."""
+    equations = []
+    for cell in cells:
+        weight = 1 / (1 + (steps - cell.latest) / AGING_STEPS)
+        part = weight / cell.seconds
+        equations.append((part, part * cell.tokens, part * cell.attended, weight))
+    return Coefficients(*nonnegative(equations))

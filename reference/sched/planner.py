@@ -13,23 +13,30 @@ from typing import NamedTuple
 
 class Pending(NamedTuple):
     """A sequence holding a slot: ``length`` tokens can be computed, the first ``computed`` are.
-    Where the last ``draft`` of them are guesses and all but one before them are computed, it
-    decodes."""
+    Where what is left is one token and its guesses, the last ``draft`` of them, it decodes."""
 
     slot: int
     computed: int
     length: int
     draft: int = 0
 
-    @property
-    def left(self) -> int:
-        """Tokens that can be computed now."""
-        return self.length - self.computed
 
-    @property
-    def decodes(self) -> bool:
-        """Whether what is left is one token and its guesses."""
-        return self.length - self.computed == self.draft + 1
+def divided(pending: Iterable[Pending]) -> tuple[list[Pending], list[Pending]]:
+    """Those that decode, and those that still read their prompts."""
+    decoding: list[Pending] = []
+    reading: list[Pending] = []
+    for one in pending:
+        _, computed, length, draft = one
+        if length - computed == draft + 1:
+            decoding.append(one)
+        elif length > computed:
+            reading.append(one)
+    return decoding, reading
+
+
+def left_of(pending: Iterable[Pending]) -> int:
+    """Tokens that can be computed now."""
+    return sum([length - computed for _, computed, length, _ in pending])
 
 
 class Chunk(NamedTuple):

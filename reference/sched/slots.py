@@ -7,7 +7,7 @@ in arrays, filled for all slots at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,10 +117,9 @@ class SlotTable:
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
         """How many more pages each chunk's sequence needs before the chunk can be computed."""
-        return [
-            max(0, -(-(start + count) // PAGE_TOKENS) - self.page_count[slot])
-            for slot, start, count in chunks
-        ]
+        held = self.page_count
+        needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
+        return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]
 
     def rows_of(self, chunks: Iterable[Chunk]) -> list[int]:
         """Rows of logits each chunk needs."""
@@ -133,7 +132,7 @@ class SlotTable:
 
     def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
         """Shorten chunks that want logits of every position to the ``most`` rows a step has."""
-        if not any(self.every_row[slot] for slot, _, _ in chunks):
+        if True not in [self.every_row[slot] for slot, _, _ in chunks]:
             return chunks
         kept = []
         for chunk in chunks:
@@ -152,55 +151,71 @@ class SlotTable:
 
         ``tokens`` gives what the host knows of each chunk's sequence.
         """
-        total = sum([count for _, _, count in chunks])
-        query = np.empty(total, QUERY_TOKEN)
-        query["token"], query["flags"] = LAST_TOKEN, 0
-        query["slot"] = _all([repeat(slot, count) for slot, _, count in chunks])
-        query["position"] = _all([range(start, start + count) for _, start, count in chunks])
         end = 0
+        given: list[tuple[int, int, Int32]] = []
+        token_slots: list[int] = []
+        token_positions: list[int] = []
         output_rows: list[int] = []
         row_slots: list[int] = []
-        positions: list[int] = []
+        row_positions: list[int] = []
         for (slot, start, count), wanted, known in zip(chunks, rows, tokens, strict=True):
-            end += count
-            stop = start + count
+            begin, end, stop = end, end + count, start + count
             if start < self.known[slot]:
-                query["token"][end - count : end] = known[start:stop]
-            output_rows += range(end - wanted, end)
-            row_slots += repeat(slot, wanted)
-            positions += range(stop - wanted + 1, stop + 1)
+                given.append((begin, end, known[start:stop]))
+            if count == 1:
+                token_slots.append(slot)
+                token_positions.append(start)
+            else:
+                token_slots += repeat(slot, count)
+                token_positions += range(start, stop)
+            if wanted == 1:
+                output_rows.append(end - 1)
+                row_slots.append(slot)
+                row_positions.append(stop)
+            elif wanted:
+                output_rows += range(end - wanted, end)
+                row_slots += repeat(slot, wanted)
+                row_positions += range(stop - wanted + 1, stop + 1)
+        query = np.zeros(end, QUERY_TOKEN)
+        query_tokens = query["token"]
+        query_tokens[:] = LAST_TOKEN
+        for begin, end, known in given:
+            query_tokens[begin:end] = known
+        query["slot"], query["position"] = token_slots, token_positions
         sampling = self._sampling.take(row_slots)
-        sampling["position"] = positions
+        sampling["position"] = row_positions
         return StepInput(
             query=query,
             output_rows=np.array(output_rows, np.int32),
             sampling=sampling,
             page_table=self.page_table,
             wanted=self._wanted(chunks),
-            bias=self._bias.reshape(-1) if any(self.biased[s] for s in row_slots) else None,
+            bias=self._bias.reshape(-1) if True in [self.biased[s] for s in row_slots] else None,
             page_versions=self.page_versions,
         )
 
     def _wanted(self, chunks: Iterable[Chunk]) -> tuple[str, ...]:
         """The outputs that somebody asked for."""
-        slots = [slot for slot, _, _ in chunks]
-        hidden = {self.hidden[slot] for slot in slots if self.every_row[slot]}
-        logits = (LOGITS,) if False in hidden else ()
-        states = (HIDDEN,) if True in hidden else ()
-        listed = LOG_PROBABILITIES if any(self.listed[slot] for slot in slots) else ()
-        return (*logits, *states, *listed)
-
-
-def _all(parts: Iterable[Iterable[int]]) -> list[int]:
-    return list(chain.from_iterable(parts))
+        logits: tuple[str, ...] = ()
+        states: tuple[str, ...] = ()
+        listed: tuple[str, ...] = ()
+        for slot, _, _ in chunks:
+            if self.every_row[slot]:
+                if self.hidden[slot]:
+                    states = (HIDDEN,)
+                else:
+                    logits = (LOGITS,)
+            if self.listed[slot]:
+                listed = LOG_PROBABILITIES
+        return logits + states + listed
 
 
 @dataclass(slots=True)
 class SteadyDecode:
     """Steps of one token for each of the same sequences: each is the one before, a position on.
 
-    ``left`` steps follow before one of the sequences has its last, needs a page or comes to its
-    ``cut``. Valid until a sequence joins or leaves.
+    ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
+    has its last or comes to its ``cut``. Valid until a sequence joins or leaves.
     """
 
     table: SlotTable
@@ -217,22 +232,31 @@ class SteadyDecode:
         for (slot, _, count), wanted in zip(chunks, rows, strict=True):
             if wanted != 1 or count != 1 or table.every_row[slot] or table.lockstep[slot]:
                 return None
-            computed, cut = table.computed[slot], table.cut[slot]
-            end = min(table.end[slot], table.page_count[slot] * PAGE_TOKENS)
+            computed, cut, end = table.computed[slot], table.cut[slot], table.end[slot]
             # The step that reaches a cut is planned: something is kept there.
             left.append((min(end, cut - 1) if cut > computed else end) - computed)
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
-    def next(self) -> tuple[list[Chunk], StepInput]:
-        """The chunks and the inputs of the next step."""
+    def at_page_begin(self) -> list[Chunk]:
+        """Of the chunks of the next step those that may need a page."""
+        last = PAGE_TOKENS - 1
+        return [
+            Chunk(slot, start + 1, 1)
+            for slot, start, _ in self.chunks
+            if start % PAGE_TOKENS == last
+        ]
+
+    def next(self) -> StepInput:
+        """The inputs of the next step, for which there are pages."""
         self.left -= 1
         self.chunks = [Chunk(slot, start + 1, 1) for slot, start, _ in self.chunks]
         self.inputs.query["token"] = LAST_TOKEN
         self.inputs.query["position"] += 1
         self.inputs.sampling["position"] += 1
+        computed = self.table.computed
         for slot, start, _ in self.chunks:
-            self.table.computed[slot] = start + 1
-        return self.chunks, self.inputs
+            computed[slot] = start + 1
+        return self.inputs
 
 
 def sampling_record(sampling: SamplingParams, slot: int, position: int = 0) -> NDArray[np.void]:

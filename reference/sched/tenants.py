@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import NamedTuple
@@ -17,60 +17,64 @@ WINDOW_SECONDS = 5
 BUCKETS_PER_SECOND = 16
 """How finely a rate's window is kept. A power of two: the bucket of a moment is exact."""
 
-_WINDOW_BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND
+_BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
 
 
 class RateWindow:
     """How much was counted in the last WINDOW_SECONDS, in bounded memory.
 
-    Counts are kept for each 1/16 s. What is reported covers at least the window and at most one
-    bucket more, so it is never less than what any window that ends now holds: 5 s of steady work
-    is overstated by at most 1/80.
+    Counts are kept for each 1/16 s that has any. What is reported covers at least the window and
+    at most one bucket more, so it is never less than what any window that ends now holds: 5 s of
+    steady work is overstated by at most 1/80.
     """
 
     __slots__ = ("_counts", "_latest", "_total")
 
     def __init__(self) -> None:
-        self._counts = [0] * (_WINDOW_BUCKETS + 1)
+        self._counts: deque[tuple[int, int]] = deque()
         self._latest = 0
         self._total = 0
 
     def add(self, now: float, count: int) -> None:
         """Count ``count`` at ``now`` seconds."""
+        if not count:
+            return
         self._advance(now)
-        self._counts[self._latest % len(self._counts)] += count
+        counts, latest = self._counts, self._latest
+        if counts and counts[-1][0] == latest:
+            counts[-1] = latest, counts[-1][1] + count
+        else:
+            counts.append((latest, count))
         self._total += count
 
     def total(self, now: float) -> int:
         """What was counted in the window that ends at ``now`` seconds."""
-        if int(now * BUCKETS_PER_SECOND) > self._latest:
-            self._advance(now)
+        self._advance(now)
         return self._total
 
     def per_second(self, now: float) -> float:
         """The total by the length of the window."""
-        return self.total(now) / WINDOW_SECONDS
+        self._advance(now)
+        return self._total / WINDOW_SECONDS
 
     def below_in(self, now: float, per_second: float) -> float:
         """Seconds from ``now`` until what is counted already is below a rate, 0 where it is."""
-        left, gone_at, size = self.total(now), now, len(self._counts)
-        for bucket in range(self._latest - size + 1, self._latest + 1):
+        left, gone_at = self.total(now), now
+        for bucket, count in self._counts:
             if left / WINDOW_SECONDS < per_second:
                 break
-            left -= self._counts[bucket % size]
-            gone_at = (bucket + size) / BUCKETS_PER_SECOND
+            left -= count
+            gone_at = (bucket + _BUCKETS) / BUCKETS_PER_SECOND
         return max(0.0, gone_at - now)
 
     def _advance(self, now: float) -> None:
         """Forget the buckets that left the window. A clock that goes back stands still here."""
         bucket = int(now * BUCKETS_PER_SECOND)
-        if bucket <= self._latest:
-            return
-        size = len(self._counts)
-        for passed in range(max(self._latest, bucket - size) + 1, bucket + 1):
-            self._total -= self._counts[passed % size]
-            self._counts[passed % size] = 0
-        self._latest = bucket
+        if bucket > self._latest:
+            self._latest = bucket
+            counts, gone = self._counts, bucket - _BUCKETS
+            while counts and counts[0][0] <= gone:
+                self._total -= counts.popleft()[1]
 
 
 class Usage(NamedTuple):

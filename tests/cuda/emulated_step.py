@@ -111,8 +111,7 @@ def run_step(
 
 
 def quantize_plainly(packet: np.void, tokens: int, scratch: Bytes, inputs: Bytes) -> None:
-    """What the plain kernel of quantize_activation leaves: of every 32 columns 32 high and 32 low
-    bytes, four columns in the order 0, 2, 1, 3, and sums over 16 columns each."""
+    """Execute one quantize_activation."""
     columns = int(packet["size"][1])
     padded = -(-columns // 256) * 256
 
@@ -124,12 +123,21 @@ def quantize_plainly(packet: np.void, tokens: int, scratch: Bytes, inputs: Bytes
         whole = base[at : at + ((tokens - 1) * stride + width) * size].view(dtype)
         return np.lib.stride_tricks.as_strided(whole, (tokens, width), (stride * size, size))
 
-    made = quantize_activation(np.ascontiguousarray(rows(0, columns, np.float32)))
+    m, scale, sums = plain_integers(rows(0, columns, np.float32))
+    rows(1, padded, np.int16)[:] = m
+    rows(2, padded // 256, np.float32)[:] = scale
+    rows(3, padded // 32, np.uint32)[:] = sums
+
+
+def plain_integers(x: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """What the plain kernel of quantize_activation leaves: of every 32 columns 32 high and 32 low
+    bytes, four columns in the order 0, 2, 1, 3; scales; and sums over 16 columns each."""
+    tokens, columns = x.shape
+    padded = -(-columns // 256) * 256
+    made = quantize_activation(np.ascontiguousarray(x))
     m = np.zeros((tokens, padded), np.int32)
     m[:, :columns] = made.m
     fours = m.reshape(tokens, padded // 32, 8, 4)[..., [0, 2, 1, 3]]
-    parts = np.stack([fours >> 4, fours & 15], axis=2).astype(np.int8)
-    rows(1, padded, np.int16)[:] = parts.reshape(tokens, -1).view(np.int16)
-    rows(2, padded // 256, np.float32)[:] = made.scale
+    parts = np.stack([fours >> 4, fours & 15], axis=2).astype(np.int8).reshape(tokens, -1)
     sums = m.reshape(tokens, padded // 16, 16).sum(axis=-1).astype(np.int16)
-    rows(3, padded // 32, np.uint32)[:] = sums.view(np.uint32)
+    return parts.view(np.int16), made.scale, sums.view(np.uint32)

@@ -95,6 +95,8 @@ class FakeDevices(FakeDriver):
         self.of_device: dict[tuple[str, int], int] = {}
         self.contexts: list[DeviceContext] = []
         self.gathers = 0
+        self.broken: tuple[FakeContext, Callable[[], None]] | None = None
+        """A context, and what happens there instead of a gather."""
 
     @property
     def current(self) -> FakeContext:
@@ -154,7 +156,14 @@ class FakeDevices(FakeDriver):
         )  # fmt: skip
         self.launched.append((str(function), [attribute.id for attribute in config.attrs]))
         self.gathers += 1
-        self._enqueue(gather.send)
+
+        def send() -> None:
+            if self.broken is not None and self.broken[0] is gather.context:
+                self.broken[1]()
+            else:
+                gather.send()
+
+        self._enqueue(send)
         return self._enqueue(Waiting(gather.has_come))
 
 

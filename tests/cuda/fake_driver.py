@@ -150,7 +150,7 @@ class FakeDriver:
         value = object.__getattribute__(self, name)
         if name.startswith("cu") and name[2].isupper():
             self.calls.append(name)
-            needs = name not in CONTEXTLESS
+            needs = name not in CONTEXTLESS and not name.startswith("cuDevice")
             if needs and self.current.destroyed:
                 return lambda *_: (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
             if needs and self.current.error:
@@ -348,9 +348,7 @@ class FakeDriver:
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
 
 
-CONTEXTLESS = {"cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxSetCurrent", "cuCtxDestroy"} | {
-    name for name in vars(FakeDriver) if name.startswith("cuDevice")
-}
+CONTEXTLESS = {"cuInit", "cuDriverGetVersion", "cuCtxCreate", "cuCtxSetCurrent", "cuCtxDestroy"}
 
 
 def _self_test(driver: FakeDriver, scratch: int, inputs: int, argument: int) -> None:

@@ -18,7 +18,7 @@ from tests.cuda.emulated_step import DEVICE
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps
 
-FILES = frozenset({"delta_step.cu", "delta_conv.cu"})
+FILES = frozenset({"delta_step.cu", "delta_conv.cu", "delta_rows.cu"})
 SHAPE = {"hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64, "feed_forward": 64, "layers": 1}
 MODELS = {
     "qwen35": {"state": 128, "key_heads": 1, "value_heads": 2},
@@ -72,7 +72,7 @@ def test_one_token(name: str, folder: Path) -> None:
     run(steps, [9], [0])
 
 
-@pytest.mark.parametrize("name", ["small", "short"])
+@pytest.mark.parametrize("name", ["small", "short", "qwen35"])
 def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     """Those of a slot apart from each other, one that begins anew, fewer than the form has."""
     key, form = ShapeKey(7, 1), ShapeKey(9, 2)
@@ -81,13 +81,14 @@ def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     assert not steps.workspace.any()
 
 
-@pytest.mark.parametrize("name", ["small", "short"])
+@pytest.mark.parametrize("name", ["small", "short", "qwen35", "qwen3next"])
 def test_many_tokens(name: str, folder: Path) -> None:
-    """The convolution: tokens of a slot behind each other and far apart, one alone in its slot."""
+    """The convolution and the recurrence: tokens of a slot behind each other and far apart, one
+    alone in its slot."""
     tokens = FEW_TOKENS + 5
     key, form = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
     steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
-    assert [len(run) for run in steps.runs] == [2]
+    assert [len(run) for run in steps.runs] == [2, 1]
     slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
     positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]
     run(steps, positions, slots)

@@ -1,5 +1,5 @@
-"""Experts chosen on the device: blocks of experts of small models on emulated blocks, and products with
-stacks by themselves, compared with the definitions bit for bit."""
+"""Experts chosen on the device: blocks of experts of small models on emulated blocks, and products
+with stacks by themselves, compared with the definitions bit for bit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from contract.dtypes import I12
+from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
@@ -19,7 +21,11 @@ from tests.cuda.emulated_step import DEVICE
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps
 
-ROUTED = frozenset({"expert_router.cu", "expert_gates.cu", "expert_down.cu"})
+THREE = ["expert_router.cu", "expert_gates.cu", "expert_down.cu"]
+FIVE = ["expert_router.cu", "expert_order.cu"] + [
+    f"expert_{kind}.cu" for kind in ("group_gates", "group_downs", "total")
+]
+ROUTED = frozenset(THREE + FIVE)
 SHAPE = {"hidden": 512, "heads": 2, "kv_heads": 1, "head_dim": 64, "feed_forward": 256, "layers": 1}
 RECURRENT = {"interval": 2, "state": 64, "key_heads": 1, "value_heads": 2}
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -51,7 +57,7 @@ def recorded(name: str, folder: Path, key: ShapeKey, quant: str) -> RecordedMode
     path = folder / f"experts-{name}-{quant}.gguf"
     if not path.exists():
         write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
-    limits = Limits(2, 96, 12, I12, step_tokens=max(8, key.tokens), step_rows=4)
+    limits = Limits(2, 96, 12, I12, step_tokens=72, step_rows=4)
     return RecordedModel(open_model(path), limits, key)
 
 
@@ -70,21 +76,56 @@ def test_a_block_of_experts_is_three_launches(name: str, quant: str, folder: Pat
     """Norm, router, choice, experts and weighted sum, of one token."""
     one = ShapeKey(1, 1)
     steps = TunedSteps(recorded(name, folder, one, quant), one, DEVICE, ROUTED, folder)
-    assert [[launch.source.name for launch in run] for run in steps.runs] == [
-        ["expert_router.cu", "expert_gates.cu", "expert_down.cu"]
-    ]
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
     for position in range(2):
         run(steps, [40 + position], [position], [1])
 
 
+class UndecidedRouter(RecordedModel):
+    """Its router gives every expert the same logit."""
+
+    def _stored(self, decl: BufferDecl) -> NDArray[np.uint8]:
+        stored = super()._stored(decl)
+        return np.zeros_like(stored) if "ffn_gate_inp.weight" in decl.name else stored
+
+
+def test_equal_probabilities_go_to_the_first_experts(folder: Path) -> None:
+    """Of forty, so that some lanes have one and some have two."""
+    one = ShapeKey(1, 1)
+    known = recorded("qwen3moe", folder, one, "q4_k")
+    steps = TunedSteps(UndecidedRouter(known.model, known.limits, one), one, DEVICE, ROUTED, folder)
+    run(steps, [7], [0], [0])
+    assert any("ffn_gate_inp.weight" in name for name in known.raw)
+
+
 @pytest.mark.parametrize("name", ["wide", "shared"])
 def test_several_tokens(name: str, folder: Path) -> None:
-    """More of them than the router takes at once, and fewer than the form has; rows of several
-    spans."""
-    key, form = ShapeKey(6, 1), ShapeKey(7, 2)
+    """Fewer than the form has; rows of several spans."""
+    key, form = ShapeKey(3, 1), ShapeKey(4, 2)
     steps = TunedSteps(recorded(name, folder, key, "q4_k"), form, DEVICE, ROUTED, folder)
-    assert len(steps.runs) == 1
-    run(steps, [7, 8, 9, 10, 7, 12], [0, 1, 2, 0, 1, 3], [0, 0, 0, 1, 1, 0])
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
+    run(steps, [7, 8, 9], [0, 0, 1], [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens", "most"),
+    [
+        ("qwen3moe", "q4_k", 7, 9),
+        ("shared", "q5_k", 19, 20),
+        ("shared", "q4_k_m", 40, 66),
+        ("wide", "q6_k", 21, 21),
+    ],
+)
+def test_tokens_that_share_experts(
+    name: str, quant: str, tokens: int, most: int, folder: Path
+) -> None:
+    """One to several chunks of an expert, full ones and others; more of them than one block of the
+    router takes."""
+    key, form = ShapeKey(tokens, 1), ShapeKey(most, 2)
+    steps = TunedSteps(recorded(name, folder, key, quant), form, DEVICE, ROUTED, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
+    positions = [i // 2 for i in range(tokens)]
+    run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 
 
 @pytest.mark.parametrize("name", ["other-shared", "gemma4"])
@@ -97,6 +138,7 @@ def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
     steps = TunedSteps(model, key, DEVICE, files, folder)
     assert len(steps.runs) == 3
     assert not steps.files_used() & ROUTED
+    run(steps, [3, 30, 60][:tokens], list(range(tokens)), [1] * tokens)
 
 
 def test_other_formats_keep_the_plain_kernels(folder: Path) -> None:

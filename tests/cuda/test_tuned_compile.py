@@ -18,6 +18,7 @@ from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
+from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.test_attention import PARTS, attention
 from tests.cuda.test_head_rows import heads_graph
@@ -56,6 +57,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
             found += [launch.source for launch in plan.launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
     found += [launch.source for launch in gathers(device)]
+    found += [launch.source for launch in experts_and_delta_nets(device, folder)]
     return [source for source in dict.fromkeys(found) if source.name.endswith(".cu")]
 
 
@@ -64,6 +66,22 @@ def gathers(device: Device) -> list[PlannedLaunch]:
     step = lower_graph(layer(1, dtypes.Q6_K).graph, ShapeKey(1, 0), PARTS, "cuda")
     plan = planned_form(step, device, share=Share(1, 3)).plan
     return [launch for launch in plan.launches if launch.gathers]
+
+
+def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
+    """Of one token and of many, experts with a rule for all that stands around them and without."""
+    one = ShapeKey(1, 1)
+    graphs = [
+        test_experts.recorded("shared", folder, one, "q4_k_m").graph,
+        test_experts.recorded("gemma4", folder, one, "q5_k").graph,
+        test_delta_net.recorded("qwen35", folder, one).graph,
+    ]
+    found: list[PlannedLaunch] = []
+    for graph in graphs:
+        for tokens in (1, 9, 80):
+            step = lower_graph(graph, ShapeKey(tokens, 1), PARTS, "cuda")
+            found += plan_launches(step.ops, device).launches
+    return found
 
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
@@ -82,6 +100,10 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
+    assert names >= {f"delta_{kind}.cu" for kind in ("step", "conv", "rows")}
+    assert names >= {
+        f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
+    }
     of_device = {"unit_groups.cu", "unit_matrix.cu"} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)

@@ -21,13 +21,14 @@ from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from contract.tier import Heap
-from tests.cuda import test_attention, test_head_rows, test_products
+from tests.cuda import test_attention, test_gated_rows, test_head_rows, test_products
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.test_attention import (  # noqa: F401
     test_a_broken_row_breaks_its_head_alone,
     test_blocks_of_many_tokens,
     test_every_split_has_the_bits_of_the_definition,
 )
+from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
 from tests.cuda.test_head_rows import (  # noqa: F401
     test_queries_and_pages_are_those_of_the_definition,
 )
@@ -60,7 +61,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 @pytest.fixture(autouse=True)
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
-    for module in (test_attention, test_head_rows, test_products):
+    for module in (test_attention, test_gated_rows, test_head_rows, test_products):
         monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
 
 

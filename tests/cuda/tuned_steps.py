@@ -1,5 +1,5 @@
-"""Tuned launches of a model's steps on emulated blocks, each run of ops with what the definitions have
-in front of it: it must leave what they have behind it."""
+"""Tuned launches of a model's steps on emulated blocks, each run of ops with what the definitions
+have in front of it: it must leave what they have behind it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
+from accel.packets.step import Op, Tensor
 from contract.dtypes import StorageClass
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
-from tests.cuda.emulated_step import aligned_memory, arranged
+from reference.exact.elementary import exp, sigmoid, softplus
+from reference.ops.ssm_delta_net import l2_norm, split_heads
+from tests.cuda.emulated_step import aligned_memory, arranged, plain_integers
 from tests.cuda.emulator import emulate
 from tests.cuda.recorded_step import NOWHERE, RecordedModel
 
@@ -39,6 +42,8 @@ class TunedSteps:
     files: frozenset[str]
     folder: Path
     units: dict[str, Bytes] = field(default_factory=dict)
+    made: dict[str, Bytes] = field(default_factory=dict)
+    """What plain kernels leave in buffers that no graph has."""
 
     def __post_init__(self) -> None:
         graph = self.recorded.graph
@@ -93,6 +98,7 @@ class TunedSteps:
         self.inputs[:] = pack_inputs(self.layout, self.recorded.key, given)
         for name, state in before.items():
             self.places[name][:] = state
+        self._make()
         for run in self.runs:
             scratch = aligned_memory(max(1, self.schedule.shared_bytes))
             inside = range(run[0].first, run[0].first + run[0].count)
@@ -122,10 +128,46 @@ class TunedSteps:
             self.workspace.ctypes.data + launch.workspace,
         )
 
+    def _make(self) -> None:
+        for op in self.step.ops:
+            if op.name == "quantize_activation" and self._is_known(source_of(op).buffer):
+                m, scale, sums = plain_integers(self._values(source_of(op)))
+                self._keep(op, m=m, scale=scale, sums=sums)
+            if op.name == "ssm_delta_inputs":
+                qk, gates = self._delta_inputs(op)
+                self._keep(op, qk=qk, gates=gates)
+
+    def _delta_inputs(self, op: Op) -> tuple[NDArray[Any], NDArray[Any]]:
+        sizes = op.most_sizes()
+        size, heads = sizes["state_size"], (sizes["key_heads"], sizes["value_heads"])
+        read = {name: self._values(one) for name, one in named(op).items() if name in DELTA_READ}
+        q, k, _ = split_heads(read["x"], *heads, size)
+        eps, scale = op.reals
+        q, k = l2_norm(q, eps) * np.float32(scale), l2_norm(k, eps)
+        qk = np.concatenate([q, k], axis=1).reshape(len(q), -1)
+        g = exp(softplus(read["alpha"] + read["dt_bias"]) * read["decay"])
+        return qk, np.concatenate([g, sigmoid(read["beta"])], axis=1)
+
+    def _keep(self, op: Op, **results: NDArray[Any]) -> None:
+        for name, values in results.items():
+            self.made[named(op)[name].buffer] = np.ascontiguousarray(values).view(np.uint8).ravel()
+
+    def _values(self, tensor: Tensor) -> NDArray[Any]:
+        """Its columns, of the rows there are."""
+        rows: Any = self.recorded.arrays[tensor.buffer]
+        if not isinstance(rows, np.ndarray):
+            rows = self.recorded.raw[tensor.buffer].view(np.float32)
+        rows = rows.reshape(-1, tensor.stride) if tensor.stride > 1 else rows.reshape(-1)
+        values: NDArray[Any] = rows[:, tensor.start : tensor.stop] if rows.ndim > 1 else rows
+        return values
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.recorded.arrays or name in self.made
+
     def _outside(self, inside: range, *, written: bool) -> list[str]:
         """Scratch buffers a run shares with others: that it reads, or that it has ``written``."""
         found = []
-        for name in self.step.scratch:
+        for name in filter(self._is_known, self.step.scratch):
             writers, readers = self._touching(name, True), self._touching(name, False)
             wrote = any(op in inside for op in writers)
             if written and wrote and any(op >= inside.stop for op in readers):
@@ -147,6 +189,8 @@ class TunedSteps:
         return names & self.places.keys()
 
     def _recorded(self, name: str) -> Bytes:
+        if name in self.made:
+            return self.made[name]
         kind = self.recorded.graph.buffers[name].kind
         if kind is BufferKind.STATE:
             return self.recorded.raw[name]
@@ -156,3 +200,19 @@ class TunedSteps:
     def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
         start = self.schedule.shared[name]
         return scratch[start : start + self._recorded(name).nbytes]
+
+
+DELTA_READ = ("x", "alpha", "beta", "decay", "dt_bias")
+
+
+def named(op: Op) -> dict[str, Tensor]:
+    """Its operands by name."""
+    pairs = zip(op.device.operands, op.operands, strict=True)
+    return {one.name: tensor for one, tensor in pairs if tensor is not None}
+
+
+def source_of(op: Op) -> Tensor:
+    """Its first operand."""
+    tensor = op.operands[0]
+    assert tensor is not None
+    return tensor

@@ -355,9 +355,8 @@ DEVICE unsigned largest_of_warp(unsigned value) {
 
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes,
-                       unsigned owner) {
-    if (emulator::current % 32 == owner) memcpy(slot, source, bytes);
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
+    if (emulator::current % 32 == 0) memcpy(slot, source, bytes);
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }

@@ -94,6 +94,20 @@ def test_a_long_answer_is_found_up_to_its_last_whole_page(runner: ModelRunner) -
     assert tokens == alone(runner, following)
 
 
+def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner: ModelRunner) -> None:
+    """A step ahead of the last token an answer has may be the one that fills a page."""
+    last = 63
+    for length in range(17, 40):
+        first = Request(1, prompt(2, length), 64, SEEDED)
+        tokens = alone(runner, replace(first, ignore_end=True))[: last - length + 1]
+        if tokens[-1] not in tokens[:-1]:
+            break
+    engine = Engine(runner, end_of_generation=frozenset(tokens[-1:]), steps_ahead=1)
+    assert tokens_of(engine, first) == tokens
+    tokens_of(engine, Request(2, (*first.prompt, *tokens[:-1], *prompt(3, 9)), 1))
+    assert engine.statistics.prefix.tokens_hit == 48
+
+
 def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None:
     """The whole prompt is known but its last token: one token is computed, in a page of its own."""
     if runner.recurrent.slot_bytes:

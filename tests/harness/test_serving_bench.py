@@ -15,7 +15,7 @@ import pytest
 from contract.errors import ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
-from harness.bench.serving import alone, measure
+from harness.bench.serving import alone, host, measure
 from harness.bench.serving.alone import (
     Edited,
     edit_text,
@@ -115,6 +115,23 @@ def test_the_host_is_measured_without_computing_anything() -> None:
         assert len(cost.steady) == len(cost.churn) == 20
         assert steps.count(4) > 20
         assert min(cost.steady) > 0
+
+
+def test_all_sequences_decode_in_every_steady_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it took to read their prompts one after another."""
+    monkeypatch.setattr(host, "CHUNK_TOKENS", 64)
+    with smallest_model() as small, idle_runner(small, 4, 1024) as runner:
+        steps: list[int] = []
+        submit = runner.submit
+
+        def counted(inputs: Any) -> Any:
+            steps.append(len(inputs.query))
+            return submit(inputs)
+
+        runner.submit = counted  # type: ignore[method-assign]
+        assert len(host.steady(runner, 20)) == 20
+    assert steps[-20:] == [4] * 20
+    assert len(steps) < 20 + 4 * 1024 // 64 + 10
 
 
 def test_every_metric_is_reported_for_every_repetition(report: dict[str, Any]) -> None:

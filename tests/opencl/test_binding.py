@@ -128,3 +128,24 @@ def test_a_buffer_is_released_once(queue: cl.CommandQueue) -> None:
     buffer.release()
     del buffer
     assert len(released) == 1
+
+
+def test_a_prepared_launch_runs_as_often_as_it_is_called(
+    queue: cl.CommandQueue, program: cl.Program
+) -> None:
+    """With the arguments its kernel has then, and in the order of the queue."""
+    numbers = np.arange(8, dtype=np.uint32)
+    first = cl.Buffer(queue.context, cl.READ_WRITE | cl.COPY_HOST_PTR, hostbuf=numbers)
+    second = cl.Buffer(queue.context, cl.READ_WRITE, numbers.nbytes)
+    there, back = cl.Kernel(program, "copy"), cl.Kernel(program, "copy")
+    there.set_args(first, second, np.uint32(3))
+    back.set_args(second, first, np.uint32(4))
+    starts = [cl.prepared_launch(queue, kernel, 8, 4) for kernel in (there, back)]
+    for start in starts * 2:
+        start()
+    found = np.empty_like(numbers)
+    cl.enqueue_copy(queue, found, first)
+    np.testing.assert_array_equal(found, numbers + 14)
+    wrong = cl.prepared_launch(queue, there, 8, 3)
+    with pytest.raises(cl.Error, match="clEnqueueNDRangeKernel failed: INVALID_WORK_GROUP_SIZE"):
+        wrong()

@@ -74,6 +74,46 @@ def test_a_load_that_starts_is_noticed_within_a_few_steps(ahead: int) -> None:
     assert crews.workers == 1
 
 
+def trials(ahead: int, seed: int) -> float:
+    """The share of steps with another number than is best, where each takes another time."""
+    chance, crews, chosen = random.Random(seed), Crews(2), []
+
+    def machine(workers: int) -> float:
+        chosen.append(workers)
+        return alone(workers) * chance.lognormvariate(0.0, 0.4)
+
+    run(crews, machine, 4000, ahead)
+    return chosen[1000:].count(1) / 3000
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_steps_that_differ_anyway_bring_no_trials_forward(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial is a step that takes longer, so they shall be hardly more than those that take longer
+    anyway."""
+    assert sum(trials(ahead, seed) for seed in range(9)) / 9 < 0.015
+    monkeypatch.setattr("accel.opencl.crew.BEYOND_SPREAD", 0.0)
+    assert sum(trials(ahead, seed) for seed in range(9)) / 9 > 0.025
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_fewer_workers_are_found_where_steps_are_cut_into_slices(ahead: int) -> None:
+    """Any of several workers may wait for the slices of another process, one hardly ever does."""
+    parts = []
+    for seed in range(9):
+        chance = random.Random(seed)
+
+        def sliced(workers: int, chance: random.Random = chance) -> float:
+            seconds = 2 * alone(workers)
+            while chance.random() < (0.75 if workers > 1 else 0.1):
+                seconds += chance.uniform(0.0, 12.0)
+            return seconds
+
+        parts.append(run(Crews(2), sliced, 4000, ahead) / run(Crews(1), sliced, 4000))
+    assert sum(parts) / 9 < 1.08
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_beside_a_load_trials_cost_little(ahead: int) -> None:
     crews = Crews(2)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import lru_cache, partial
 
 import pytest
 
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.tier import Tier
-from harness.parity import STRATEGIES, Case, all_cases, compare, run_barrier, swept_dtypes
+from harness.parity import (
+    STRATEGIES,
+    Case,
+    Example,
+    all_cases,
+    compare,
+    example,
+    run_barrier,
+    swept_dtypes,
+)
 from harness.tiers import TIERS, TierOptions, open_tier
 from reference.ops import DEFINITIONS
 from tests.needs import need_device
@@ -37,11 +47,36 @@ def by_shape(cases: Iterable[Case]) -> dict[str, list[Case]]:
 SHAPES = by_shape(CASES)
 
 
-@pytest.fixture(scope="module", params=TIERS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    """One tier, kept open over all its cases: what one case leaves behind must not matter."""
-    with need_device(partial(open_tier, request.param, TierOptions(THREADS))) as opened:
-        yield opened
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Callable[[str], Tier]]:
+    """Tiers by name, kept open over all their cases: what one case leaves behind must not
+    matter."""
+    tiers: dict[str, Tier] = {}
+    with ExitStack() as stack:
+
+        def give(name: str) -> Tier:
+            if name not in tiers:
+                opening = partial(open_tier, name, TierOptions(THREADS))
+                tiers[name] = stack.enter_context(need_device(opening))
+            return tiers[name]
+
+        yield give
+
+
+@pytest.fixture
+def tier(opened: Callable[[str], Tier], request: pytest.FixtureRequest) -> Tier:
+    """The tier of a test's parameter."""
+    return opened(request.param)
+
+
+@lru_cache(maxsize=2)
+def examples_of(shape: str) -> list[Example]:
+    """The cases of a shape: the definitions take longer than most tiers, whose tests of one shape
+    follow each other."""
+    return [example(case) for case in SHAPES[shape]]
+
+
+ON_EVERY_TIER = pytest.mark.parametrize("tier", TIERS, indirect=True)
 
 
 def test_every_opcode_has_a_definition() -> None:
@@ -67,23 +102,26 @@ def test_enough_cases_and_no_two_alike() -> None:
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
+@ON_EVERY_TIER
 def test_tier_has_every_defined_opcode(tier: Tier) -> None:
     """A tier that lacks an opcode cannot run a model that needs it."""
     assert tier.info.opcodes >= set(DEFINITIONS)
 
 
+@ON_EVERY_TIER
 def test_barrier_is_executable(tier: Tier) -> None:
     """The one opcode without operands lowers and runs."""
     run_barrier(tier)
 
 
+@ON_EVERY_TIER
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parity(tier: Tier, shape: str) -> None:
     """Every element of every output and updated operand equals the definition's, whatever kind the
     operands' values are of."""
     problems = [
-        f"{case}: {name}: {found}"
-        for case in SHAPES[shape]
-        for name, found in compare(tier, case).items()
+        f"{known.case}: {name}: {found}"
+        for known in examples_of(shape)
+        for name, found in compare(tier, known).items()
     ]
     assert not problems, "\n".join(problems)

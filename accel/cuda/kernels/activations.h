@@ -26,34 +26,31 @@ DEVICE EIGHT load_eight(const float *row, unsigned unit, unsigned columns, int l
     return v;
 }
 
-// The same as it is stored now, by a source that may have to wait for it, and once it has come.
-DEVICE EIGHT read_eight(const float *row, unsigned unit, unsigned columns, int lane,
-                        const INCOMING &source) {
-    EIGHT v = {};
-    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+// The same from a source that may have to wait: what was read, all of it before any is waited for.
+struct READ_EIGHT {
+    uint4 half[2];
+
+    __device__ __forceinline__ void load(const float *row, unsigned unit, unsigned columns,
+                                         int lane, const INCOMING &source) {
+        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (column + 128 * i < columns) {
-            const uint4 x = source.four(row + column + 128 * i);
-            v.of[4 * i] = __uint_as_float(x.x), v.of[4 * i + 1] = __uint_as_float(x.y);
-            v.of[4 * i + 2] = __uint_as_float(x.z), v.of[4 * i + 3] = __uint_as_float(x.w);
-        }
-    return v;
-}
-DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned columns, int lane,
-                         const INCOMING &source) {
-    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+        for (int i = 0; i < 2; i++)
+            if (column + 128 * i < columns) half[i] = source.four(row + column + 128 * i);
+    }
+    __device__ __forceinline__ EIGHT settled(const float *row, unsigned unit, unsigned columns,
+                                             int lane, const INCOMING &source) const {
+        EIGHT v = {};
+        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (column + 128 * i < columns) {
-            const uint4 read = {__float_as_uint(v.of[4 * i]), __float_as_uint(v.of[4 * i + 1]),
-                                __float_as_uint(v.of[4 * i + 2]),
-                                __float_as_uint(v.of[4 * i + 3])};
-            const float4 x = source.settled(read, row + column + 128 * i);
-            v.of[4 * i] = x.x, v.of[4 * i + 1] = x.y;
-            v.of[4 * i + 2] = x.z, v.of[4 * i + 3] = x.w;
-        }
-}
+        for (int i = 0; i < 2; i++)
+            if (column + 128 * i < columns) {
+                const float4 x = source.settled(half[i], row + column + 128 * i);
+                v.of[4 * i] = x.x, v.of[4 * i + 1] = x.y;
+                v.of[4 * i + 2] = x.z, v.of[4 * i + 3] = x.w;
+            }
+        return v;
+    }
+};
 
 DEVICE unsigned four_bytes(int a, int b, int c, int d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
@@ -102,22 +99,17 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
                      : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
 }
 
-// Rule R4 over the squares of a unit; every lane gets it. Of four sums over the lanes each lane goes on
-// with two, then with one: whoever adds two numbers, their sum is the same.
-DEVICE float sum_of_squares(const EIGHT &v, int lane) {
+// Rule R4 over the squares of a unit; every lane gets it.
+DEVICE float sum_of_squares(const EIGHT &v) {
     float four[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
-    const bool upper = lane & 16, odd = lane & 8;
-    const float a = (upper ? four[2] : four[0]) +
-                    __shfl_xor_sync(ALL_LANES, upper ? four[0] : four[2], 16);
-    const float b = (upper ? four[3] : four[1]) +
-                    __shfl_xor_sync(ALL_LANES, upper ? four[1] : four[3], 16);
-    float sum = (odd ? b : a) + __shfl_xor_sync(ALL_LANES, odd ? a : b, 8);
+    for (int i = 0; i < 4; i++) {
+        four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
 #pragma unroll
-    for (int lanes = 4; lanes; lanes /= 2) sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
-    sum = sum + __shfl_xor_sync(ALL_LANES, sum, 16);
-    return sum + __shfl_xor_sync(ALL_LANES, sum, 8);
+        for (int lanes = 16; lanes; lanes /= 2)
+            four[i] = four[i] + __shfl_xor_sync(ALL_LANES, four[i], lanes);
+    }
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // Rule R3 over values of units, `stride` apart: left fold of four into a span, of spans into the
@@ -149,27 +141,23 @@ template <class SOURCE = STANDING> struct FLOAT_ROWS {
 };
 
 // What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `most` of
-// them stay in registers while the norm's factor is found, which there is where both `norm` and
-// `normed`. `single`: there is one token at most.
+// them stay in registers while the norm's factor is found. `single`: there is one token at most.
 template <int warps, bool norm, bool single = false, class SOURCE = STANDING,
           int most = HELD_UNITS>
 struct ROW_QUANTIZER {
-    static constexpr int at_once = most % 2 ? 1 : 2;
     EIGHT held[most], weight[most];
     const ACTIVATIONS &x;
     const FLOAT_ROWS<SOURCE> &rows;
     unsigned total;
     int lane, warp;
-    bool normed;
 
     __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_,
-                                             const FLOAT_ROWS<SOURCE> &rows_, bool normed_ = norm)
+                                             const FLOAT_ROWS<SOURCE> &rows_)
         : x(x_),
           rows(rows_),
           total(rows_.tokens * x_.units),
           lane(threadIdx.x % WARP_LANES),
-          warp(threadIdx.x / WARP_LANES),
-          normed(normed_) {}
+          warp(threadIdx.x / WARP_LANES) {}
 
     __device__ __forceinline__ EIGHT load(const float *values, size_t stride,
                                           unsigned index) const {
@@ -182,15 +170,16 @@ struct ROW_QUANTIZER {
     }
     // What no step writes may be read before the kernels in front are done.
     __device__ __forceinline__ void load_weights(unsigned first) {
-        if (!norm || !normed || !rows.weight) return;
+        if (!norm || !rows.weight) return;
 #pragma unroll
         for (int i = 0; i < most; i++) weight[i] = load(rows.weight, 0, first + i * warps);
     }
     __device__ __forceinline__ const float *row_of(unsigned token) const {
         return rows.x + rows.source.row(token) * rows.stride;
     }
-    __device__ __forceinline__ void load_rows(unsigned first) {
-        if constexpr (SOURCE::waits_for_others) {
+    __device__ __forceinline__ void load_incoming(unsigned first) {
+        READ_EIGHT read[most];
+        if (first < total) {
             const unsigned token = token_of(first), unit = first - token * x.units;
             const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
             rows.source.watch(row_of(token) + end - 1, lane);
@@ -198,87 +187,68 @@ struct ROW_QUANTIZER {
 #pragma unroll
         for (int i = 0; i < most; i++) {
             const unsigned index = first + i * warps, token = token_of(index);
-            if constexpr (SOURCE::waits_for_others) {
-                if (index < total)
-                    held[i] = read_eight(row_of(token), index - token * x.units, rows.columns,
-                                         lane, rows.source);
-            } else {
-                held[i] = load(rows.x, rows.stride, index);
-            }
+            if (index < total)
+                read[i].load(row_of(token), index - token * x.units, rows.columns, lane,
+                             rows.source);
+        }
+#pragma unroll
+        for (int i = 0; i < most; i++) {
+            const unsigned index = first + i * warps, token = token_of(index);
+            held[i] = EIGHT{};
+            if (index < total)
+                held[i] = read[i].settled(row_of(token), index - token * x.units, rows.columns,
+                                          lane, rows.source);
         }
     }
-    // What was read of a unit before it may have come.
-    __device__ __forceinline__ void settle(EIGHT &v, unsigned index) const {
+    __device__ __forceinline__ void load_rows(unsigned first) {
         if constexpr (SOURCE::waits_for_others) {
-            const unsigned token = token_of(index);
-            settle_eight(v, row_of(token), index - token * x.units, rows.columns, lane,
-                         rows.source);
+            load_incoming(first);
+        } else {
+#pragma unroll
+            for (int i = 0; i < most; i++)
+                held[i] = load(rows.x, rows.stride, first + i * warps);
         }
     }
-    __device__ __forceinline__ void normalize(EIGHT &v, const EIGHT &by, float r) const {
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            v.of[e] = v.of[e] * r;
-            if (rows.weight) v.of[e] = v.of[e] * by.of[e];
-        }
-    }
-    // The units behind the first AT_ONCE come to the front, those go to the end.
-    __device__ __forceinline__ void turn(EIGHT (&units)[most]) const {
-        EIGHT front[at_once];
-#pragma unroll
-        for (int i = 0; i < at_once; i++) front[i] = units[i];
-#pragma unroll
-        for (int i = at_once; i < most; i++) units[i - at_once] = units[i];
-#pragma unroll
-        for (int i = 0; i < at_once; i++) units[most - at_once + i] = front[i];
-    }
-    __device__ __forceinline__ void turn() {
-        turn(held);
-        if (norm) turn(weight);
-    }
-    // `squares` has room for a float a unit and token. A kernel's text comes from afar: units take turns
-    // at it.
+    // `squares` has room for a float a unit and token.
     __device__ __forceinline__ void run(float *squares) {
-        constexpr unsigned step = warps * most, apart = warps * at_once;
-        unsigned known = rows.tokens;
-        float r = 0.0f;
-#pragma unroll 1
-        for (int pass = norm && normed ? 0 : 1; pass < 2; pass++) {
-            const bool fresh = pass == 0 || !norm || !normed || total > step;
+        constexpr unsigned step = warps * most;
+        if (norm) {
 #pragma unroll 1
             for (unsigned first = warp; first < total; first += step) {
-                if (fresh) load_rows(first);
-                if (pass && total > step) load_weights(first);
-                unsigned turned = 0;
-#pragma unroll 1
-                for (unsigned at = first; at < min(first + step, total); at += apart) {
-                    if (at != first) turn(), turned++;
+                load_rows(first);
 #pragma unroll
-                    for (int i = 0; i < at_once; i++) {
-                        const unsigned index = at + i * warps, token = token_of(index);
-                        if (index >= total) break;
-                        if (fresh) settle(held[i], index);
-                        if (pass == 0) {
-                            const float square = sum_of_squares(held[i], lane);
-                            if (lane == 0) squares[index] = square;
-                            continue;
-                        }
-                        if (norm && normed && token != known) {
-                            const float sum = fold_units(squares + token * x.units, x.units, 1);
-                            const float mean = __fdiv_rn(sum, (float)rows.columns);
-                            r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
-                            known = token;
-                        }
-                        if (norm && normed) normalize(held[i], weight[i], r);
-                        quantize_unit(x, index, lane, held[i]);
-                    }
+                for (int i = 0; i < most; i++) {
+                    const float square = sum_of_squares(held[i]);
+                    if (lane == 0 && first + i * warps < total) squares[first + i * warps] = square;
                 }
-                // The first are in front again for the second pass.
-#pragma unroll 1
-                for (; turned % (most / at_once); turned++) turn();
             }
             __syncthreads();
         }
+        unsigned known = rows.tokens;
+        float r = 0.0f;
+#pragma unroll 1
+        for (unsigned first = warp; first < total; first += step) {
+            if (!norm || total > step) load_rows(first);
+            if (total > step) load_weights(first);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                const unsigned index = first + i * warps, token = token_of(index);
+                if (index >= total) break;
+                if (norm && token != known) {
+                    const float sum = fold_units(squares + token * x.units, x.units, 1);
+                    const float mean = __fdiv_rn(sum, (float)rows.columns);
+                    r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+                    known = token;
+                }
+#pragma unroll
+                for (int e = 0; norm && e < 8; e++) {
+                    held[i].of[e] = held[i].of[e] * r;
+                    if (rows.weight) held[i].of[e] = held[i].of[e] * weight[i].of[e];
+                }
+                quantize_unit(x, index, lane, held[i]);
+            }
+        }
+        __syncthreads();
     }
 };
 

@@ -10,12 +10,19 @@
 #define LANE_KEYS (STATE_SIZE / ROW_LANES)
 #define ROWS_AT_ONCE (WARP_LANES / ROW_LANES)
 
-// Rule R4 over values of a warp of which a lane has lane + 32 i; every lane gets it.
-template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
-#pragma unroll
-    for (int half = N / 2; half; half /= 2)
+// Rule R4 over what a lane has, into the first of them. Not a loop over halves, which a compiler leaves in
+// memory.
+template <int half, int N> DEVICE void fold_in_lane(float (&v)[N]) {
+    if constexpr (half > 0) {
 #pragma unroll
         for (int i = 0; i < half; i++) v[i] = v[i] + v[i + half];
+        fold_in_lane<half / 2>(v);
+    }
+}
+
+// Rule R4 over values of a warp of which a lane has lane + 32 i; every lane gets it.
+template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
+    fold_in_lane<N / 2>(v);
     float sum = v[0];
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
@@ -24,10 +31,7 @@ template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
 
 // The same over the keys of each of the rows, whose lanes all get it.
 DEVICE float fold_of_row(float (&v)[LANE_KEYS]) {
-#pragma unroll
-    for (int half = LANE_KEYS / 2; half; half /= 2)
-#pragma unroll
-        for (int i = 0; i < half; i++) v[i] = v[i] + v[i + half];
+    fold_in_lane<LANE_KEYS / 2>(v);
     float sum = v[0];
 #pragma unroll
     for (int lanes = ROW_LANES / 2; lanes; lanes /= 2)
@@ -45,9 +49,9 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[lane % ROW_LANES + ROW_LANES * i] = m[i];
 }
 
-// One token's step of a row: M = g M; r = v - M k; M = M + (b r) k^T; what it returns is M q.
-DEVICE float advance_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS],
-                         const float (&q)[LANE_KEYS], float v, float g, float b, bool starts) {
+// What a token makes of a row: M = g M; r = v - M k; M = M + (b r) k^T.
+DEVICE void update_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS], float v, float g,
+                       float b, bool starts) {
     float p[LANE_KEYS];
 #pragma unroll
     for (int i = 0; i < LANE_KEYS; i++) {
@@ -56,10 +60,14 @@ DEVICE float advance_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS],
     }
     const float change = b * (v - fold_of_row(p));
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) {
-        m[i] = m[i] + change * k[i];
-        p[i] = m[i] * q[i];
-    }
+    for (int i = 0; i < LANE_KEYS; i++) m[i] = m[i] + change * k[i];
+}
+
+// And what it reads of it: M q.
+DEVICE float read_row(const float (&m)[LANE_KEYS], const float (&q)[LANE_KEYS]) {
+    float p[LANE_KEYS];
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i++) p[i] = m[i] * q[i];
     return fold_of_row(p);
 }
 

@@ -91,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         const float *of_token = stages + stage * (STAGE_TOKENS * TOKEN_FLOATS);
         const unsigned count = min(tokens - first, (unsigned)STAGE_TOKENS);
+        float q[LANE_KEYS], k[LANE_KEYS];
+        load_keys(q, of_token, lane);
+        load_keys(k, of_token + STATE_SIZE, lane);
 #pragma unroll 1
         for (unsigned i = 0; i < count; i++, of_token += TOKEN_FLOATS) {
             const float *factors = of_token + 4 * TOKEN_PARTS;
@@ -107,16 +110,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 }
                 held = state;
             }
-            float q[LANE_KEYS], k[LANE_KEYS];
-            load_keys(q, of_token, lane);
-            load_keys(k, of_token + STATE_SIZE, lane);
+#pragma unroll
+            for (int s = 0; s < ROW_SETS; s++)
+                update_row(m[s], k, of_token[2 * STATE_SIZE + own_row + s * ROWS_AT_ONCE],
+                           factors[0], factors[1], starts);
+            // Keys of the next token arrive while queries of this one are multiplied.
+            const float *next = i + 1 < count ? of_token + TOKEN_FLOATS : of_token;
+            load_keys(k, next + STATE_SIZE, lane);
 #pragma unroll
             for (int s = 0; s < ROW_SETS; s++) {
-                const unsigned row = own_row + s * ROWS_AT_ONCE;
-                const float value = advance_row(m[s], k, q, of_token[2 * STATE_SIZE + row],
-                                                factors[0], factors[1], starts);
-                if (lane % ROW_LANES == 0) y[(first + i) * y_stride + row] = value;
+                const float value = read_row(m[s], q);
+                if (lane % ROW_LANES == 0)
+                    y[(first + i) * y_stride + own_row + s * ROWS_AT_ONCE] = value;
             }
+            load_keys(q, next, lane);
         }
         __syncthreads();
     }

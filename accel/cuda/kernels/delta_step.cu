@@ -5,7 +5,7 @@
 // when all have read what the slot kept, stores what it keeps from now on. The workspace counts them: a word for
 // every key head and token.
 //
-// Compiled with STATE_SIZE, HISTORY, WARPS and the places of operands as packets.h has them: X, CONV_WEIGHT,
+// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (of a multiprocessor) and the places of operands as packets.h has them: X, CONV_WEIGHT,
 // QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET and
 // NORM.
 
@@ -16,6 +16,7 @@
 #define ROW_SETS (STATE_SIZE / ROWS_AT_ONCE / WARPS)
 #define HEAD_CHANNELS (3 * STATE_SIZE)
 #define PER_LANE (STATE_SIZE / WARP_LANES)
+#define PER_THREAD ((HEAD_CHANNELS + THREADS - 1) / THREADS)  // channels to convolve
 
 struct QUERIES {
     const unsigned *first;
@@ -36,7 +37,7 @@ DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
     return __ballot_sync(ALL_LANES, found) != 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     float *mixed = (float *)shared;             // queries, keys, values
@@ -56,17 +57,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES, thread = threadIdx.x;
     FOLLOWING_MAY_START;
-    // A thread's channel of queries, keys and values.
-    const bool convolves = thread < HEAD_CHANNELS;
-    const unsigned part = thread / STATE_SIZE, inside = thread % STATE_SIZE;
-    const unsigned channel =
-        (part == 0 ? key_head : part == 1 ? key_heads + key_head : 2 * key_heads + head) *
-            STATE_SIZE + inside;
-    float tap[HISTORY + 1];
+    // A thread's channels of queries, keys and values.
+    unsigned channel[PER_THREAD];
+    float tap[PER_THREAD][HISTORY + 1];
 #pragma unroll
-    for (int i = 0; i <= HISTORY; i++)
-        tap[i] = convolves ? ((const float *)operand_at(launch, CONV_WEIGHT))[channel * (HISTORY + 1) + i]
-                           : 0.0f;
+    for (int c = 0; c < PER_THREAD; c++) {
+        const unsigned at = thread + c * THREADS, part = at / STATE_SIZE;
+        channel[c] = (part == 0   ? key_head
+                      : part == 1 ? key_heads + key_head
+                                  : 2 * key_heads + head) * STATE_SIZE + at % STATE_SIZE;
+        const float *taps =
+            (const float *)operand_at(launch, CONV_WEIGHT) + channel[c] * (HISTORY + 1);
+#pragma unroll
+        for (int i = 0; i <= HISTORY; i++) tap[c][i] = at < HEAD_CHANNELS ? taps[i] : 0.0f;
+    }
     const PACKET *prepared = packet_of(launch, INPUTS_OP);
     const float eps = prepared->real[SSM_DELTA_INPUTS_EPS];
     const float query_scale = prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE];
@@ -76,12 +80,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     if (first >= tokens || has_earlier(queries, first, lane)) return;
     const unsigned slot = queries.slot(first);
-    float *kept = (float *)operand_at(launch, CONV_STATE) + (size_t)slot * HISTORY * channels + channel;
+    float *kept = (float *)operand_at(launch, CONV_STATE) + (size_t)slot * HISTORY * channels;
     float *state = (float *)operand_at(launch, STATE) +
                    ((size_t)slot * value_heads + head) * STATE_SIZE * STATE_SIZE;
-    float m[ROW_SETS][LANE_KEYS], past[HISTORY];
+    float m[ROW_SETS][LANE_KEYS], past[PER_THREAD][HISTORY];
 #pragma unroll
-    for (int i = 0; i < HISTORY; i++) past[i] = convolves ? kept[(size_t)i * channels] : 0.0f;
+    for (int c = 0; c < PER_THREAD; c++)
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++)
+            past[c][i] = thread + c * THREADS < HEAD_CHANNELS
+                             ? kept[(size_t)i * channels + channel[c]]
+                             : 0.0f;
     const unsigned own_row = warp * (ROW_SETS * ROWS_AT_ONCE) + lane / ROW_LANES;
 #pragma unroll
     for (int s = 0; s < ROW_SETS; s++)
@@ -91,19 +100,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned token = first; token < tokens; token++) {
         if (queries.slot(token) != slot) continue;
         const bool starts = queries.starts(token);
-        if (convolves) {
+#pragma unroll
+        for (int c = 0; c < PER_THREAD; c++) {
+            if (thread + c * THREADS >= HEAD_CHANNELS) break;
             const float now =
-                ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel];
+                ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel[c]];
             float total = 0.0f;
 #pragma unroll
             for (int i = 0; i < HISTORY; i++) {
-                const float value = starts ? 0.0f : past[i];
-                total = total + tap[i] * value;
-                if (i) past[i - 1] = value;
+                const float value = starts ? 0.0f : past[c][i];
+                total = total + tap[c][i] * value;
+                if (i) past[c][i - 1] = value;
             }
-            past[HISTORY - 1] = now;
-            total = total + tap[HISTORY] * now;
-            mixed[thread] = silu_of(total);
+            past[c][HISTORY - 1] = now;
+            total = total + tap[c][HISTORY] * now;
+            mixed[thread + c * THREADS] = silu_of(total);
         }
         if (thread == THREADS - 1) {
             const float alpha =
@@ -113,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             factors[0] = exp_of(softplus_of(alpha + dt_bias) * decay);
             factors[1] = sigmoid_of(beta);
         }
-        if (token == first) __threadfence();
         __syncthreads();
+        // What was kept has been read: it is in what was stored.
         if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
         if (warp < 2) {
             float *x = mixed + warp * STATE_SIZE;
@@ -132,15 +143,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        float q[LANE_KEYS], k[LANE_KEYS];
-        load_keys(q, mixed, lane);
-        load_keys(k, mixed + STATE_SIZE, lane);
+        const float g = factors[0], b = factors[1];
+        float of_token[LANE_KEYS];  // keys, then queries: there are no registers for both
+        load_keys(of_token, mixed + STATE_SIZE, lane);
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++)
+            update_row(m[s], of_token, mixed[2 * STATE_SIZE + own_row + s * ROWS_AT_ONCE], g, b,
+                       starts);
+        load_keys(of_token, mixed, lane);
 #pragma unroll
         for (int s = 0; s < ROW_SETS; s++) {
-            const unsigned row = own_row + s * ROWS_AT_ONCE;
-            const float y = advance_row(m[s], k, q, mixed[2 * STATE_SIZE + row], factors[0],
-                                        factors[1], starts);
-            if (lane % ROW_LANES == 0) read[row] = y;
+            const float y = read_row(m[s], of_token);
+            if (lane % ROW_LANES == 0) read[own_row + s * ROWS_AT_ONCE] = y;
         }
         __syncthreads();
         if (warp == 0) {
@@ -170,8 +184,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int s = 0; s < ROW_SETS; s++)
         store_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     const bool last = *ticket + 1 == sharers;
-    if (convolves && (part == 2 || last))
 #pragma unroll
-        for (int i = 0; i < HISTORY; i++) kept[(size_t)i * channels] = past[i];
+    for (int c = 0; c < PER_THREAD; c++) {
+        const unsigned at = thread + c * THREADS;
+        if (at < HEAD_CHANNELS && (at >= 2 * STATE_SIZE || last))
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++)
+                kept[(size_t)i * channels + channel[c]] = past[c][i];
+    }
     if (last && thread == 0) *counter = 0;
 }

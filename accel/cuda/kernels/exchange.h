@@ -48,7 +48,7 @@ struct INCOMING {
     }
     // Four floats as they are stored now, and once all of them have come.
     __device__ __forceinline__ uint4 four(const float *place) const {
-        return load_shared_words((const unsigned *)place);
+        return awaited ? load_shared_words((const unsigned *)place) : *(const uint4 *)place;
     }
     __device__ __forceinline__ float4 settled(uint4 v, const float *place) const {
         unsigned spins = 0;

@@ -25,7 +25,7 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     const unsigned tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS, tile = blockIdx.x;
     const unsigned first = span * SPAN_UNITS, count = min(units - first, (unsigned)SPAN_UNITS);
-    unsigned char *rings = shared + WARPS * ROW_BYTES(SPAN_UNITS);
+    unsigned char *rings = shared;
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
     float *totals = (float *)(barriers + WARPS * SLOTS);  // [matrix][span][row]
     const unsigned char *stack = operand_at(launch, matrix ? ups : gates);
@@ -48,9 +48,7 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
         units,
         false,
     };
-    const ACTIVATIONS x = activations_at(shared + warp * ROW_BYTES(SPAN_UNITS), SPAN_UNITS);
-    copy_activations(x, made, first, count, lane);
-    const float total = run.total(x, 0, lane);
+    const float total = run.total(made, first, lane);
     if (lane % 2 == 0)
         totals[warp * UNIT_ROWS + lane / 4 + (lane % 4 ? 8 : 0)] = total;
     __syncthreads();
@@ -76,13 +74,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
                                  SHARED_UP, false);
 #endif
     constexpr unsigned at_totals =
-        WARPS * ROW_BYTES(SPAN_UNITS) +
         WARPS * SLOTS * (CHUNK_UNITS * UNIT_FORMAT<FORMAT_ID>::unit_bytes + sizeof(COPY_BARRIER));
 #if HAS_SHARED
     constexpr unsigned at_shared_totals =
-        WARPS * ROW_BYTES(SPAN_UNITS) +
         WARPS * SLOTS *
-            (CHUNK_UNITS * UNIT_FORMAT<SHARED_FORMAT>::unit_bytes + sizeof(COPY_BARRIER));
+        (CHUNK_UNITS * UNIT_FORMAT<SHARED_FORMAT>::unit_bytes + sizeof(COPY_BARRIER));
     const float *totals = (const float *)(shared + (chosen ? at_totals : at_shared_totals));
 #else
     const float *totals = (const float *)(shared + at_totals);

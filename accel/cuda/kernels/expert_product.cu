@@ -29,12 +29,12 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     RUN run;
     run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
     PRECEDING_DONE;
-    const unsigned pair = blockIdx.y;
+    const unsigned pair = blockIdx.x, tile = blockIdx.y;
     if (pair >= count_of(launch, product)) return;
     const unsigned id = ((const unsigned *)operand_at(
         launch, IDS))[(pair / used) * stride_at(launch, IDS) + pair % used];
     run.begin(operand_at(launch, W) +
-                  (((size_t)id * tiles + blockIdx.x) * units + first) * RUN::unit_bytes,
+                  (((size_t)id * tiles + tile) * units + first) * RUN::unit_bytes,
               count);
     const unsigned source = pair / places;
     const ACTIVATIONS x = activations_at(shared + warp * ROW_BYTES(SPAN_UNITS), SPAN_UNITS);
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const float total = run.total(x, 0, lane);
     if (lane % 2 == 0) totals[warp * UNIT_ROWS + lane / 4 + (lane % 4 ? 8 : 0)] = total;
     __syncthreads();
-    const unsigned row = blockIdx.x * UNIT_ROWS + threadIdx.x;
+    const unsigned row = tile * UNIT_ROWS + threadIdx.x;
     if (threadIdx.x >= UNIT_ROWS || row >= rows) return;
     float sum = 0.0f;
     for (int span = 0; span < SPANS; span++) sum = sum + totals[span * UNIT_ROWS + threadIdx.x];

@@ -98,7 +98,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
     if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     expert_router(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};

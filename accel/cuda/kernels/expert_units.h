@@ -29,7 +29,7 @@ template <int dtype, int slots> struct UNIT_RUN {
         const unsigned first = fetched * CHUNK_UNITS, slot = fetched % slots;
         if (first < count) {
             begin_copy(barriers + slot, ring + slot * slot_bytes, source + first * unit_bytes,
-                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes);
+                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes, 0);
             fetched++;
         } else {
             no_copy();
@@ -43,13 +43,18 @@ template <int dtype, int slots> struct UNIT_RUN {
 #pragma unroll 1
         for (unsigned chunk = 0; chunk * CHUNK_UNITS < count; chunk++) {
             const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
-            await_copy<slots>(barriers + chunk % slots, chunk / slots);
             const unsigned char *place = ring + chunk % slots * slot_bytes;
+            LANE_UNIT<false> own[CHUNK_UNITS];
+#pragma unroll
+            for (int n = 0; n < CHUNK_UNITS; n++)
+                if (n < units) own[n].load(x, index + first + n, lane);
+            await_copy<slots>(barriers + chunk % slots, chunk / slots);
             float value[CHUNK_UNITS];
             if (units == CHUNK_UNITS)
-                unit_values_of_one<dtype, CHUNK_UNITS>(place, x, index + first, lane, value);
+                unit_values_of_one<dtype, CHUNK_UNITS, false>(place, own, lane, value);
             else
-                unit_values_of_one<dtype, 1>(place, x, index + first, lane, *(float (*)[1])value);
+                unit_values_of_one<dtype, 1, false>(place, *(LANE_UNIT<false>(*)[1])own, lane,
+                                                    *(float (*)[1])value);
             __syncwarp();
             fetch();
 #pragma unroll
@@ -62,19 +67,6 @@ template <int dtype, int slots> struct UNIT_RUN {
         return in_span ? all + span : all;
     }
 };
-
-// Of a row that lies as ACTIVATIONS do in device memory, `units` of them from unit `first` on are copied
-// by one warp.
-DEVICE void copy_activations(const ACTIVATIONS &to, const ACTIVATIONS &from, unsigned first,
-                             unsigned units, int lane) {
-    for (unsigned i = 0; i < units; i++)
-        *(uint4 *)(to.planes + i * UNIT_PLANES + lane * 16) =
-            *(const uint4 *)(from.planes + (first + i) * UNIT_PLANES + lane * 16);
-    for (unsigned i = lane; i < units * (UNIT_SUMS / 2); i += WARP_LANES)
-        ((unsigned *)to.sums)[i] = ((const unsigned *)(from.sums + first * UNIT_SUMS))[i];
-    for (unsigned i = lane; i < units; i += WARP_LANES) to.scales[i] = from.scales[first + i];
-    __syncwarp();
-}
 
 // Unit `unit` of a row that quantize_activation made becomes unit `index` of x: as take_rows of activations.h.
 DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,

@@ -4,10 +4,12 @@
 // exchange.h.
 //
 // Compiled with WARPS, SLOTS, TOKENS and CHUNK_UNITS as in unit_stream.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention; HELD_UNITS as in activations.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which
+// where there are fewer; HEAD_DIM and DTYPE of the attention; NORM_UNITS and PLAIN_UNITS as in
+// step_product.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which
 // says whose turn the banks are, and one of blocks that are done, 0 between steps; counters of
 // attention follow.
 
+#define HELD_UNITS 1
 #include "step_product.h"
 #if HEAD_DIM
 #include "step_attention.h"
@@ -24,11 +26,11 @@ typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS> STEP_SHAPE;
 
-// What the ring has to know of a phase; no tiles are the block's where it has no products.
+// What the ring has to know of a phase; no tiles where it has no products.
 DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     const PRODUCT_PHASE &phase = record.product;
     if (phase.kind != PRODUCT_KIND) {
-        work.own = 0;
+        work.tiles = 0;
         return;
     }
     for (int i = 0; i < MOST_PHASE_MATRICES; i++) {
@@ -36,7 +38,7 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
         work.matrix[i].tiles = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
     }
     work.formats = phase.formats;
-    work.prepare(phase.columns, phase.paired != 0);
+    work.prepare(phase.columns, phase.paired != 0, WARPS);
 }
 
 // What it is in this step.

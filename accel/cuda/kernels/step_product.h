@@ -10,29 +10,36 @@
 // wait for.
 template <class S> struct STEP_RING {
     const PHASE_WORK *works;
-    unsigned phases, phase;
-    COPY_LIST<S> list;
-    RING_PLACE<S::slots> place;
+    unsigned phases, phase, filled, taken;
+    PLACE<MOST_PHASE_MATRICES> fetched;
 
     __device__ __forceinline__ void begin(const PHASE_WORK *works_, unsigned phases_,
                                           const STREAM_MEMORY<S> &memory, unsigned warp) {
-        works = works_, phases = phases_, place = {0, 0};
+        works = works_, phases = phases_, phase = filled = taken = 0;
         open_copies(memory.barriers + warp * S::slots, S::slots);
-        phase = 0, list.begin(works[0], warp);
-#pragma unroll 1
-        for (int i = 0; i < S::slots; i++) fetch(memory, warp, i);
+        enter(warp);
+        for (int i = 0; i < S::slots; i++) fetch(memory, warp);
     }
-    // Goes on to the next phase that has something for this warp where the present one has no more.
-    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
-                                          unsigned slot) {
-        while (list.is_done()) {
-            if (phase + 1 >= phases) {
-                no_copy();
-                return;
-            }
-            list.begin(works[++phase], warp);
+    // The next phase, from the present one on, that has something for this warp.
+    __device__ __forceinline__ void enter(unsigned warp) {
+        for (; phase < phases; phase++) {
+            if (works[phase].tiles == 0) continue;
+            fetched.begin(works[phase], warp);
+            if (fetched.tile < works[phase].tiles) return;
         }
-        list.copy(works[phase], memory, warp, slot);
+    }
+    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        if (phase == phases) {
+            no_copy();
+            return;
+        }
+        const PHASE_WORK &work = works[phase];
+        copy_chunk<S>(work, fetched, memory, warp * S::slots + filled % S::slots);
+        filled++;
+        fetched.next(work);
+        if (fetched.tile < work.tiles) return;
+        phase++;
+        enter(warp);
     }
 };
 
@@ -59,26 +66,32 @@ struct PHASE_OUTPUTS {
     }
 };
 
+template <bool norm, int units, class S>
+DEVICE void quantize_rows(const STREAM_MEMORY<S> &memory, const FLOAT_ROWS<INCOMING> &rows) {
+    ROW_QUANTIZER<S::warps, norm, S::most_tokens == 1, INCOMING, units> quantizer(memory.x, rows);
+    quantizer.load_weights(threadIdx.x / WARP_LANES);
+    quantizer.run(memory.squares);
+}
+
+// NORM_UNITS and PLAIN_UNITS are how many units a warp holds with and without a norm.
 template <class S>
 DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
     memory.begin();
-    CHUNK_LIST<S> list;
-    list.begin(work, memory, threadIdx.x / WARP_LANES);
     const int tokens = (int)min(work.tokens, S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
-    ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING> quantizer(memory.x, rows,
-                                                                           phase.norm != 0);
-    quantizer.load_weights(threadIdx.x / WARP_LANES);
-    quantizer.run(memory.squares);
+    if (phase.norm)
+        quantize_rows<true, NORM_UNITS>(memory, rows);
+    else
+        quantize_rows<false, PLAIN_UNITS>(memory, rows);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
-    stream_product<S>(work, ring, list, memory, max(tokens, 1), outputs);
+    stream_product<S>(work, ring, memory, max(tokens, 1), outputs);
 }
 
 #endif

@@ -57,7 +57,7 @@ struct alignas(16) PHASE_WORK : UNIT_WORK<MOST_PHASE_MATRICES> {
     const unsigned char *norms[2];
     unsigned norm_bytes, tokens;
 };
-static_assert(sizeof(PHASE_WORK) == 96, "as persistent.py has it");
+static_assert(sizeof(PHASE_WORK) == 112, "as persistent.py has it");
 
 // Of one launch: where operands are in this step.
 struct STEP_MEMORY {

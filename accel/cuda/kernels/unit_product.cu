@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     open_matrix(launch, 3, W3, B3, Y3, work.matrix[3], outputs.result[3]);
 #endif
     work.formats = NUMBERS;
-    work.prepare(columns, PAIRED);
+    work.prepare(columns, PAIRED, WARPS);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
@@ -106,8 +106,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     memory.begin();
     RING<PRODUCT_SHAPE> ring(work);
     ring.begin(memory, threadIdx.x / WARP_LANES);
-    CHUNK_LIST<PRODUCT_SHAPE> list;
-    list.begin(work, memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
     const FLOAT_ROWS<> rows = {
@@ -135,5 +133,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, memory, own, outputs);
 }

@@ -242,60 +242,33 @@ template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit
     value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[place]);
 }
 
-// What a lane has of the activations of a unit, for one token. `spread`: once for each of the four
-// pairs of columns, zeros for all but the lane's own; registers instead of instructions.
-template <bool spread> struct LANE_UNIT {
-    unsigned word[spread ? 16 : 4];
-    uint2 sums;
-    float scale;
-
-    __device__ __forceinline__ void load(const ACTIVATIONS &x, unsigned index, int lane) {
-        const uint4 b = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
-#pragma unroll
-        for (int i = 0; i < (spread ? 16 : 4); i++)
-            word[i] = !spread || lane / 8 == i / 4 ? word_of(b, i % 4) : 0;
-        sums = *(const uint2 *)(x.sums + (size_t)index * UNIT_SUMS + lane % 4 * 4);
-        scale = x.scales[index];
-    }
-    // Word i as an operand of the columns of a pair.
-    __device__ __forceinline__ unsigned of(int pair, int i, int lane) const {
-        return spread ? word[pair * 4 + i] : lane / 8 == pair ? word[i] : 0;
-    }
-};
-
 // A lane's part of the sums of rows g and g + 8 for one token: what it keeps, of row g for t < 2,
 // and what it gives to lane ^ 2. Of formats with minima odd lanes have the sums over those.
-template <int dtype, bool spread>
-DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT<spread> &x, int lane, int &kept,
-                      int &given) {
+template <int dtype> DEVICE void lane_sums(const unsigned char *unit, const ACTIVATIONS &x,
+                                           unsigned index, int lane, int &kept, int &given) {
     typedef UNIT_FORMAT<dtype> FORMAT;
-    const int g = lane / 4, t = lane % 4;
-    const int m[4] = {(short)x.sums.x, (int)x.sums.x >> 16, (short)x.sums.y,
-                      (int)x.sums.y >> 16};
+    const int g = lane / 4, t = lane % 4, pair = g / 2;
+    const uint4 b = vector_at(x.planes + (size_t)index * UNIT_PLANES + lane * 16);
+    const uint2 packed = *(const uint2 *)(x.sums + (size_t)index * UNIT_SUMS + t * 4);
+    const int m[4] = {(short)packed.x, (int)packed.x >> 16, (short)packed.y, (int)packed.y >> 16};
     UPPER_PLANES<dtype> upper;
     upper.load(unit, lane);
-    int sum[4][4];
-#pragma unroll
-    for (int q = 0; q < 4; q++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sum[q][e] = e % 2 ? -FORMAT::zero * m[q] : 0;
+    int sum[4][4] = {};
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         // Sub-blocks 2 v and 2 v + 1 belong to pairs 2 (v % 2) and 2 (v % 2) + 1.
         unsigned even[4], odd[4];
         unit_operands<dtype>(unit, upper, lane, v, even, odd);
-        const int first = v % 2 * 2, at = v / 2 * 2;
+        const bool first = pair == v % 2 * 2, second = pair == v % 2 * 2 + 1;
+        const unsigned b0 = v / 2 ? b.z : b.x, b1 = v / 2 ? b.w : b.y;
         if (FORMAT::halves) {
             const unsigned low[4] = {even[0], even[1], odd[0], odd[1]};
             const unsigned high[4] = {even[2], even[3], odd[2], odd[3]};
-            multiply_32<false>(sum[at], low, x.of(first, at, lane), x.of(first + 1, at, lane));
-            multiply_32<false>(sum[at + 1], high, x.of(first, at + 1, lane),
-                               x.of(first + 1, at + 1, lane));
+            multiply_32<false>(sum[v / 2 * 2], low, first ? b0 : 0, second ? b0 : 0);
+            multiply_32<false>(sum[v / 2 * 2 + 1], high, first ? b1 : 0, second ? b1 : 0);
         } else {
-            multiply_32<FORMAT::is_signed>(sum[v / 2], even, x.of(first, at, lane),
-                                           x.of(first, at + 1, lane));
-            multiply_32<FORMAT::is_signed>(sum[v / 2], odd, x.of(first + 1, at, lane),
-                                           x.of(first + 1, at + 1, lane));
+            multiply_32<FORMAT::is_signed>(sum[v / 2], even, first ? b0 : 0, first ? b1 : 0);
+            multiply_32<FORMAT::is_signed>(sum[v / 2], odd, second ? b0 : 0, second ? b1 : 0);
         }
     }
     int j[2] = {0, 0}, p[2] = {0, 0};
@@ -304,20 +277,24 @@ DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT<spread> &x, int
         const unsigned char *scales = unit + FORMAT::scales_at + (g + 8 * r) * FORMAT::row_scales;
         if (FORMAT::halves) {
             // Sums 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t of the sixteen.
-            const signed char *factor = (const signed char *)scales + 2 * t;
+            const unsigned near = ((const unsigned short *)scales)[t];
+            const unsigned far = ((const unsigned short *)scales)[4 + t];
+            const int factor[4] = {(signed char)near, (signed char)(near >> 8), (signed char)far,
+                                   (signed char)(far >> 8)};
 #pragma unroll
             for (int q = 0; q < 4; q++)
-                j[r] += factor[q / 2 * 8 + q % 2] * (16 * sum[q][2 * r] + sum[q][2 * r + 1]);
+                j[r] += factor[q] * (16 * sum[q][2 * r] + sum[q][2 * r + 1] - FORMAT::zero * m[q]);
         } else {
-            // Six bits of sub-blocks t and 4 + t, see six_bit_pairs.
-            const unsigned near = scales[4 + t], minimum = scales[8 + t], far = scales[12 + t];
-            const int first = near & 63, second = (far & 15) | (near >> 2 & 48);
-            j[r] = first * (16 * sum[0][2 * r] + sum[0][2 * r + 1]) +
-                   second * (16 * sum[1][2 * r] + sum[1][2 * r + 1]);
-            // Codes that count 16 times: 2 x 63 x 16 x 15 x 32 x 2047 is less than 2^31.
-            if (FORMAT::odd_shift) j[r] >>= t % 2 * FORMAT::odd_shift;
-            p[r] = (int)(minimum & 63) * (m[0] + m[1]) +
-                   (int)(far >> 4 | (minimum >> 2 & 48)) * (m[2] + m[3]);
+            const uint4 header = vector_at(scales);
+            unsigned factor[2], minimum[2];
+            six_bit_pairs(header, factor, minimum);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int dot = 16 * sum[h][2 * r] + sum[h][2 * r + 1];
+                if (FORMAT::odd_shift) dot >>= t % 2 * FORMAT::odd_shift;
+                j[r] += byte_of(factor[h], t) * dot;
+                p[r] += byte_of(minimum[h], t) * (m[2 * h] + m[2 * h + 1]);
+            }
         }
     }
     const bool upper_row = t / 2, minima = t % 2;
@@ -333,15 +310,15 @@ DEVICE void lane_sums(const unsigned char *unit, const LANE_UNIT<spread> &x, int
 // The same for one token and COUNT units side by side, in formats of super-blocks: the four pairs
 // of columns take sub-blocks in turn, so that every lane has sums to scale. Lanes t = 0 get row g,
 // lanes t = 2 row g + 8.
-template <int dtype, int COUNT, bool spread>
-DEVICE void unit_values_of_one(const unsigned char *units, const LANE_UNIT<spread> (&x)[COUNT],
-                               int lane, float (&value)[COUNT]) {
+template <int dtype, int COUNT> DEVICE void unit_values_of_one(const unsigned char *units,
+                                                               const ACTIVATIONS &x, unsigned index,
+                                                               int lane, float (&value)[COUNT]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
     const int t = lane % 4, row = lane / 4 + (t / 2 ? 8 : 0);
     int kept[COUNT], given[COUNT];
 #pragma unroll
     for (int n = 0; n < COUNT; n++)
-        lane_sums<dtype>(units + n * FORMAT::unit_bytes, x[n], lane, kept[n], given[n]);
+        lane_sums<dtype>(units + n * FORMAT::unit_bytes, x, index + n, lane, kept[n], given[n]);
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
         const unsigned char *unit = units + n * FORMAT::unit_bytes;
@@ -351,11 +328,11 @@ DEVICE void unit_values_of_one(const unsigned char *units, const LANE_UNIT<sprea
             const unsigned short *halves =
                 (const unsigned short *)(unit + FORMAT::scales_at + row * FORMAT::row_scales);
             const float part = half_bits(halves[t % 2]) * (float)all;
-            value[n] = (part - __shfl_xor_sync(ALL_LANES, part, 1)) * x[n].scale;
+            value[n] = (part - __shfl_xor_sync(ALL_LANES, part, 1)) * x.scales[index + n];
         } else {
             all += __shfl_xor_sync(ALL_LANES, all, 1);
             const float d = half_bits(((const unsigned short *)(unit + FORMAT::rest_at))[row]);
-            value[n] = d * (float)all * x[n].scale;
+            value[n] = d * (float)all * x.scales[index + n];
         }
     }
 }

@@ -14,7 +14,6 @@ template <int... dtypes> struct FORMATS;
 template <int dtype_> struct FORMATS<dtype_> {
     static constexpr int dtype = dtype_;
     static constexpr bool last = true;
-    static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick;
     static constexpr unsigned most_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
     static __device__ __forceinline__ unsigned unit_bytes(unsigned) { return most_bytes; }
 };
@@ -22,7 +21,6 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
     typedef FORMATS<others...> rest;
     static constexpr int dtype = dtype_;
     static constexpr bool last = false;
-    static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick || rest::any_quick;
     static constexpr unsigned own_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
     static constexpr unsigned most_bytes =
         own_bytes > rest::most_bytes ? own_bytes : rest::most_bytes;
@@ -39,38 +37,38 @@ struct UNIT_MATRIX {
 
 // What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
 // whose tiles belong together. A tile is `steps` chunks, of a pair first all of one and then of the
-// other; `own` tiles are the block's. `formats` has four bits a matrix.
+// other; `warps` steps on are `jump` of a block's tiles and `rest` steps. `formats` has four bits a matrix.
 template <int most> struct UNIT_WORK {
     UNIT_MATRIX matrix[most];
-    unsigned units, chunks, steps, own, formats;
+    unsigned units, tiles, chunks, steps, jump, rest, formats;
     bool paired;
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
     }
-    __device__ __forceinline__ void prepare(unsigned columns, bool paired_) {
+    __device__ __forceinline__ void prepare(unsigned columns, bool paired_, unsigned warps) {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
         chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
         steps = paired ? 2 * chunks : chunks;
-        unsigned tiles = matrix[0].tiles;
+        jump = warps / steps, rest = warps % steps;
+        tiles = matrix[0].tiles;
 #pragma unroll
         for (int i = 1; i < most; i++)
             if (!paired) tiles += matrix[i].tiles;
-        own = tiles > blockIdx.x ? (tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    }
-    // Chunks of the block that a warp computes, every `warps`-th.
-    __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
-        return (own * steps + warps - 1 - warp) / warps;
     }
 };
 
-// A chunk of a block's work: which of its tiles, matrix, tile of the matrix, step and first unit.
+// A place in a block's work: tile (of all matrices), matrix, tile of the matrix, step and unit.
 template <int most> struct PLACE {
-    unsigned local, matrix, in_matrix, step, unit;
+    unsigned tile, local, matrix, in_matrix, step, unit;
 
-    __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned chunk) {
-        local = chunk / work.steps, step = chunk - local * work.steps;
-        in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
+    __device__ __forceinline__ void begin(const UNIT_WORK<most> &work, unsigned warp) {
+        local = warp / work.steps, step = warp % work.steps;
+        tile = blockIdx.x + local * gridDim.x;
+        settle(work);
+    }
+    __device__ __forceinline__ void settle(const UNIT_WORK<most> &work) {
+        in_matrix = tile, matrix = 0, unit = step * CHUNK_UNITS;
         if (work.paired) {
             if (step >= work.chunks) matrix = 1, unit -= work.chunks * CHUNK_UNITS;
             return;
@@ -82,6 +80,11 @@ template <int most> struct PLACE {
     }
     __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
+    }
+    __device__ __forceinline__ void next(const UNIT_WORK<most> &work) {
+        step += work.rest, local += work.jump, tile += work.jump * gridDim.x;
+        if (step >= work.steps) step -= work.steps, local++, tile += gridDim.x;
+        settle(work);
     }
 };
 
@@ -140,140 +143,56 @@ template <class S> struct STREAM_MEMORY {
 
 DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
 
-// Whether the warp is the one that folds the tile: warps that have one of its last steps take turns.
-// Were it the warp that comes last, it would be late with the next tile for that and come last again.
+// Asks for the chunk at a place of the work.
 template <class S>
-DEVICE bool folds_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at) {
-    const unsigned turn = at.local % MOST_TILE_SLOTS, latest = min(work.steps, (unsigned)S::warps);
-    return at.step + 1 + min(turn, latest - 1) == work.steps;
+DEVICE void copy_chunk(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at,
+                       const STREAM_MEMORY<S> &memory, unsigned slot) {
+    const unsigned bytes = S::formats::unit_bytes(work.format_of(at.matrix));
+    const unsigned char *units = work.matrix[0].units;
+#pragma unroll
+    for (int i = 1; i < S::matrices; i++)
+        if (at.matrix == i) units = work.matrix[i].units;
+    const size_t unit = (size_t)at.in_matrix * work.units + at.unit;
+    begin_copy(memory.barriers + slot, memory.ring + slot * S::slot_bytes, units + unit * bytes,
+               at.units(work) * bytes);
 }
 
-// Chunks a warp asks for: every lane knows one of 32.
-template <class S> struct COPY_LIST {
-    const unsigned char *source;
-    unsigned bytes, next, count;
-
-    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work, unsigned warp) {
-        next = 0, count = work.chunks_of(warp, S::warps);
-    }
-    __device__ __forceinline__ bool is_done() const { return next == count; }
-    // Fills a slot with the next of them.
-    __device__ __forceinline__ void copy(const UNIT_WORK<S::matrices> &work,
-                                         const STREAM_MEMORY<S> &memory, unsigned warp,
-                                         unsigned slot) {
-        if (next % WARP_LANES == 0) look(work, warp);
-        const unsigned place = warp * S::slots + slot;
-        begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, source, bytes,
-                   next % WARP_LANES);
-        next++;
-    }
-    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work, unsigned warp) {
-        const unsigned lane = threadIdx.x % WARP_LANES;
-        const PLACE<S::matrices> at(work, warp + min(next + lane, count - 1) * S::warps);
-        const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
-        const unsigned char *units = work.matrix[0].units;
-#pragma unroll
-        for (int i = 1; i < S::matrices; i++)
-            if (at.matrix == i) units = work.matrix[i].units;
-        source = units + ((size_t)at.in_matrix * work.units + at.unit) * unit_bytes;
-        bytes = at.units(work) * unit_bytes;
-    }
-};
-
-// Where a warp is in its ring: the slot it takes next, and how often it came around.
-template <int slots> struct RING_PLACE {
-    unsigned slot, rounds;
-    __device__ __forceinline__ void next() {
-        if (++slot == slots) slot = 0, rounds++;
-    }
-};
-
-// One warp's ring. What is asked for runs ahead of what is computed.
+// One warp's ring. `fetched` runs ahead of what is computed.
 template <class S> struct RING {
     const UNIT_WORK<S::matrices> &work;
-    COPY_LIST<S> list;
-    RING_PLACE<S::slots> place;
+    PLACE<S::matrices> fetched;
+    unsigned filled, taken;
 
     __device__ __forceinline__ RING(const UNIT_WORK<S::matrices> &work_) : work(work_) {}
     __device__ __forceinline__ void begin(const STREAM_MEMORY<S> &memory, unsigned warp) {
-        place = {0, 0};
+        filled = taken = 0;
         open_copies(memory.barriers + warp * S::slots, S::slots);
-        list.begin(work, warp);
-#pragma unroll 1
-        for (int i = 0; i < S::slots; i++) fetch(memory, warp, i);
+        fetched.begin(work, warp);
+        for (int i = 0; i < S::slots; i++) fetch(memory, warp);
     }
-    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
-                                          unsigned slot) {
-        if (list.is_done())
+    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        if (fetched.tile >= work.tiles) {
             no_copy();
-        else
-            list.copy(work, memory, warp, slot);
-    }
-};
-
-// Chunks a warp computes, in the order it asks for them: every lane knows one of 32.
-template <class S> struct CHUNK_LIST {
-    unsigned local, packed, count;
-
-    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work,
-                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
-        count = work.chunks_of(warp, S::warps);
-        look(work, memory, warp, 0);
-    }
-    // Those from number `first` on.
-    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work,
-                                         const STREAM_MEMORY<S> &memory, unsigned warp,
-                                         unsigned first) {
-        const unsigned lane = threadIdx.x % WARP_LANES;
-        const PLACE<S::matrices> at(work, warp + (first + lane) * S::warps);
-        local = at.local;
-        const unsigned place = memory.slot_of(local) * memory.tile_units + at.unit +
-                               (work.paired ? at.matrix * work.units : 0);
-        packed = at.unit | place << 12 | work.format_of(at.matrix) << 24 |
-                 (at.units(work) - 1) << 26 | folds_tile<S>(work, at) << 28 |
-                 memory.slot_of(local) << 29;
-    }
-};
-
-// A chunk as the list has it.
-struct LISTED_CHUNK {
-    unsigned packed;
-    __device__ __forceinline__ unsigned unit() const { return packed & 4095; }
-    __device__ __forceinline__ unsigned place() const { return packed >> 12 & 4095; }
-    __device__ __forceinline__ unsigned format() const { return packed >> 24 & 3; }
-    __device__ __forceinline__ unsigned units() const { return (packed >> 26 & 3) + 1; }
-    __device__ __forceinline__ bool folds() const { return packed >> 28 & 1; }
-    __device__ __forceinline__ unsigned slot() const { return packed >> 29; }
-};
-
-// What a warp holds of the activations of one token: those of the units of its last chunk, which are
-// mostly those of the next one, too.
-template <class S> struct HELD_ACTIVATIONS {
-    static constexpr bool used = S::most_tokens == 1 && S::formats::any_quick;
-    LANE_UNIT<(S::warps <= 8)> unit[used ? CHUNK_UNITS : 1];
-    unsigned first;
-
-    __device__ __forceinline__ void take(const ACTIVATIONS &x, unsigned first_, unsigned units,
-                                         int lane) {
-        if (!used || first == first_) return;
-        first = first_;
-#pragma unroll
-        for (int n = 0; n < (used ? CHUNK_UNITS : 1); n++)
-            unit[n].load(x, min(first + n, units - 1), lane);
+            return;
+        }
+        copy_chunk<S>(work, fetched, memory, warp * S::slots + filled % S::slots);
+        filled++;
+        fetched.next(work);
     }
 };
 
 // Values of a chunk's units go where the warp that folds the tile finds them.
 template <class S, int dtype>
-DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
-                         const HELD_ACTIVATIONS<S> &held, unsigned first, unsigned units,
-                         int tokens, int lane, float *values) {
+DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x, unsigned first,
+                         unsigned units, int tokens, int lane, float *values) {
     const int g = lane / 4, t = lane % 4;
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
-        // Of a chunk that is not full the rest is what was there before, and is not used.
         float value[CHUNK_UNITS];
-        unit_values_of_one<dtype>(chunk, held.unit, lane, value);
+        if (CHUNK_UNITS > 1 && units == CHUNK_UNITS)
+            unit_values_of_one<dtype, CHUNK_UNITS>(chunk, x, first, lane, value);
+        else
+            unit_values_of_one<dtype, 1>(chunk, x, first, lane, *(float (*)[1])value);
         if (t % 2 == 0)
 #pragma unroll
             for (int n = 0; n < CHUNK_UNITS; n++)
@@ -293,33 +212,40 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
 // The same by the number of the format.
 template <class S, class F>
 DEVICE void values_by_format(unsigned number, const unsigned char *chunk, const ACTIVATIONS &x,
-                             const HELD_ACTIVATIONS<S> &held, unsigned first, unsigned units,
-                             int tokens, int lane, float *values) {
+                             unsigned first, unsigned units, int tokens, int lane,
+                             float *values) {
     if constexpr (F::last) {
-        chunk_values<S, F::dtype>(chunk, x, held, first, units, tokens, lane, values);
+        chunk_values<S, F::dtype>(chunk, x, first, units, tokens, lane, values);
     } else {
         if (number == 0)
-            chunk_values<S, F::dtype>(chunk, x, held, first, units, tokens, lane, values);
+            chunk_values<S, F::dtype>(chunk, x, first, units, tokens, lane, values);
         else
-            values_by_format<S, typename F::rest>(number - 1, chunk, x, held, first, units, tokens,
-                                                  lane, values);
+            values_by_format<S, typename F::rest>(number - 1, chunk, x, first, units, tokens, lane,
+                                                  values);
     }
 }
 
 // A tile that this warp is to fold once all of its values have come. `waited_for`: the block's tiles
 // are more than the slots for their values, so that another one waits for this one's.
 struct TILE_TO_FOLD {
-    unsigned local;
+    unsigned local, matrix, in_matrix;
     bool exists, waited_for;
 };
 
-// Whether the tile is to be folded before a chunk of the block's tile `local` is computed: the chunk has
-// no slot yet, or another tile waits and all values are there. Lanes may see this at different times:
-// one decides.
+// Whether the warp is the one that folds the tile: warps that have one of its last steps take turns.
+// Were it the warp that comes last, it would be late with the next tile for that and come last again.
+template <class S>
+DEVICE bool folds_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at) {
+    const unsigned turn = at.local % MOST_TILE_SLOTS, latest = min(work.steps, (unsigned)S::warps);
+    return at.step + 1 + min(turn, latest - 1) == work.steps;
+}
+
+// Whether the tile is to be folded before the chunk at a place is computed: the chunk has no slot yet,
+// or another tile waits and all values are there. Lanes may see this at different times: one decides.
 template <class S>
 DEVICE bool is_time(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
-                    const STREAM_MEMORY<S> &memory, unsigned local) {
-    const bool blocked = now_at(memory.folded + memory.slot_of(local)) != memory.turn_of(local);
+                    const STREAM_MEMORY<S> &memory, const PLACE<S::matrices> &at) {
+    const bool blocked = now_at(memory.folded + memory.slot_of(at.local)) != memory.turn_of(at.local);
     const bool complete = now_at(memory.arrived + memory.slot_of(tile.local)) == work.steps;
     return __shfl_sync(ALL_LANES, blocked || (tile.waited_for && complete), 0);
 }
@@ -333,18 +259,18 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &ti
     // Of a pair the upper half of the warp folds the second matrix.
     const int half = work.paired ? lane / UNIT_ROWS : 0;
     const int items = UNIT_ROWS * tokens, at_once = work.paired ? UNIT_ROWS : WARP_LANES;
-    const PLACE<S::matrices> place(work, tile.local * work.steps);
+    const unsigned matrix = work.paired ? 0 : tile.matrix;
     for (int first = 0; first < items; first += at_once) {
         const int i = first + lane % at_once, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
         const bool exists = i < items;
-        const float added = exists ? output.added(place.matrix, place.in_matrix, row, token) : 0.0f;
+        const float added = exists ? output.added(matrix, tile.in_matrix, row, token) : 0.0f;
         while (now_at(memory.arrived + slot) != work.steps) spin_pause();
         block_fence();
         const float *values = memory.value_of(tile.local, half * work.units) + (exists ? i : 0);
         const float total = fold_units(values, work.units, stride);
         const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
         if (exists && half == 0)
-            output(place.matrix, place.in_matrix, row, token, total, other, added);
+            output(matrix, tile.in_matrix, row, token, total, other, added);
     }
     __syncwarp();
     if (lane == 0) {
@@ -355,50 +281,46 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &ti
     __syncwarp();
 }
 
-// Whole product of a block, for `tokens` tokens; `list` has the warp's chunks. output(matrix, tile,
-// row, token, value, other, added) is called once for every row of a tile and token; `other` is the
-// second matrix' where paired, and `added` what output.added(matrix, tile, row, token) was before the
-// values were there.
+// Whole product of a block, for `tokens` tokens. output(matrix, tile, row, token, value, other, added)
+// is called once for every row of a tile and token; `other` is the second matrix' where paired, and
+// `added` what output.added(matrix, tile, row, token) was before the values were there.
 template <class S, class RING_OF, class OUTPUT>
-DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CHUNK_LIST<S> &list,
+DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring,
                            const STREAM_MEMORY<S> &memory, int tokens, const OUTPUT &output) {
     const int lane = threadIdx.x % WARP_LANES;
-    const unsigned warp = threadIdx.x / WARP_LANES;
-    // Whether tiles wait for the place of others. Without it nobody has to look.
-    const bool crowded = work.own > 1u << memory.slot_bits;
-    HELD_ACTIVATIONS<S> held;
-    held.first = ~0u;
+    const unsigned warp = threadIdx.x / WARP_LANES, tiles = work.tiles;
+    PLACE<S::matrices> at;
+    at.begin(work, warp);
     TILE_TO_FOLD mine = {};
-#pragma unroll 1
-    for (unsigned i = 0;; i++) {
-        const bool more = i < list.count;
-        if (i && i % WARP_LANES == 0) list.look(work, memory, warp, i);
-        const LISTED_CHUNK at = {__shfl_sync(ALL_LANES, list.packed, i % WARP_LANES)};
-        const unsigned local = __shfl_sync(ALL_LANES, list.local, i % WARP_LANES);
+    while (true) {
+        const bool more = at.tile < tiles;
+        const unsigned slot = memory.slot_of(at.local), turn = memory.turn_of(at.local);
         // What nobody waits for is folded behind the last chunk.
-        if (mine.exists && (!more || at.folds() ||
-                            (crowded && is_time<S>(work, mine, memory, local)))) {
+        if (mine.exists && (!more || folds_tile<S>(work, at) || is_time<S>(work, mine, memory, at))) {
             fold_tile<S>(work, mine, memory, tokens, lane, output);
             mine.exists = false;
+            continue;
         }
         if (!more) break;
-        held.take(memory.x, at.unit(), work.units, lane);
-        const unsigned place = warp * S::slots + ring.place.slot;
-        await_copy<S::slots>(memory.barriers + place, ring.place.rounds);
-        if (crowded)
-            while (now_at(memory.folded + at.slot()) != memory.turn_of(local)) spin_pause();
-        values_by_format<S, typename S::formats>(
-            at.format(), memory.ring + place * S::slot_bytes, memory.x, held, at.unit(),
-            at.units(), tokens, lane,
-            memory.values + at.place() * (S::most_tokens * UNIT_ROWS));
+        const unsigned place = warp * S::slots + ring.taken % S::slots;
+        await_copy<S::slots>(memory.barriers + place, ring.taken / S::slots);
+        ring.taken++;
+        while (now_at(memory.folded + slot) != turn) spin_pause();
+        const unsigned char *chunk = memory.ring + place * S::slot_bytes;
+        float *values =
+            memory.value_of(at.local, at.unit + (work.paired ? at.matrix * work.units : 0));
+        values_by_format<S, typename S::formats>(work.format_of(at.matrix), chunk, memory.x,
+                                                 at.unit, at.units(work), tokens, lane, values);
         __syncwarp();
-        ring.fetch(memory, warp, ring.place.slot);
-        ring.place.next();
-        if (lane == 0) {
-            block_fence();
-            atomicAdd(memory.arrived + at.slot(), 1);
+        ring.fetch(memory, warp);
+        block_fence();
+        __syncwarp();
+        if (lane == 0) atomicAdd(memory.arrived + slot, 1);
+        if (folds_tile<S>(work, at)) {
+            const unsigned next = at.tile + (gridDim.x << memory.slot_bits);
+            mine = {at.local, at.matrix, at.in_matrix, true, next < tiles};
         }
-        if (at.folds()) mine = {local, true, local + (1u << memory.slot_bits) < work.own};
+        at.next(work);
     }
 }
 

@@ -99,8 +99,8 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
 // Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
-// One slot is one copy under way: `begin_copy` fills it with what lane `owner` names, `await_copy`
-// returns when what was last begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
+// One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
+// begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
 // leaves the cache of the device before anything else: a step reads a weight once.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
@@ -117,9 +117,8 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     __syncwarp();
 }
 
-DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes,
-                       unsigned owner) {
-    if (threadIdx.x % WARP_LANES != owner) return;
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
+    if (threadIdx.x % WARP_LANES != 0) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -149,12 +148,8 @@ typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *, int) {}
 
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
-                       unsigned owner) {
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
-    const unsigned long long source =
-        __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
-    const unsigned bytes = __shfl_sync(ALL_LANES, size, (int)owner);
     for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
                      "l"((const char *)source + at)

@@ -17,14 +17,13 @@ DEVICE void add_scaled(int (&j)[4], const int (&high)[4], const int (&low)[4], i
     for (int e = 0; e < 4; e++) j[e] += (e / 2 ? lower : upper) * (16 * high[e] + low[e]);
 }
 
-// Sub-block b, as an operand, times eight tokens; `block` has the lane's words of both halves of the
-// high parts of m and then of the low ones. Of codes of four bits, 16 times the codes multiply the
+// Sub-block b, as an operand, times eight tokens; h0 and h1 are the lane's words of both halves of the
+// high parts of m, l0 and l1 of the low ones. Of codes of four bits, 16 times the codes multiply the
 // high parts and the codes themselves the low ones in one sum.
 template <int dtype>
 DEVICE void add_sub_block(const UNIT_SCALES<dtype> &scales, const unsigned (&codes)[4], int b,
-                          const unsigned *block, int (&j)[4]) {
+                          unsigned h0, unsigned h1, unsigned l0, unsigned l1, int (&j)[4]) {
     typedef UNIT_FORMAT<dtype> FORMAT;
-    const unsigned h0 = block[0], h1 = block[32], l0 = block[64], l1 = block[96];
     int first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
     if (FORMAT::odd_shift) {
         const unsigned shifted_codes[4] = {codes[0] << 4, codes[1] << 4, codes[2] << 4,
@@ -65,9 +64,10 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
             for (int odd = 0; odd < 2; odd++) {
                 const int b = 2 * v + odd;
                 int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
-                add_sub_block<dtype>(
-                    scales, codes[odd], b,
-                    (const unsigned *)(planes + n * EIGHT_BYTES + b * 512) + lane, of_eight);
+                const unsigned *block =
+                    (const unsigned *)(planes + n * EIGHT_BYTES + b * 512) + lane;
+                add_sub_block<dtype>(scales, codes[odd], b, block[0], block[32], block[64],
+                                     block[96], of_eight);
 #pragma unroll
                 for (int e = 0; e < 4; e++) j[4 * n + e] = of_eight[e];
             }

@@ -98,10 +98,12 @@ def smallest_model() -> Iterator[Model]:
 
 def measure_host(runner: ModelRunner, steps: int) -> HostCost:
     """Time ``steps`` steps of each kind; every sequence decodes at the end of its context."""
-    return HostCost(_steady(runner, steps), _churn(runner, steps))
+    return HostCost(steady(runner, steps), _churn(runner, steps))
 
 
-def _steady(runner: ModelRunner, steps: int) -> list[float]:
+def steady(runner: ModelRunner, steps: int) -> list[float]:
+    """Microseconds of CPU time of each of so many steps in all of which the same sequences decode,
+    one in every slot."""
     limits = runner.limits
     engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
     prompt = (1,) * (limits.context - steps - 2 * PAGE_TOKENS)
@@ -109,14 +111,21 @@ def _steady(runner: ModelRunner, steps: int) -> list[float]:
         # Not all of them begin a page in the same step.
         request = prompt[number % PAGE_TOKENS :]
         engine.submit(Request(number, request, steps + PAGE_TOKENS, GREEDY, ignore_end=True))
-    waited = 0
-    while waited < limits.slots:
-        waited += len(engine.step())
+    begun: set[int] = set()
+    while len(begun) < limits.slots:
+        for event in engine.step():
+            begun.add(event.request_id)
+            # Or those whose prompts are read first have ended before the last one is.
+            engine.stall(event.request_id, patient=True)
+    for number in begun:
+        engine.unstall(number)
+    while len(engine.step()) < limits.slots:
+        pass
     return [_cpu_microseconds(engine) for _ in range(steps)]
 
 
 def _churn(runner: ModelRunner, steps: int) -> list[float]:
-    """As ``_steady``, with short sequences, each followed by the next one when it ends."""
+    """As ``steady``, with short sequences, each followed by the next one when it ends."""
     limits = runner.limits
     engine = Engine(runner, prefix_cache=False, clock=time.perf_counter)
     found = []

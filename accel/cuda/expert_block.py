@@ -1,0 +1,127 @@
+"""Blocks of experts among the ops of a step: norm, router, choice, products, weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel.cuda.runs import operand_of, result
+from accel.packets.step import Op, Tensor
+from contract.dtypes import F32
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlock:
+    """Places of the ops of a block of experts among those that are left; None where absent."""
+
+    norm: int
+    router: int
+    topk: int
+    quantize: int
+    gates: int
+    ups: int
+    activation: int
+    hidden: int
+    downs: int
+    total: int
+    length: int
+    gate_logit: int | None = None
+    shared_gate: int | None = None
+    shared_up: int | None = None
+    shared_activation: int | None = None
+    shared_down: int | None = None
+    shared_total: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Which op writes the result."""
+        return self.total if self.shared_total is None else self.shared_total
+
+
+class _Reader:
+    """Takes ops one after the other as long as they are those of a block of experts."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = ops
+        self.at = 0
+
+    def take(self, name: str, **operands: Tensor | None) -> int | None:
+        """The place of the next op if it is ``name`` and reads these tensors."""
+        if self.at >= len(self.ops) or self.ops[self.at].name != name:
+            return None
+        op = self.ops[self.at]
+        if any(operand_of(op, which) != tensor for which, tensor in operands.items()):
+            return None
+        self.at += 1
+        return self.at - 1
+
+
+def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
+    """The block the ops begin with."""
+    read = _Reader(ops)
+    norm = read.take("rms_norm")
+    assert norm is not None
+    x = result(ops[norm])
+    router = read.take("matmul", x=x)
+    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["places"]:
+        return None
+    topk = read.take("expert_topk", logits=result(ops[router]))
+    if topk is None:
+        return None
+    ids = operand_of(ops[topk], "ids")
+    read.take("expert_group", ids=ids)
+    quantize = read.take("quantize_activation", x=x)
+    if quantize is None:
+        return None
+    m = operand_of(ops[quantize], "m")
+    gates = read.take("matmul", x=m, ids=ids)
+    ups = read.take("matmul", x=m, ids=ids)
+    if gates is None or ups is None:
+        return None
+    activation = read.take("swiglu", gate=result(ops[gates]), up=result(ops[ups]))
+    if activation is None:
+        return None
+    hidden = read.take("quantize_activation", x=result(ops[activation]))
+    if hidden is None:
+        return None
+    downs = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=ids)
+    if downs is None:
+        return None
+    total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
+    if total is None or operand_of(ops[total], "weights") != operand_of(ops[topk], "weights"):
+        return None
+    places = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
+    block = ExpertBlock(*places, read.at)
+    return _with_shared(read, block) or block
+
+
+def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
+    """The same with the shared expert behind it."""
+    ops = read.ops
+    x, m = result(ops[block.norm]), operand_of(ops[block.quantize], "m")
+    gate_logit = read.take("matmul", x=x)
+    gate, up = read.take("matmul", x=m, ids=None), read.take("matmul", x=m, ids=None)
+    if gate is None or up is None:
+        return None
+    activation = read.take("swiglu", gate=result(ops[gate]), up=result(ops[up]))
+    if activation is None:
+        return None
+    hidden = read.take("quantize_activation", x=result(ops[activation]))
+    if hidden is None:
+        return None
+    down = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=None)
+    if down is None:
+        return None
+    total = read.take(
+        "gated_add",
+        residual=result(ops[block.total]),
+        x=result(ops[down]),
+        gate=None if gate_logit is None else result(ops[gate_logit]),
+    )
+    if total is None:
+        return None
+    routed = (
+        *(block.norm, block.router, block.topk, block.quantize, block.gates),
+        *(block.ups, block.activation, block.hidden, block.downs, block.total),
+    )
+    return ExpertBlock(*routed, read.at, gate_logit, gate, up, activation, down, total)

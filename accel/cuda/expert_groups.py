@@ -1,0 +1,261 @@
+"""Experts of many tokens: those that share one are multiplied together, in chunks of a table that
+the device makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel.cuda.device import Device
+from accel.cuda.expert_block import ExpertBlock
+from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.tuned import KernelLaunch
+from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
+from accel.packets.step import Op
+from contract.dtypes import DType
+
+FEW_TOKENS = 4
+"""So many take their experts by themselves."""
+ROUTER_TOKENS = 4
+"""Of a block of the router."""
+SPAN_UNITS = 4
+CHUNK_UNITS = 2
+"""Units a warp copies at a time."""
+SLOTS = 1
+BLOCK_WARPS = 16
+BARRIER_BYTES = 8
+RESERVED_BYTES = 1024
+"""Of shared memory, by the device for each block."""
+ROW_BYTES = 512 + 64 + 32 + 4
+"""Of a token and unit in shared memory."""
+CHUNK_WORDS = 3
+ORDER_THREADS = 1024
+TOTAL_THREADS = 256
+CHUNK_TOKENS = ((64, 8),)
+"""Tokens of a chunk for steps of so many."""
+MOST_CHUNK_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Tokens of a chunk, the most chunks there can be, and words of the table at ``table_at``."""
+
+    tokens: int
+    chunks: int
+    table_at: int
+    table_words: int
+
+
+def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:
+    """Words of workspace in which blocks of the router are counted."""
+    return -(-ops[block.norm].count.most // ROUTER_TOKENS)
+
+
+def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping | None:
+    """How the tokens of a step are grouped; None where they are few or do not fit."""
+    tokens = ops[block.norm].count.most
+    if tokens <= FEW_TOKENS:
+        return None
+    rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MOST_CHUNK_TOKENS)
+    if _spans(ops, block) > BLOCK_WARPS // 2:
+        return None
+    if max(_gate_bytes(ops, block, rows), _down_bytes(ops, block, rows)) > device.shared_bytes:
+        return None
+    pairs = tokens * ops[block.gates].most_sizes()["used"]
+    experts = ops[block.router].most_sizes()["rows"]
+    chunks = min(pairs, experts + pairs // rows)
+    if block.shared_gate is not None:
+        chunks += -(-tokens // rows)
+    words = 1 + CHUNK_WORDS * chunks + pairs
+    return Grouping(rows, chunks, router_words(ops, block), words)
+
+
+def grouped_launches(
+    ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, device: Device
+) -> tuple[KernelLaunch, ...]:
+    """What follows the router."""
+    macros = {
+        "HELD_UNITS": 1,
+        "USED": ops[block.gates].most_sizes()["used"],
+        "EXPERTS": ops[block.router].most_sizes()["rows"],
+        "CHUNK_ROWS_MOST": grouped.tokens,
+        "MOST_CHUNKS": grouped.chunks,
+        "TABLE_AT": grouped.table_at,
+    }
+    return (
+        _order(ops, block, macros),
+        _gates(ops, block, grouped, macros, device),
+        _downs(ops, block, grouped, macros, device),
+        _total(ops, block),
+    )
+
+
+def _spans(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return -(-_units(ops[block.gates]) // SPAN_UNITS)
+
+
+def _units(product: Op) -> int:
+    return unit_count(product.most_sizes()["columns"])
+
+
+def _tiles(product: Op) -> int:
+    return -(-product.most_sizes()["rows"] // UNIT_ROWS)
+
+
+def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
+    first = ops[product].dtype
+    second = first if shared is None else ops[shared].dtype
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
+    """Of a multiprocessor, which says how many registers a thread has."""
+    fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
+    return 2 if rows < MOST_CHUNK_TOKENS and fits else 1
+
+
+def _block_bytes(units: int, rows: int, warps: int, formats: Sequence[DType]) -> int:
+    ring = SLOTS * (CHUNK_UNITS * max(map(unit_bytes, formats)) + BARRIER_BYTES)
+    return units * rows * ROW_BYTES + warps * ring
+
+
+def _gate_tiles(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return BLOCK_WARPS // (2 * _spans(ops, block))
+
+
+def _gate_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return 2 * _spans(ops, block) * _gate_tiles(ops, block)
+
+
+def _gate_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
+    formats = _formats(ops, block.gates, block.shared_gate)
+    warps = _gate_warps(ops, block)
+    return _block_bytes(_units(ops[block.gates]), rows, warps, formats)
+
+
+def _down_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
+    formats = _formats(ops, block.downs, block.shared_down)
+    return _block_bytes(_units(ops[block.downs]), rows, BLOCK_WARPS, formats)
+
+
+def _order(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
+    return KernelLaunch(
+        "expert_order.cu",
+        "expert_order",
+        (1, 1, 1),
+        (ORDER_THREADS, 1, 1),
+        4 * (3 * macros["EXPERTS"] + 1),
+        {
+            **macros,
+            "THREADS": ORDER_THREADS,
+            "HAS_SHARED": int(block.shared_gate is not None),
+            "IDS": operand_place(ops, block.topk, "ids"),
+            "TOPK": block.topk,
+        },
+    )
+
+
+def _gates(
+    ops: Sequence[Op],
+    block: ExpertBlock,
+    grouped: Grouping,
+    macros: dict[str, int],
+    device: Device,
+) -> KernelLaunch:
+    gates, tiles = ops[block.gates], _gate_tiles(ops, block)
+    nbytes = _gate_bytes(ops, block, grouped.tokens)
+    first, second = _formats(ops, block.gates, block.shared_gate)
+    return KernelLaunch(
+        "expert_group_gates.cu",
+        "expert_group_gates",
+        (-(-_tiles(gates) // tiles), grouped.chunks, 1),
+        (32 * _gate_warps(ops, block), 1, 1),
+        nbytes,
+        {
+            **macros,
+            "BLOCKS_AT_ONCE": _blocks_at_once(grouped.tokens, nbytes, device),
+            "SPANS": _spans(ops, block),
+            "TILES": tiles,
+            "SLOTS": SLOTS,
+            "UNITS": _units(gates),
+            "FORMAT_ID": first.ggml_id,
+            "SHARED_FORMAT": second.ggml_id,
+            "M": operand_place(ops, block.quantize, "m"),
+            "SCALE": operand_place(ops, block.quantize, "scale"),
+            "SUMS": operand_place(ops, block.quantize, "sums"),
+            "GATES": operand_place(ops, block.gates, "weight"),
+            "UPS": operand_place(ops, block.ups, "weight"),
+            "H": operand_place(ops, block.activation, "y"),
+            "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
+            "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
+            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+            "PRODUCT": block.gates,
+            "ACTIVATION": block.activation,
+            "SHARED_ACTIVATION": packet_number(block.shared_activation),
+            **size_places("matmul", "rows"),
+            **size_places("swiglu", "activation"),
+        },
+    )
+
+
+def _downs(
+    ops: Sequence[Op],
+    block: ExpertBlock,
+    grouped: Grouping,
+    macros: dict[str, int],
+    device: Device,
+) -> KernelLaunch:
+    downs, nbytes = ops[block.downs], _down_bytes(ops, block, grouped.tokens)
+    first, second = _formats(ops, block.downs, block.shared_down)
+    return KernelLaunch(
+        "expert_group_downs.cu",
+        "expert_group_downs",
+        (-(-_tiles(downs) // BLOCK_WARPS), grouped.chunks, 1),
+        (32 * BLOCK_WARPS, 1, 1),
+        nbytes,
+        {
+            **macros,
+            "BLOCKS_AT_ONCE": _blocks_at_once(grouped.tokens, nbytes, device),
+            "WARPS": BLOCK_WARPS,
+            "SLOTS": SLOTS,
+            "UNITS": _units(downs),
+            "FORMAT_ID": first.ggml_id,
+            "SHARED_FORMAT": second.ggml_id,
+            "H": operand_place(ops, block.activation, "y"),
+            "DOWNS": operand_place(ops, block.downs, "weight"),
+            "Y": operand_place(ops, block.downs, "y"),
+            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+            "SHARED_DOWN": operand_place(ops, block.shared_down, "weight"),
+            "SHARED_Y": operand_place(ops, block.shared_down, "y"),
+            "PRODUCT": block.downs,
+            **size_places("matmul", "rows", "columns"),
+        },
+    )
+
+
+def _total(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    total = ops[block.total]
+    sizes = total.most_sizes()
+    return KernelLaunch(
+        "expert_total.cu",
+        "expert_total",
+        (-(-sizes["width"] // TOTAL_THREADS), sizes["tokens"], 1),
+        (TOTAL_THREADS, 1, 1),
+        0,
+        {
+            "THREADS": TOTAL_THREADS,
+            "USED": sizes["used"],
+            "PRODUCTS": operand_place(ops, block.downs, "y"),
+            "IDS": operand_place(ops, block.topk, "ids"),
+            "WEIGHTS": operand_place(ops, block.topk, "weights"),
+            "EXPERT_SCALE": operand_place(ops, block.total, "expert_scale"),
+            "RESIDUAL": operand_place(ops, block.total, "residual"),
+            "SHARED_Y": operand_place(ops, block.shared_down, "y"),
+            "GATE_LOGIT": operand_place(ops, block.gate_logit, "y"),
+            "Y": operand_place(ops, block.end, "y"),
+            "TOTAL": block.total,
+            **size_places("expert_sum", "width"),
+        },
+    )

@@ -1,0 +1,36 @@
+"""Gated activations that no product takes along: an element a thread, where the plain kernel has
+sixteen."""
+
+from __future__ import annotations
+
+from accel.cuda.device import Device
+from accel.cuda.runs import operand_place, size_places
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+
+THREADS = 128
+MOST_TOKENS = 64
+"""With more there are blocks enough."""
+
+
+def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """SWIGLU by itself."""
+    op = ops[0]
+    if op.name != "swiglu":
+        return None
+    sizes = op.most_sizes()
+    if sizes["tokens"] > MOST_TOKENS:
+        return None
+    launch = KernelLaunch(
+        "gated_rows.cu",
+        "gated_rows",
+        (-(-sizes["width"] // THREADS), sizes["tokens"], 1),
+        (THREADS, 1, 1),
+        macros={
+            "THREADS": THREADS,
+            "GATE_AT": operand_place(ops, 0, "gate"),
+            "UP_AT": operand_place(ops, 0, "up"),
+            "Y_AT": operand_place(ops, 0, "y"),
+            **size_places("swiglu", "width", "activation"),
+        },
+    )
+    return Replacement(1, (launch,))

@@ -1,0 +1,78 @@
+// Which tokens share an expert: the table of expert_rows.h, by one block.
+//
+// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MOST_CHUNKS, TABLE_AT (the word of the workspace
+// where the table is), USED, EXPERTS, HAS_SHARED, and the place of IDS as packets.h has it; TOPK is the number of
+// a packet.
+
+#include "expert_rows.h"
+
+#define EXPERTS_OF_LANE ((EXPERTS + WARP_LANES - 1) / WARP_LANES)
+
+// The sum of what lanes before this one have.
+DEVICE unsigned before_lane(unsigned value, int lane) {
+    unsigned sum = value;
+#pragma unroll
+    for (int lanes = 1; lanes < WARP_LANES; lanes *= 2) {
+        const unsigned other = __shfl_sync(ALL_LANES, sum, max(lane - lanes, 0));
+        if (lane >= lanes) sum += other;
+    }
+    return sum - value;
+}
+
+DEVICE unsigned chunks_of(unsigned pairs) {
+    return (pairs + CHUNK_ROWS_MOST - 1) / CHUNK_ROWS_MOST;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    expert_order(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    unsigned *counts = (unsigned *)shared, *starts = counts + EXPERTS, *chunks = starts + EXPERTS;
+    unsigned *routed = chunks + EXPERTS;  // chunks of all
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const unsigned tokens = count_of(launch, packet_of(launch, TOPK)), pairs = tokens * USED;
+    FOLLOWING_MAY_START;
+    for (unsigned expert = threadIdx.x; expert < EXPERTS; expert += THREADS) counts[expert] = 0;
+    __syncthreads();
+    PRECEDING_DONE;
+    const unsigned *ids = (const unsigned *)operand_at(launch, IDS);
+    const size_t stride = stride_at(launch, IDS);
+    for (unsigned pair = threadIdx.x; pair < pairs; pair += THREADS)
+        atomicAdd(counts + ids[pair / USED * stride + pair % USED], 1);
+    __syncthreads();
+    if (threadIdx.x < WARP_LANES) {
+        const int lane = threadIdx.x;
+        unsigned of_lane = 0, chunks_of_lane = 0;
+        for (unsigned i = 0; i < EXPERTS_OF_LANE; i++) {
+            const unsigned expert = lane * EXPERTS_OF_LANE + i;
+            if (expert < EXPERTS)
+                of_lane += counts[expert], chunks_of_lane += chunks_of(counts[expert]);
+        }
+        unsigned first = before_lane(of_lane, lane), chunk = before_lane(chunks_of_lane, lane);
+        for (unsigned i = 0; i < EXPERTS_OF_LANE; i++) {
+            const unsigned expert = lane * EXPERTS_OF_LANE + i;
+            if (expert >= EXPERTS) break;
+            starts[expert] = first, chunks[expert] = chunk;
+            first += counts[expert], chunk += chunks_of(counts[expert]);
+        }
+        if (lane == WARP_LANES - 1) *routed = chunk;
+    }
+    __syncthreads();
+    unsigned *table = (unsigned *)workspace + TABLE_AT, *records = table + TABLE_CHUNKS;
+    const unsigned shared_chunks = HAS_SHARED ? chunks_of(tokens) : 0;
+    if (threadIdx.x == 0) *table = *routed + shared_chunks;
+    for (unsigned expert = threadIdx.x; expert < EXPERTS; expert += THREADS)
+        for (unsigned at = 0; at < counts[expert]; at += CHUNK_ROWS_MOST) {
+            unsigned *record = records + (chunks[expert] + at / CHUNK_ROWS_MOST) * CHUNK_WORDS;
+            record[0] = expert, record[1] = starts[expert] + at;
+            record[2] = min(counts[expert] - at, (unsigned)CHUNK_ROWS_MOST);
+        }
+    for (unsigned i = threadIdx.x; i < shared_chunks; i += THREADS) {
+        unsigned *record = records + (*routed + i) * CHUNK_WORDS;
+        record[0] = EXPERTS, record[1] = i * CHUNK_ROWS_MOST;
+        record[2] = min(tokens - i * CHUNK_ROWS_MOST, (unsigned)CHUNK_ROWS_MOST);
+    }
+    __syncthreads();
+    unsigned *order = records + MOST_CHUNKS * CHUNK_WORDS;
+    for (unsigned pair = threadIdx.x; pair < pairs; pair += THREADS)
+        order[atomicAdd(starts + ids[pair / USED * stride + pair % USED], 1)] = pair;
+}

@@ -1,0 +1,133 @@
+// Tokens that share an expert: which they are, and products of units with up to eights of them.
+//
+// expert_order.cu leaves a table of words: how many chunks there are; of each the expert (the number of experts
+// for the shared one), the place of its first pair and how many it has; then all pairs of a token and an expert, by
+// experts. A shared chunk's pairs are tokens.
+
+#ifndef EXPERT_ROWS_H
+#define EXPERT_ROWS_H
+
+#include "expert_units.h"
+#include "packets.h"
+#include "warp_sums.h"
+
+#define CHUNK_WORDS 3
+#define TABLE_CHUNKS 1  // the word where they begin
+
+struct CHUNK {
+    unsigned expert, first, count;
+};
+
+// The words of a table, whose blocks of a launch behind the next may read them before that has ended.
+struct EXPERT_TABLE {
+    const unsigned *words;
+    unsigned most_chunks;
+
+    __device__ __forceinline__ unsigned chunks() const { return load_shared_word(words); }
+    __device__ __forceinline__ CHUNK chunk(unsigned number) const {
+        const unsigned *one = words + TABLE_CHUNKS + number * CHUNK_WORDS;
+        return {load_shared_word(one), load_shared_word(one + 1), load_shared_word(one + 2)};
+    }
+    __device__ __forceinline__ unsigned pair(unsigned place) const {
+        return load_shared_word(words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS + place);
+    }
+};
+
+// Activations of a chunk's tokens in shared memory, by units: planes of a token in the order of unit_product.h,
+// so far apart that two tokens are in different banks.
+#define ROW_PLANES (UNIT_PLANES + 64)
+#define ROWS_BYTES(rows, units) ((units) * (rows) * (ROW_PLANES + 2 * UNIT_SUMS + 4))
+
+template <int rows> struct CHUNK_ROWS {
+    unsigned char *planes;
+    short *sums;
+    float *scales;
+
+    __device__ __forceinline__ CHUNK_ROWS(unsigned char *place, unsigned units)
+        : planes(place),
+          sums((short *)(place + units * rows * ROW_PLANES)),
+          scales((float *)(place + units * rows * (ROW_PLANES + 2 * UNIT_SUMS))) {}
+    // Of one token and unit.
+    __device__ __forceinline__ ACTIVATIONS of(unsigned unit, unsigned row) const {
+        const unsigned place = unit * rows + row;
+        return {planes + place * ROW_PLANES, sums + place * UNIT_SUMS, scales + place, 1, false};
+    }
+};
+
+// Adds to `span` the values of a unit for `eights` eights of tokens: elements (row, token) of rows g and g + 8
+// and tokens 2 t and 2 t + 1 of each.
+template <int dtype, int rows>
+DEVICE void add_unit_rows(const unsigned char *unit, const CHUNK_ROWS<rows> &x, unsigned index,
+                          unsigned eights, int lane, float (&span)[rows / 2]) {
+    const int g = lane / 4, t = lane % 4;
+    UNIT_SCALES<dtype> scales;
+    scales.load(unit, lane);
+    UPPER_PLANES<dtype> upper;
+    upper.load(unit, lane);
+    int j[rows / 2] = {};
+    const unsigned char *own = x.planes + (index * rows + g) * ROW_PLANES + t * 16;
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+        // Sub-blocks 2 pair, 2 pair + 1 and those four behind them, whose words a lane reads at once.
+        unsigned codes[2][2][4];
+#pragma unroll
+        for (int v = 0; v < 2; v++) {
+            unit_operands<dtype>(unit, upper, lane, pair + 2 * v, codes[v][0], codes[v][1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) codes[v][1][i] >>= UNIT_FORMAT<dtype>::odd_shift;
+        }
+#pragma unroll
+        for (int n = 0; n < rows / 8; n++) {
+            if (n >= eights) break;
+            int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++) {
+                const unsigned char *block = own + n * 8 * ROW_PLANES + (2 * pair + odd) * 128;
+                const uint4 high = vector_at(block), low = vector_at(block + 64);
+                const int b = 2 * pair + odd;
+                add_sub_block<dtype>(scales, codes[0][odd], b, high.x, high.y, low.x, low.y,
+                                     of_eight);
+                add_sub_block<dtype>(scales, codes[1][odd], b + 4, high.z, high.w, low.z, low.w,
+                                     of_eight);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) j[4 * n + e] = of_eight[e];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < rows / 8; n++) {
+        if (n >= eights) break;
+        const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
+        const unsigned place = index * rows + 8 * n;
+        float value[4];
+        scales.values(of_eight, *(const uint2 *)(x.sums + (place + g) * UNIT_SUMS + t * 4),
+                      *(const float2 *)(x.scales + place + 2 * t), value);
+#pragma unroll
+        for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
+    }
+}
+
+// The values of a warp's units, folded by rule R3.
+template <int dtype, int slots, int rows>
+DEVICE void total_of_rows(UNIT_RUN<dtype, slots> &run, const CHUNK_ROWS<rows> &x, unsigned first,
+                          unsigned eights, int lane, float (&total)[rows / 2]) {
+    typedef UNIT_RUN<dtype, slots> RUN;
+    float span[rows / 2] = {};
+#pragma unroll 1
+    for (unsigned unit = 0; unit < run.count; unit++) {
+        const unsigned chunk = unit / CHUNK_UNITS, inside = unit % CHUNK_UNITS;
+        if (inside == 0) await_copy<slots>(run.barriers + chunk % slots, chunk / slots);
+        add_unit_rows<dtype, rows>(
+            run.ring + chunk % slots * RUN::slot_bytes + inside * RUN::unit_bytes, x, first + unit,
+            eights, lane, span);
+        if (inside + 1 == CHUNK_UNITS || unit + 1 == run.count) {
+            __syncwarp();
+            run.fetch();
+        }
+        if (unit % SPAN_UNITS + 1 == SPAN_UNITS || unit + 1 == run.count)
+#pragma unroll
+            for (int i = 0; i < rows / 2; i++) total[i] = total[i] + span[i], span[i] = 0.0f;
+    }
+}
+
+#endif
