@@ -89,7 +89,11 @@ def folder_of(gpu: Generation) -> Path:
 def builds(gpu: Generation = GFX12) -> Iterator[Build]:
     """Every module, and once more with integers in place of division and root, of which products
     have none."""
-    yield from (Build(module, native, gpu) for module in modules() for native in (True, False))
+    yield from (
+        Build(module, native, gpu)
+        for module in modules(repeating=False)
+        for native in (True, False)
+    )
     if gpu.matrices:
         yield from (Build(module, True, gpu) for module in matrix_modules())
 

@@ -58,6 +58,10 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define I8_AT(p, i) ((int)((__global char *)(p))[i])
 #define SET_U16(p, i, x) ((__global ushort *)(p))[i] = (ushort)(x)
 #define SET_U8(p, i, x) ((__global uchar *)(p))[i] = (uchar)(x)
+// A barrier orders these.
+#define U8_SHARED_AT(p, i) U8_AT(p, i)
+#define U32X4_SHARED_AT(p, i) U32X4_AT(p, i)
+#define SET_U8_SHARED(p, i, x) SET_U8(p, i, x)
 
 #define CTX __local uint *group_memory,
 #define CTX_ONLY __local uint *group_memory

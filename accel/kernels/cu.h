@@ -55,6 +55,10 @@ FN float widened_half(unsigned short bits) {
 #define I8_AT(p, i) ((int)((signed char *)(p))[i])
 #define SET_U16(p, i, x) ((unsigned short *)(p))[i] = (unsigned short)(x)
 #define SET_U8(p, i, x) ((unsigned char *)(p))[i] = (unsigned char)(x)
+// A barrier orders these.
+#define U8_SHARED_AT(p, i) U8_AT(p, i)
+#define U32X4_SHARED_AT(p, i) U32X4_AT(p, i)
+#define SET_U8_SHARED(p, i, x) SET_U8(p, i, x)
 
 #define CTX
 #define CTX_ONLY

@@ -53,6 +53,10 @@ using namespace metal;
 #define I8_AT(p, i) ((int)((device char *)(p))[i])
 #define SET_U16(p, i, x) ((device ushort *)(p))[i] = (ushort)(x)
 #define SET_U8(p, i, x) ((device uchar *)(p))[i] = (uchar)(x)
+// A barrier orders these.
+#define U8_SHARED_AT(p, i) U8_AT(p, i)
+#define U32X4_SHARED_AT(p, i) U32X4_AT(p, i)
+#define SET_U8_SHARED(p, i, x) SET_U8(p, i, x)
 
 // What the other languages keep in globals travels as CTX.
 #define CTX_ONLY                                                                              \

@@ -16,7 +16,7 @@ from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
-from contract.dtypes import KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
 """Items of a work-group, but where ``Module.group_size`` says otherwise."""
@@ -60,16 +60,22 @@ STORED = {
     "embed": WEIGHT_DTYPES,
     "matmul": WEIGHT_DTYPES,
     "matmul_row": QUANTIZED,
+    "norm_row": QUANTIZED,
+    "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
     "head_rows": KV_DTYPES,
+    "flash_attn_row": (I12,),
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 
 SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize")
 """Ops of which a work-group has as many items as a segment columns."""
+
+REPEATING_OPS = ("flash_attn_row", "norm_row", "gate_row")
+"""Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 MATRIX_OPS = ("matmul_tiles",)
 """Ops whose kernels are worth their while where a device has matrix units."""
@@ -139,9 +145,11 @@ def module_of(op: Op) -> Module:
     return Module(op.name, op.dtype if op.name in STORED else None)
 
 
-def modules() -> tuple[Module, ...]:
-    """Every module there is, by op and storage type, but for those of matrix units."""
-    names = (name for name in ALL_OPS if name not in MATRIX_OPS)
+def modules(repeating: bool = True) -> tuple[Module, ...]:
+    """Every module there is, by op and storage type, but for those of matrix units; ``repeating``
+    False leaves out REPEATING_OPS."""
+    left_out = MATRIX_OPS if repeating else (*MATRIX_OPS, *REPEATING_OPS)
+    names = (name for name in ALL_OPS if name not in left_out)
     return tuple(Module(name, dtype) for name in names for dtype in STORED.get(name, (None,)))
 
 

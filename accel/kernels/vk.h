@@ -50,6 +50,8 @@ VIEW(F32_VIEW, float, 4, )
 VIEW(I32_VIEW, int, 4, )
 VIEW(U32_VIEW, uint, 4, )
 VIEW(SHARED_VIEW, uint, 4, coherent)
+VIEW(SHARED_U8_VIEW, uint8_t, 1, coherent)
+VIEW(SHARED_U32X4_VIEW, uvec4, 16, coherent)
 VIEW(F16_VIEW, float16_t, 2, )
 VIEW(U16_VIEW, uint16_t, 2, )
 VIEW(U8_VIEW, uint8_t, 1, )
@@ -60,6 +62,8 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define I32_AT(p, i) I32_VIEW((p) + 4ul * uint64_t(i)).at[0]
 #define U32_AT(p, i) U32_VIEW((p) + 4ul * uint64_t(i)).at[0]
 #define U32_SHARED_AT(p, i) SHARED_VIEW((p) + 4ul * uint64_t(i)).at[0]
+#define U8_SHARED_AT(p, i) uint(SHARED_U8_VIEW((p) + uint64_t(i)).at[0])
+#define U32X4_SHARED_AT(p, i) SHARED_U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define U32_NEAR(p, i) U32_VIEW(p).at[i]
 #define U32X4_AT(p, i) U32X4_VIEW((p) + 16ul * uint64_t(i)).at[0]
 #define NATIVE_F16_AT(p, i) float(F16_VIEW((p) + 2ul * uint64_t(i)).at[0])
@@ -69,6 +73,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define I8_AT(p, i) ((int(U8_AT(p, i)) ^ 128) - 128)
 #define SET_U16(p, i, x) U16_VIEW((p) + 2ul * uint64_t(i)).at[0] = uint16_t(x)
 #define SET_U8(p, i, x) U8_VIEW((p) + uint64_t(i)).at[0] = uint8_t(x)
+#define SET_U8_SHARED(p, i, x) SHARED_U8_VIEW((p) + uint64_t(i)).at[0] = uint8_t(x)
 
 #define CTX
 #define CTX_ONLY

@@ -309,8 +309,9 @@ class OpenClTier(Closing):
             return step, schedule_workers(step, runtime.launcher.workers)
         if runtime.launcher.by_modules:
             from accel.packets.fused import fuse
+            from accel.packets.repeated import repeat_small
 
-            step = fuse(step)
+            step = repeat_small(fuse(step))
         return step, schedule_launches(step)
 
     def _known_memory(self) -> KnownMemory | None:

@@ -49,7 +49,7 @@ def bind_step(
         for index, tensor in enumerate(op.operands):
             if tensor is None:
                 operands[index] = ABSENT
-            elif index == op.matrix and tensor.buffer in factors:
+            elif index in op.matrices and tensor.buffer in factors:
                 operands[index], strides[index], layout = matrix_of(tensor.buffer)
             else:
                 operands[index] = _address(tensor, schedule, inputs, address_of)
@@ -60,9 +60,7 @@ def bind_step(
 
 def product_factors(step: Step) -> set[str]:
     """Buffers some product reads: other ops read these as arranged for it, too."""
-    matrices = [
-        op.operands[op.matrix] for op in step.ops if op.name in PRODUCTS and op.matrix is not None
-    ]
+    matrices = [op.operands[i] for op in step.ops if op.name in PRODUCTS for i in op.matrices]
     return {matrix.buffer for matrix in matrices if matrix is not None}
 
 
@@ -73,7 +71,7 @@ def stored_operands(step: Step) -> set[str]:
         tensor.buffer
         for op in step.ops
         for index, tensor in enumerate(op.operands)
-        if tensor is not None and not (index == op.matrix and tensor.buffer in factors)
+        if tensor is not None and not (index in op.matrices and tensor.buffer in factors)
     }
 
 

@@ -72,9 +72,14 @@ class DeviceOp:
         return frozenset((*(operand.name for operand in self.operands), *self.sizes, *self.reals))
 
     @cached_property
+    def matrices(self) -> tuple[int, ...]:
+        """Places of the stored weights: one, but for few ops."""
+        return tuple(i for i, operand in enumerate(self.operands) if operand.matrix)
+
+    @cached_property
     def matrix(self) -> int | None:
-        """The place of the stored weights."""
-        return next((i for i, operand in enumerate(self.operands) if operand.matrix), None)
+        """The place of the first of them."""
+        return next(iter(self.matrices), None)
 
 
 def pieces(count: int, size: int) -> int:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
 from accel.packets.layouts import TILE_ROWS
+from accel.packets.ops import GROUP_CHANNELS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 
@@ -26,11 +27,21 @@ NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
+ROW_QUERIES = 4
+"""Queries a group of ``accel/kernels/flash_attn_row.k`` takes at most."""
 
 
-def _row(name: str, read: str, written: str, sizes: str, reals: str, units: Units) -> DeviceOp:
+def _row(
+    name: str,
+    read: str,
+    written: str,
+    sizes: str,
+    reals: str,
+    units: Units,
+    matrices: tuple[str, ...] = ("weight",),
+) -> DeviceOp:
     operands = [
-        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o == "weight")
+        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o in matrices)
         for o in read.split()
     ]
     operands += [
@@ -49,6 +60,11 @@ def _row(name: str, read: str, written: str, sizes: str, reals: str, units: Unit
     )
 
 
+def row_queries(head_dim: int) -> int:
+    """Queries it takes of heads of so many channels: they, a key and a value are side by side."""
+    return min(ROW_QUERIES, GROUP_CHANNELS // head_dim - 2)
+
+
 FUSED = MappingProxyType(
     {
         op.name: op
@@ -60,6 +76,23 @@ FUSED = MappingProxyType(
                 "tokens rows columns",
                 "",
                 lambda rows, **_: pieces(rows, TILE_ROWS),
+            ),
+            _row(
+                "norm_row",
+                "x factors? weight bias? residual?",
+                "y",
+                "tokens rows columns",
+                "eps",
+                lambda rows, **_: pieces(rows, TILE_ROWS),
+            ),
+            _row(
+                "gate_row",
+                "x factors? gate up",
+                "y",
+                "tokens rows columns activation",
+                "eps",
+                lambda rows, **_: pieces(rows, TILE_ROWS),
+                ("gate", "up"),
             ),
             _row(
                 "matmul_tiles",
@@ -100,6 +133,19 @@ FUSED = MappingProxyType(
                 "tokens heads kv_heads head_dim neox rotary_pairs",
                 "q_eps k_eps",
                 lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
+            ),
+            _row(
+                "flash_attn_row",
+                "q k v q_weight? k_weight? rope_table query page_table",
+                "kv parts",
+                "tokens heads kv_heads head_dim neox most_parts",
+                "scale eps",
+                lambda tokens, heads, kv_heads, head_dim, most_parts, **_: (
+                    tokens
+                    * most_parts
+                    * kv_heads
+                    * pieces(heads // kv_heads, row_queries(head_dim))
+                ),
             ),
         )
     }

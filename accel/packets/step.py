@@ -11,7 +11,7 @@ from accel.packets.device_op import DeviceOp, Split, pieces
 from contract.deferred import dataclass
 from contract.dtypes import DType
 
-PRODUCTS = ("matmul", "matmul_row", "matmul_tiles")
+PRODUCTS = ("matmul", "matmul_row", "matmul_tiles", "norm_row", "gate_row")
 """Ops that multiply by a stored matrix."""
 
 
@@ -107,6 +107,11 @@ class Op:
     def written(self) -> tuple[int, ...]:
         """Places of the results among the operands."""
         return self.device.written
+
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """Places of all its stored weights."""
+        return self.device.matrices if self.matrix is not None else ()
 
     @property
     def by_columns(self) -> bool:

@@ -1,0 +1,230 @@
+"""Small ops of one token that every work-group behind them does for itself.
+
+Heads in front of attention, or a norm and the integers of its result in front of products, cost the
+groups that repeat them less than waiting for a launch of their own, as long as all groups run at
+the same time. Two products and the gate behind them are one, ``gate_row``. The bits are the same.
+It is for devices whose launches wait for one another; ``fuse`` comes first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from accel.packets.device_op import pieces
+from accel.packets.fused import FUSED, operands_of
+from accel.packets.layouts import TILE_ROWS
+from accel.packets.step import Op, Step, Tensor
+from contract.arithmetic import SEGMENT
+from contract.dtypes import I12
+
+MOST_GROUPS = 512
+"""Of the products behind a norm: more would take turns, each with the norm again."""
+MOST_HEAD_DIM = 256
+"""Channels of a head for ``accel/kernels/flash_attn_row.k``, whose group has room for its queries,
+a key and a value where queries are."""
+MOST_SEGMENTS = 24
+"""Of a row whose activations a group of ``accel/kernels/gate_row.k`` has room for."""
+ALIGNED_ELEMENTS = 4
+"""Activations a group loads at a time."""
+NO_NORM = -1.0
+"""An eps that says so."""
+INTEGERS = ("m", "scale", "sums")
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Ops by identity that are left out or replaced, and new step-local buffers."""
+
+    dropped: set[int] = field(default_factory=set)
+    made: dict[int, Op] = field(default_factory=dict)
+    scratch: dict[str, int] = field(default_factory=dict)
+
+    def applied(self, step: Step) -> Step:
+        ops = [self.made.get(id(op), op) for op in step.ops if id(op) not in self.dropped]
+        used = {t.buffer for op in ops for t in op.operands if t is not None}
+        scratch = step.scratch | self.scratch
+        return Step(ops, {name: size for name, size in scratch.items() if name in used})
+
+
+def repeat_small(step: Step) -> Step:
+    """The step with heads in their attention, its gates as one op, and without norms and integers
+    that only few groups of products of one token read."""
+    return _without_integers(_with_gates(repeat_heads(step)))
+
+
+def repeat_heads(step: Step) -> Step:
+    """The step with the heads of one token made where its attention begins."""
+    users, changes = _Users(step), _Changes()
+    for heads, parts in pairwise(step.ops):
+        if (heads.name, parts.name) != ("head_rows", "flash_attn_part"):
+            continue
+        if _fits_attention(heads, parts) and users.alone(operands_of(heads)["y"]):
+            changes.dropped.add(id(heads))
+            changes.made[id(parts)] = _attention(heads, parts)
+    return changes.applied(step)
+
+
+def _fits_attention(heads: Op, parts: Op) -> bool:
+    head, part = operands_of(heads), operands_of(parts)
+    sizes, table = heads.most_sizes(), head["rope_table"]
+    return (
+        heads.count == parts.count
+        and heads.count.most == 1
+        and heads.dtype == parts.dtype == I12
+        and head["y"] == part["q"]
+        and all(head[name] == part[name] for name in ("kv", "query", "page_table"))
+        and parts.most_sizes()["window"] == 0
+        and parts.reals[1] == 0
+        and heads.reals[0] == heads.reals[1]
+        and sizes["head_dim"] <= MOST_HEAD_DIM
+        and table is not None
+        and (table.start, table.stride) == (0, sizes["rotary_pairs"])
+    )
+
+
+def _attention(heads: Op, parts: Op) -> Op:
+    tensors = operands_of(heads) | {"parts": operands_of(parts)["parts"]}
+    sizes = heads.most_sizes() | parts.most_sizes()
+    device = FUSED["flash_attn_row"]
+    return replace(
+        _made(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
+        sizes=tuple(sizes[name] for name in device.sizes[1:]),
+    )
+
+
+def _with_gates(step: Step) -> Step:
+    users, changes = _Users(step), _Changes()
+    for op in step.ops:
+        if op.name != "swiglu_quantize" or (down := users.products(op)) is None:
+            continue
+        tensors = operands_of(op)
+        gate, up = users.product(tensors["gate"]), users.product(tensors["up"])
+        if gate is None or up is None or not _alike(gate, up):
+            continue
+        integers = users.integers(gate)
+        if integers is None or users.products(integers, of=2) != [gate, up]:
+            continue
+        gated = Tensor(f"{gate.results().pop()}.gated", 0, *2 * (gate.most_sizes()["rows"],))
+        changes.scratch[gated.buffer] = 4 * gated.columns
+        changes.dropped |= {id(integers), id(gate), id(op)}
+        changes.made[id(up)] = _gate(integers, gate, up, op.most_sizes()["activation"], gated)
+        changes.made |= {id(p): _product({"x": gated}, (NO_NORM,), p) for p in down}
+    return changes.applied(step)
+
+
+def _without_integers(step: Step) -> Step:
+    users, changes = _Users(step), _Changes()
+    for op in step.ops:
+        if op.name in _REALS and (products := users.products(op)) is not None:
+            changes.dropped.add(id(op))
+            changes.made |= {id(p): _product(operands_of(op), _eps(op), p) for p in products}
+    return changes.applied(step)
+
+
+_REALS = ("rms_norm_quantize", "quantize_activation")
+
+
+def _eps(op: Op) -> tuple[float, ...]:
+    return op.reals or (NO_NORM,)
+
+
+class _Users:
+    """Who writes and reads the step-local buffers of a step."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._readers: dict[str, list[Op]] = defaultdict(list)
+        self._writers: dict[str, list[Op]] = defaultdict(list)
+        for op in step.ops:
+            for place, tensor in enumerate(op.operands):
+                if tensor is not None:
+                    users = self._writers if place in op.written else self._readers
+                    users[tensor.buffer].append(op)
+
+    def products(self, op: Op, of: int = 1) -> list[Op] | None:
+        """The products of one token that alone read the integers ``op`` makes and nothing else of
+        it, whole segments and few groups. ``of`` matrices are one op."""
+        tensors = operands_of(op)
+        read = [t for name in ("x", "factors") if (t := tensors.get(name)) is not None]
+        if op.count.most != 1 or tensors.get("y") is not None:
+            return None
+        made = [t for name in INTEGERS if (t := tensors[name]) is not None]
+        if any(t.start % ALIGNED_ELEMENTS for t in read) or not self._local(made):
+            return None
+        found = _distinct(reader for t in made for reader in self._readers[t.buffer])
+        if any(p.name != "matmul_row" or p.count != op.count for p in found):
+            return None
+        sizes = [product.most_sizes() for product in found]
+        groups = sum(pieces(size["rows"], TILE_ROWS) for size in sizes)
+        whole = all(size["columns"] % SEGMENT == 0 for size in sizes)
+        return found if found and whole and groups <= of * MOST_GROUPS else None
+
+    def product(self, y: Tensor | None) -> Op | None:
+        """The product of which ``y`` is the whole result, if one op alone reads it."""
+        if y is None or not self._local([y]):
+            return None
+        makes = [op for op in self._writers[y.buffer] if y in op.operands]
+        reads = [op for op in self._readers[y.buffer] if _overlaps(op, y)]
+        alone = len(makes) == len(reads) == 1 and makes[0].name == "matmul_row"
+        return makes[0] if alone else None
+
+    def alone(self, y: Tensor | None) -> bool:
+        """Whether one op reads the step-local ``y``."""
+        return y is not None and self._local([y]) and len(self._readers[y.buffer]) == 1
+
+    def integers(self, product: Op) -> Op | None:
+        """What makes the integers that a product reads."""
+        m = operands_of(product)["x"]
+        writers = self._writers[m.buffer] if m is not None else []
+        return writers[0] if len(writers) == 1 and writers[0].name in _REALS else None
+
+    def _local(self, tensors: Iterable[Tensor]) -> bool:
+        return all(tensor.buffer in self._step.scratch for tensor in tensors)
+
+
+def _overlaps(op: Op, y: Tensor) -> bool:
+    return any(t is not None and t.overlaps(y) for t in op.operands)
+
+
+def _distinct(ops: Iterable[Op]) -> list[Op]:
+    return list({id(op): op for op in ops}.values())
+
+
+def _alike(gate: Op, up: Op) -> bool:
+    """Whether two products are one op but for their matrices."""
+    sizes = gate.most_sizes()
+    plain = [operands_of(op)[name] is None for op in (gate, up) for name in ("bias", "residual")]
+    return (
+        gate is not up
+        and (gate.dtype, sizes) == (up.dtype, up.most_sizes())
+        and pieces(sizes["rows"], TILE_ROWS) <= MOST_GROUPS
+        and sizes["columns"] <= MOST_SEGMENTS * SEGMENT
+        and all(plain)
+    )
+
+
+def _made(like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]) -> Op:
+    device = FUSED[name]
+    return replace(
+        like,
+        device=device,
+        operands=tuple(tensors.get(operand.name) for operand in device.operands),
+        splits=device.splits,
+        reals=reals,
+        matrix=device.matrix,
+    )
+
+
+def _product(x: dict[str, Tensor | None], reals: tuple[float, ...], product: Op) -> Op:
+    """A product that makes the integers of ``x`` itself."""
+    read = {name: x.get(name) for name in ("x", "factors")}
+    return _made(product, "norm_row", operands_of(product) | read, reals)
+
+
+def _gate(integers: Op, gate: Op, up: Op, activation: int, y: Tensor) -> Op:
+    weights = {"gate": operands_of(gate)["weight"], "up": operands_of(up)["weight"]}
+    made = _made(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
+    return replace(made, sizes=(*up.sizes, activation))
