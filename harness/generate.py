@@ -17,19 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.closing import Closing
 from contract.deferred import dataclass
 from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.generation import SILENT, Generation
-from harness.memory import budget_of, longest_context, pages_in, plan_context
+from harness.memory import LimitsAt, budget_of, longest_context, pages_in, plan_context
 from harness.progress import Progress
 from harness.tiers import DEFAULT_OPTIONS, TierOptions, open_tier
 from reference.engine import Engine
 from reference.engine.speculation import PromptLookup
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan
+from reference.memory.recurrent import state_bytes
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.observer import NOBODY, Observer
@@ -59,11 +61,14 @@ class SessionOptions:
     longest reach a request's penalties may have. What was computed for a prompt is used again for
     one that begins alike: of the pages that no sequence holds, at most ``prefix_cache`` bytes are
     kept for that, None for all, 0 for none at all, and ``host_cache`` bytes more in memory of the
-    host beside the budget. Logits of every position, as ``Session.logits`` gives them, need
-    ``all_logits``. At most ``draft`` tokens are guessed ahead. ``slots`` sequences
-    of the whole context run at once, each with up to ``biases`` logit biases and
-    ``top_log_probabilities`` tokens listed with theirs; with ``masks`` each may have one. With
-    ``hidden_states`` the engine can hand over what logits are computed from.
+    host beside the budget. What recurrent layers remember at ends of pages has room in
+    ``state_cache`` bytes of the budget, None for one state a slot where there are several.
+
+    Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
+    ``draft`` tokens are guessed ahead. ``slots`` sequences of the whole context run at once, each
+    with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
+    ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
+    computed from.
     """
 
     tier: str = "auto"
@@ -77,6 +82,7 @@ class SessionOptions:
     host_cache: int = 0
     chat: bool = False
     prefix_cache: int | None = None
+    state_cache: int | None = None
     draft: int = 0
     slots: int = 1
     masks: bool = False
@@ -109,6 +115,15 @@ class SessionOptions:
         )
 
 
+def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
+    """``options.limits`` with as many saved states as there is room for."""
+    if options.state_cache is None:
+        return options.limits
+    each = state_bytes(model.graph(options.limits(PAGE_TOKENS)))
+    places = options.state_cache // each if each else 0
+    return lambda context: replace(options.limits(context), saved_states=places)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a session is made of; its template's process runs if it has one and is for chat."""
@@ -134,8 +149,9 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
         template.start()
     tier = owned.enter_context(open_tier(options.tier, options.tier_options))
     budget = budget_of(tier.available_bytes, options.memory_budget)
-    plan = plan_context(model, tier, options.limits, options.context, budget)
-    return Prepared(model, tier, template, plan, options.limits(plan.context))
+    sizes = limits_at(model, options)
+    plan = plan_context(model, tier, sizes, options.context, budget)
+    return Prepared(model, tier, template, plan, sizes(plan.context))
 
 
 class Session(Closing):

@@ -132,6 +132,14 @@ SETTINGS: Mapping[str, Setting] = {
             "memory of the host, beside that, for what the prefix cache has no room for",
         ),
         Setting(
+            "state_cache",
+            size(0),
+            None,
+            "memory, of the same budget, for what recurrent layers remember where pages end, from "
+            "which prompts that begin alike go on",
+            "one state for each slot of several",
+        ),
+        Setting(
             "kv_dtype",
             choice(*sorted(dtype.name for dtype in KV_DTYPES)),
             DEFAULT_KV.name,

@@ -24,6 +24,7 @@ ENGINE_SETTINGS = (
     "memory_budget",
     "prefix_cache",
     "host_cache",
+    "state_cache",
 )
 SAMPLING_SETTINGS = (
     "temperature",
@@ -102,6 +103,7 @@ def session_options(
         memory_budget=settings["memory_budget"],
         prefix_cache=settings["prefix_cache"],
         host_cache=settings["host_cache"],
+        state_cache=settings["state_cache"],
         chat=chat,
     )
 

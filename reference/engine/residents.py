@@ -108,7 +108,12 @@ class Residents:
         place = self._place_for_state(placement)
         if place is not None:
             self._runner.recurrent.save(placement.slot, place)
-            placement.states.append((self.table.computed[placement.slot], place))
+            tokens = self.table.computed[placement.slot]
+            placement.states.append((tokens, place))
+            if tokens < len(placement.sequence.request.prompt):
+                # Of a prompt: whoever asks with the same one goes on there, whatever is answered.
+                self.publish(placement)
+                self._attach_state(placement)
         self._next_cut(placement)
 
     def remove(self, placement: Placement) -> None:

@@ -86,8 +86,8 @@ class Placement:
     preempted and came back is another placement, and what older steps computed is nobody's.
 
     ``published`` is how far the prefix cache knows its pages. ``states`` are recurrent states that
-    are kept of it, (tokens, place) each: the place of that after so many tokens. ``undo`` is the
-    place of the one before guesses. Nobody takes its slot before ``quantum`` positions are
+    are kept of its answer, (tokens, place) each: the place of that after so many tokens. ``undo``
+    is the place of the one before guesses. Nobody takes its slot before ``quantum`` positions are
     computed.
     """
 

@@ -67,6 +67,16 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
     return tuple(graph.buffers[name] for name in names)
 
 
+def state_bytes(graph: Graph) -> int:
+    """What the recurrent layers of one sequence remember; 0 where there are none."""
+    return sum(_bytes_of_one(decl) for decl in recurrent_buffers(graph))
+
+
+def _bytes_of_one(decl: BufferDecl) -> int:
+    _, *rows, columns = (int(dim) for dim in decl.shape)
+    return math.prod(rows) * decl.dtype.row_bytes(columns)
+
+
 class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position each slot is at.
 
@@ -86,7 +96,7 @@ class RecurrentMemory:
         for decl in recurrent_buffers(graph):
             slots, *shape = (int(dim) for dim in decl.shape)
             self._shapes[decl.name] = tuple(shape)
-            self._nbytes[decl.name] = math.prod(shape[:-1]) * decl.dtype.row_bytes(shape[-1])
+            self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._shapes}
         self._positions = np.zeros(slots, np.int64)
         self._places = np.zeros(places, np.int64)

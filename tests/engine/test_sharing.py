@@ -94,6 +94,16 @@ def test_a_long_answer_is_found_up_to_its_last_whole_page(runner: ModelRunner) -
     assert tokens == alone(runner, following)
 
 
+def test_a_prompt_asked_again_is_found_behind_a_long_answer(runner: ModelRunner) -> None:
+    """Recurrent states of the answer take no place from that of the prompt while there are more."""
+    engine = Engine(runner)
+    asked = Request(1, prompt(2, 20), 52, SEEDED, ignore_end=True)
+    tokens = tokens_of(engine, asked)
+    again = replace(asked, id=2)
+    assert tokens_of(engine, again) == tokens
+    assert engine.statistics.prefix.tokens_hit >= 16
+
+
 def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner: ModelRunner) -> None:
     """A step ahead of the last token an answer has may be the one that fills a page."""
     last = 63

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 import harness.generate
 from contract.tier import Tier
 from contract.types import FinishReason, SamplingParams
-from harness.generate import Session, SessionOptions
+from harness.generate import Session, SessionOptions, prepare_session
 from harness.memory import pages_in
-from harness.synth import SynthSpec, write_synthetic
+from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -87,9 +88,8 @@ def open_session(model_path: Path, tier: Tier, steps_ahead: int) -> Session:
 
 
 def tier_of(name: str) -> Tier:
-    if name in ("opencl", "vulkan", "cuda"):
-        return need_device(partial(open_tier, name))
-    return {"cpu": CpuTier, "late": LateTier}[name]()
+    hosts = {"cpu": CpuTier, "late": LateTier}
+    return hosts[name]() if name in hosts else need_device(partial(open_tier, name))
 
 
 DEPTHS = [
@@ -183,3 +183,28 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
             generation.cancel()
             session.logits(PROMPTS[1], got)
             assert (got == expected).all()
+
+
+def test_the_state_cache_has_room_for_so_many_states(tmp_path: Path, model_path: Path) -> None:
+    """Counted in the plan; a prompt asked again goes on from one, which changes nothing."""
+    path = tmp_path / "recurrent.gguf"
+    write_synthetic(path, sized_spec("tiny", architecture="qwen35moe", quant="q8_0", seed=3))
+    options = SessionOptions(tier="cpu", context=96, chunk=16)
+    prompt = tuple(range(40))
+    with Session.open(path, options) as session:
+        each = session.runner.recurrent.slot_bytes
+        assert each > 0
+        assert session.runner.limits.saved_states == 0
+        alone = [piece.token for piece in session.generate(prompt, GREEDY, 9)]
+    for nbytes, states in ((3 * each - 1, 2), (each - 1, 0)):
+        with ExitStack() as owned:
+            plan = prepare_session(path, replace(options, state_cache=nbytes), owned).plan
+        assert plan.saved_states == states
+        assert plan.recurrent == (1 + states) * each
+        with Session.open(path, replace(options, state_cache=nbytes)) as session:
+            assert session.runner.limits.saved_states == states
+            for _ in range(2):
+                assert [piece.token for piece in session.generate(prompt, GREEDY, 9)] == alone
+            assert (session.engine.statistics.prefix.tokens_hit > 0) is (states > 0)
+    with Session.open(model_path, replace(options, state_cache=1 << 20)) as session:
+        assert session.runner.limits.saved_states == 0
