@@ -25,7 +25,7 @@ FIRST_GAP = 3
 MIN_GAP, MAX_GAP = 8, 256
 """Ordinary steps between two trials."""
 MAX_GAP_DOWN = 1024
-"""The same before one with fewer workers: more than are good show by themselves."""
+"""The same where only fewer workers are left to try: more than are good show by themselves."""
 TRIAL_SHARE = 0.03
 """Of the time of ordinary steps, what trials may cost beyond it."""
 TOO_MUCH = 0.75
@@ -166,7 +166,9 @@ class Crew:
         if trial.costly:
             # What is farther off on that side is no better.
             self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
-        limit = MAX_GAP_DOWN if self._next() < self.workers else MAX_GAP
+        # A trial of fewer is soon, too, where one of more waits behind it.
+        fewer_alone = max(self._next(), *self.pending) < self.workers
+        limit = MAX_GAP_DOWN if fewer_alone else MAX_GAP
         self._rest(min(limit, max(MIN_GAP, (4 if trial.costly else 2) * self.gap)))
 
     def _rest(self, gap: int) -> None:

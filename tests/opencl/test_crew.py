@@ -133,6 +133,7 @@ def test_all_workers_return_when_the_load_ends(most: int) -> None:
 
 @example(most=3, free=1, ahead=0, noise=0.0, seed=0)
 @example(most=64, free=1, ahead=3, noise=0.1, seed=0)
+@example(most=54, free=39, ahead=0, noise=0.0, seed=0)
 @settings(deadline=None)
 @given(
     most=st.integers(1, 65),
