@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel.cuda.runs import operand_of, result
+from accel.cuda.runs import operand_of, operand_place, packet_number, result
 from accel.packets.step import Op, Tensor
-from contract.dtypes import F32
+from contract.dtypes import F32, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,33 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
         *(block.ups, block.activation, block.hidden, block.downs, block.total),
     )
     return ExpertBlock(*routed, read.at, gate_logit, gate, up, activation, down, total)
+
+
+def formats_of(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
+    """Of a product with a stack, and of the shared expert's: the same where there is none."""
+    first = ops[product].dtype
+    second = first if shared is None else ops[shared].dtype
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def gate_places(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
+    """Macros of a kernel that multiplies gate and up: formats, operands and packets."""
+    first, second = formats_of(ops, block.gates, block.shared_gate)
+    return {
+        "FORMAT_ID": first.ggml_id,
+        "SHARED_FORMAT": second.ggml_id,
+        "M": operand_place(ops, block.quantize, "m"),
+        "SCALE": operand_place(ops, block.quantize, "scale"),
+        "SUMS": operand_place(ops, block.quantize, "sums"),
+        "GATES": operand_place(ops, block.gates, "weight"),
+        "UPS": operand_place(ops, block.ups, "weight"),
+        "H": operand_place(ops, block.activation, "y"),
+        "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
+        "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
+        "SHARED_H": operand_place(ops, block.shared_activation, "y"),
+        "PRODUCT": block.gates,
+        "ACTIVATION": block.activation,
+        "SHARED_ACTIVATION": packet_number(block.shared_activation),
+    }

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
-from accel.cuda.expert_block import ExpertBlock
-from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.expert_block import ExpertBlock, formats_of, gate_places
+from accel.cuda.runs import operand_place, size_places
 from accel.cuda.tuned import KernelLaunch
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op
@@ -102,14 +102,6 @@ def _tiles(product: Op) -> int:
     return -(-product.most_sizes()["rows"] // UNIT_ROWS)
 
 
-def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
-    first = ops[product].dtype
-    second = first if shared is None else ops[shared].dtype
-    assert first is not None
-    assert second is not None
-    return first, second
-
-
 def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
     """Of a multiprocessor, which says how many registers a thread has."""
     fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
@@ -130,13 +122,13 @@ def _gate_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
 
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
-    formats = _formats(ops, block.gates, block.shared_gate)
+    formats = formats_of(ops, block.gates, block.shared_gate)
     warps = _gate_warps(ops, block)
     return _block_bytes(_units(ops[block.gates]), rows, warps, formats)
 
 
 def _down_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
-    formats = _formats(ops, block.downs, block.shared_down)
+    formats = formats_of(ops, block.downs, block.shared_down)
     return _block_bytes(_units(ops[block.downs]), rows, BLOCK_WARPS, formats)
 
 
@@ -166,7 +158,6 @@ def _gates(
 ) -> KernelLaunch:
     gates, tiles = ops[block.gates], _gate_tiles(ops, block)
     nbytes = _gate_bytes(ops, block, grouped.tokens)
-    first, second = _formats(ops, block.gates, block.shared_gate)
     return KernelLaunch(
         "expert_group_gates.cu",
         "expert_group_gates",
@@ -180,20 +171,7 @@ def _gates(
             "TILES": tiles,
             "SLOTS": SLOTS,
             "UNITS": _units(gates),
-            "FORMAT_ID": first.ggml_id,
-            "SHARED_FORMAT": second.ggml_id,
-            "M": operand_place(ops, block.quantize, "m"),
-            "SCALE": operand_place(ops, block.quantize, "scale"),
-            "SUMS": operand_place(ops, block.quantize, "sums"),
-            "GATES": operand_place(ops, block.gates, "weight"),
-            "UPS": operand_place(ops, block.ups, "weight"),
-            "H": operand_place(ops, block.activation, "y"),
-            "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
-            "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
-            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
-            "PRODUCT": block.gates,
-            "ACTIVATION": block.activation,
-            "SHARED_ACTIVATION": packet_number(block.shared_activation),
+            **gate_places(ops, block),
             **size_places("matmul", "rows"),
             **size_places("swiglu", "activation"),
         },
@@ -208,7 +186,7 @@ def _downs(
     device: Device,
 ) -> KernelLaunch:
     downs, nbytes = ops[block.downs], _down_bytes(ops, block, grouped.tokens)
-    first, second = _formats(ops, block.downs, block.shared_down)
+    first, second = formats_of(ops, block.downs, block.shared_down)
     return KernelLaunch(
         "expert_group_downs.cu",
         "expert_group_downs",

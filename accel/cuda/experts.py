@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accel.cuda.device import Device
-from accel.cuda.expert_block import ExpertBlock, expert_block
+from accel.cuda.expert_block import ExpertBlock, expert_block, formats_of, gate_places
 from accel.cuda.expert_groups import (
     CHUNK_UNITS,
     FEW_TOKENS,
@@ -23,7 +23,6 @@ from accel.cuda.expert_groups import (
 from accel.cuda.runs import (
     nobody_reads,
     operand_place,
-    packet_number,
     result,
     size_places,
     source,
@@ -246,16 +245,8 @@ def _gate_spans(gates: Op) -> int:
     return -(-unit_count(gates.most_sizes()["columns"]) // SPAN_UNITS)
 
 
-def _formats(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:
-    first = ops[product].dtype
-    second = first if shared is None else ops[shared].dtype
-    assert first is not None
-    assert second is not None
-    return first, second
-
-
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
-    formats = _formats(ops, block.gates, block.shared_gate)
+    formats = formats_of(ops, block.gates, block.shared_gate)
     of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
@@ -270,7 +261,6 @@ def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
     spans, used = _gate_spans(gates), gates.most_sizes()["used"]
-    first, second = _formats(ops, block.gates, block.shared_gate)
     return KernelLaunch(
         "expert_gates.cu",
         "expert_gates",
@@ -282,21 +272,8 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "USED": used,
-            "FORMAT_ID": first.ggml_id,
-            "SHARED_FORMAT": second.ggml_id,
-            "M": operand_place(ops, block.quantize, "m"),
-            "SCALE": operand_place(ops, block.quantize, "scale"),
-            "SUMS": operand_place(ops, block.quantize, "sums"),
+            **gate_places(ops, block),
             "IDS": operand_place(ops, block.topk, "ids"),
-            "GATES": operand_place(ops, block.gates, "weight"),
-            "UPS": operand_place(ops, block.ups, "weight"),
-            "H": operand_place(ops, block.activation, "y"),
-            "SHARED_GATE": operand_place(ops, block.shared_gate, "weight"),
-            "SHARED_UP": operand_place(ops, block.shared_up, "weight"),
-            "SHARED_H": operand_place(ops, block.shared_activation, "y"),
-            "PRODUCT": block.gates,
-            "ACTIVATION": block.activation,
-            "SHARED_ACTIVATION": packet_number(block.shared_activation),
             **size_places("matmul", "rows", "columns"),
             **size_places("swiglu", "activation"),
         },
@@ -304,7 +281,7 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
 
 
 def _down_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
-    formats = _formats(ops, block.downs, block.shared_down)
+    formats = formats_of(ops, block.downs, block.shared_down)
     units = unit_count(ops[block.downs].most_sizes()["columns"])
     of_warp = row_bytes(units) + _ring_bytes(_slots(units), *formats) + 4 * UNIT_ROWS
     return _down_warps(ops, block) * of_warp
@@ -317,7 +294,7 @@ def _down_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
 def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     downs = ops[block.downs]
     warps = _down_warps(ops, block)
-    first, second = _formats(ops, block.downs, block.shared_down)
+    first, second = formats_of(ops, block.downs, block.shared_down)
     units = unit_count(downs.most_sizes()["columns"])
     return KernelLaunch(
         "expert_down.cu",

@@ -5,24 +5,13 @@
 // Compiled with HISTORY, THREADS, CONV_TOKENS, STORES and the places of operands as packets.h has them: X,
 // WEIGHT, QUERY, STATE, Y, and the number of the packet CONV.
 
-#include "packets.h"
+#include "queries.h"
 #include "warp.h"
 
 #define WARPS (THREADS / WARP_LANES)
 #define KEPT 0x80000000u  // of a place: a row of what the slot kept, not a token
 #define ZERO 0xFFFFFFFFu
 #define SKIPPED 0xFFFFFFFEu
-
-struct QUERIES {
-    const unsigned *first;
-    size_t stride;
-    __device__ __forceinline__ unsigned slot(unsigned token) const {
-        return first[token * stride + QUERY_SLOT];
-    }
-    __device__ __forceinline__ bool starts(unsigned token) const {
-        return first[token * stride + QUERY_POSITION] == 0;
-    }
-};
 
 // Where the HISTORY values in front of those of `token` are, oldest first, by one warp.
 DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {

@@ -10,24 +10,13 @@
 // NORM.
 
 #include "delta.h"
-#include "packets.h"
+#include "queries.h"
 
 #define THREADS (WARPS * WARP_LANES)
 #define ROW_SETS (STATE_SIZE / ROWS_AT_ONCE / WARPS)
 #define HEAD_CHANNELS (3 * STATE_SIZE)
 #define PER_LANE (STATE_SIZE / WARP_LANES)
 #define PER_THREAD ((HEAD_CHANNELS + THREADS - 1) / THREADS)  // channels to convolve
-
-struct QUERIES {
-    const unsigned *first;
-    size_t stride;
-    __device__ __forceinline__ unsigned slot(unsigned token) const {
-        return first[token * stride + QUERY_SLOT];
-    }
-    __device__ __forceinline__ bool starts(unsigned token) const {
-        return first[token * stride + QUERY_POSITION] == 0;
-    }
-};
 
 // Whether a token in front of this one has its slot.
 DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
