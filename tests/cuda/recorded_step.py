@@ -3,7 +3,7 @@ same steps on emulated blocks, each with what the definitions have in front of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
-from accel.packets.step import Tensor
+from accel.packets.step import Op, Tensor
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -171,10 +171,10 @@ class PersistentSteps:
         for number, launch in enumerate(self.launches):
             scratch = aligned_memory(max(1, self.schedule.shared_bytes))
             inside = range(launch.first, launch.first + launch.count)
-            for name in self._outside(inside, written=False):
+            for name in outside(self.step.ops, self.step.scratch, inside, written=False):
                 self._scratch_of(scratch, name)[:] = self._recorded(name)
             assert self.launch(launch, scratch, seed + number), "it waits for what never comes"
-            for name in self._outside(inside, written=True):
+            for name in outside(self.step.ops, self.step.scratch, inside, written=True):
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
             for name in self._written_states(inside):
@@ -201,27 +201,6 @@ class PersistentSteps:
             self.workspace.ctypes.data + launch.workspace,
         )
 
-    def _outside(self, inside: range, *, written: bool) -> list[str]:
-        """Scratch buffers a launch shares with others: that it reads, or that it has ``written``
-        for them."""
-        found = []
-        for name in self.step.scratch:
-            writers, readers = self._touching(name, True), self._touching(name, False)
-            wrote = any(op in inside for op in writers)
-            if written and wrote and any(op >= inside.stop for op in readers):
-                found.append(name)
-            if not written and not wrote and any(op in inside for op in readers):
-                found.append(name)
-        return found
-
-    def _touching(self, name: str, written: bool) -> list[int]:
-        return [
-            number
-            for number, op in enumerate(self.step.ops)
-            for place, tensor in enumerate(op.operands)
-            if tensor is not None and tensor.buffer == name and (place in op.written) == written
-        ]
-
     def _written_states(self, inside: range) -> set[str]:
         tensors: list[Tensor | None] = [
             op.operands[place]
@@ -240,3 +219,27 @@ class PersistentSteps:
     def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
         start = self.schedule.shared[name]
         return scratch[start : start + self._recorded(name).nbytes]
+
+
+def outside(ops: Sequence[Op], names: Iterable[str], inside: range, *, written: bool) -> list[str]:
+    """Of ``names`` the buffers that ops ``inside`` share with others: those that they read, or that
+    they have ``written`` for ops behind them."""
+    found = []
+    for name in names:
+        writers, readers = touching(ops, name, True), touching(ops, name, False)
+        wrote = any(op in inside for op in writers)
+        if written and wrote and any(op >= inside.stop for op in readers):
+            found.append(name)
+        if not written and not wrote and any(op in inside for op in readers):
+            found.append(name)
+    return found
+
+
+def touching(ops: Sequence[Op], name: str, written: bool) -> list[int]:
+    """Numbers of the ops that write the buffer, or that read it."""
+    return [
+        number
+        for number, op in enumerate(ops)
+        for place, tensor in enumerate(op.operands)
+        if tensor is not None and tensor.buffer == name and (place in op.written) == written
+    ]

@@ -25,7 +25,7 @@ from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, aligned_memory
-from tests.cuda.recorded_step import PersistentSteps, RecordedModel
+from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside
 from tests.cuda.test_attention import filled_pages
 
 SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
@@ -197,11 +197,14 @@ def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
         start = steps.schedule.shared[name]
         return range(start, start + steps.step.scratch[name])
 
-    outside = {
-        name for written in (False, True) for name in steps._outside(inside, written=written)
+    scratch = steps.step.scratch
+    shared = {
+        name
+        for written in (False, True)
+        for name in outside(steps.step.ops, scratch, inside, written=written)
     }
-    assert outside
-    for name in outside:
+    assert shared
+    for name in shared:
         for other in touched - {name}:
             first, second = place(name), place(other)
             assert first.stop <= second.start or second.stop <= first.start, (name, other)

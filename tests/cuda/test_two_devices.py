@@ -17,14 +17,12 @@ from contract.dtypes import I12
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
-from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
-from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.cuda.test_persistent import MODELS
-from tests.cuda.test_persistent_on_device import LONG, one_token
+from tests.cuda.test_persistent_on_device import LONG, model_of, one_token
 from tests.needs import machine_lacks, need_device
 from tests.opencl.test_model import REQUESTS, assert_same, generate
 
@@ -48,13 +46,6 @@ def open_tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenTier]:
     yield open_it
     for tier in opened:
         tier.close()
-
-
-def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:
-    path = folder / f"{name}-{quant}.gguf"
-    if not path.exists():
-        write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
-    return open_model(path)
 
 
 @pytest.mark.parametrize("name", MODELS)

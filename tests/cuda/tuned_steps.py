@@ -27,7 +27,7 @@ from reference.exact.elementary import exp, sigmoid, softplus
 from reference.ops.ssm_delta_net import l2_norm, split_heads
 from tests.cuda.emulated_step import aligned_memory, arranged, plain_integers
 from tests.cuda.emulator import emulate
-from tests.cuda.recorded_step import NOWHERE, RecordedModel
+from tests.cuda.recorded_step import NOWHERE, RecordedModel, outside
 
 Bytes = NDArray[np.uint8]
 
@@ -102,11 +102,11 @@ class TunedSteps:
         for run in self.runs:
             scratch = aligned_memory(max(1, self.schedule.shared_bytes))
             inside = range(run[0].first, run[0].first + run[0].count)
-            for name in self._outside(inside, written=False):
+            for name in outside(self.step.ops, self._known(), inside, written=False):
                 self._scratch_of(scratch, name)[:] = self._recorded(name)
             for launch in run:
                 self.launch(launch, scratch)
-            for name in self._outside(inside, written=True):
+            for name in outside(self.step.ops, self._known(), inside, written=True):
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
             for name in self._written_states(inside):
@@ -161,28 +161,11 @@ class TunedSteps:
         values: NDArray[Any] = rows[:, tensor.start : tensor.stop] if rows.ndim > 1 else rows
         return values
 
+    def _known(self) -> list[str]:
+        return [name for name in self.step.scratch if self._is_known(name)]
+
     def _is_known(self, name: str) -> bool:
         return name in self.recorded.arrays or name in self.made
-
-    def _outside(self, inside: range, *, written: bool) -> list[str]:
-        """Scratch buffers a run shares with others: that it reads, or that it has ``written``."""
-        found = []
-        for name in filter(self._is_known, self.step.scratch):
-            writers, readers = self._touching(name, True), self._touching(name, False)
-            wrote = any(op in inside for op in writers)
-            if written and wrote and any(op >= inside.stop for op in readers):
-                found.append(name)
-            if not written and not wrote and any(op in inside for op in readers):
-                found.append(name)
-        return found
-
-    def _touching(self, name: str, written: bool) -> list[int]:
-        return [
-            number
-            for number, op in enumerate(self.step.ops)
-            for place, tensor in enumerate(op.operands)
-            if tensor is not None and tensor.buffer == name and (place in op.written) == written
-        ]
 
     def _written_states(self, inside: range) -> set[str]:
         names = {name for number in inside for name in self.step.ops[number].results()}
