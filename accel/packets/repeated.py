@@ -53,10 +53,10 @@ class _Changes:
 def repeat_small(step: Step) -> Step:
     """The step with heads in their attention, its gates as one op, and without norms and integers
     that only few groups of products of one token read."""
-    return _without_integers(_with_gates(repeat_heads(step)))
+    return _without_integers(_with_gates(_with_heads(step)))
 
 
-def repeat_heads(step: Step) -> Step:
+def _with_heads(step: Step) -> Step:
     """The step with the heads of one token made where its attention begins."""
     users, changes = _Users(step), _Changes()
     for heads, parts in pairwise(step.ops):

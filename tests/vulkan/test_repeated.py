@@ -83,12 +83,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_every_shape_of_heads(
     open_vulkan: OpenTier,
     synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
     """From the first token over the ends of pages and of a tile; with norms and biases or without,
-    rotations of either kind. The tier itself repeats heads alone."""
-    monkeypatch.setattr(vulkan_tier, "repeat_heads", repeat_small)
+    rotations of either kind."""
     sizes = {"layers": 2, "hidden": 512, "feed_forward": 768, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES[name]))
     assert names_of(model)["flash_attn_row"] == 2
@@ -103,11 +101,9 @@ def test_every_shape_of_heads(
 def test_activations_of_many_segments(
     open_vulkan: OpenTier,
     synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
     hidden: int,
 ) -> None:
     """Nearly as many as a group has room for, and more: behind them is what makes them."""
-    monkeypatch.setattr(vulkan_tier, "repeat_heads", repeat_small)
     sizes = {"layers": 1, "hidden": hidden, "feed_forward": 256, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
     assert names_of(model)["gate_row"] == (hidden <= MOST_SEGMENTS * SEGMENT)
