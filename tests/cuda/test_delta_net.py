@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.cuda.emulated_step import DEVICE
+from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps
 
-FILES = frozenset({"delta_step.cu", "delta_conv.cu", "delta_rows.cu"})
+FILES = frozenset({"delta_step.cu", "delta_slots.cu", "delta_conv.cu", "delta_rows.cu"})
 SHAPE = {"hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64, "feed_forward": 64, "layers": 1}
 MODELS = {
     "qwen35": {"state": 128, "key_heads": 1, "value_heads": 2},
@@ -41,7 +42,7 @@ def recorded(name: str, folder: Path, key: ShapeKey) -> RecordedModel:
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(4, 96, 24, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
+    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -79,6 +80,31 @@ def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
     run(steps, [5, 0, 6, 3, 1, 7, 2], [1, 0, 1, 3, 0, 1, 0])
     assert not steps.workspace.any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> None:
+    """More slots than blocks of a key head, beside them one with more tokens than are computed in a
+    pass, and one whose tokens begin anew in a pass."""
+    slots = [0, *range(20), 0, 0, 0, 0, 7, 0, 0, 7, 0]
+    positions = [3, *range(4, 24), 5, 6, 7, 8, 0, 9, 10, 1, 11]
+    key, form = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, 2)
+    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    ((launch,),) = steps.runs
+    assert launch.source.name == "delta_slots.cu"
+    assert launch.grid[1] < len(set(slots))
+    run(steps, positions, slots)
+
+
+@pytest.mark.parametrize(("kilobytes", "at_once"), [(99, 1), (163, 2)])
+def test_devices_with_less_shared_memory(kilobytes: int, at_once: int, folder: Path) -> None:
+    """Fewer chunks, or one block: the same bits."""
+    key = ShapeKey(9, 1)
+    device = replace(OLDER, shared_bytes=kilobytes << 10)
+    steps = TunedSteps(recorded("qwen35", folder, key), key, device, FILES, folder)
+    ((launch,),) = steps.runs
+    assert dict(launch.source.macros)["BLOCKS_AT_ONCE"] == at_once
+    run(steps, [2, 3, 0, 4, 5, 6, 7, 8, 1], [1, 2, 3, 1, 1, 1, 1, 1, 3])
 
 
 @pytest.mark.parametrize("name", ["small", "short", "qwen35", "qwen3next"])

@@ -360,6 +360,12 @@ DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned 
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    if (emulator::current % 32 == 0) memcpy(target, slot, bytes);
+}
+template <int left> DEVICE void await_slots() {}
+DEVICE void await_stores() { __syncwarp(); }
 DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publish(place, word); }
 DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
 DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }
