@@ -38,6 +38,8 @@ CONV_TOKENS = 32
 ROW_WARPS, ROW_SETS = 4, 2
 """Of a block of the recurrence; each warp has so many times four rows."""
 STAGE_TOKENS = 8
+AROUND_WARPS = 8
+"""Of a block that takes a token before or behind the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
 CONV, INPUTS_OP, NET, NORM = range(len(RUN))
 
@@ -223,6 +225,50 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
             "NET": 0,
             **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
         },
+    )
+    return Replacement(1, (launch,))
+
+
+def delta_inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """What the recurrence of many tokens needs of each."""
+    op = ops[0]
+    if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
+        return None
+    names = ("x", "alpha", "beta", "decay", "dt_bias", "qk", "gates")
+    return _by_tokens(
+        ops,
+        "delta_inputs",
+        {
+            "STATE_SIZE": op.most_sizes()["state_size"],
+            "INPUTS_OP": 0,
+            **{name.upper(): operand_place(ops, 0, name) for name in names},
+            **size_places("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
+        },
+    )
+
+
+def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """What stands behind the recurrence of many tokens."""
+    op = ops[0]
+    if op.name != "ssm_gated_norm" or op.most_sizes()["width"] not in STATE_SIZES:
+        return None
+    return _by_tokens(
+        ops,
+        "delta_norm",
+        {
+            "STATE_SIZE": op.most_sizes()["width"],
+            "NORM": 0,
+            **{name.upper(): operand_place(ops, 0, name) for name in ("x", "gate", "weight", "y")},
+            **size_places("ssm_gated_norm", "heads", "eps"),
+        },
+    )
+
+
+def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
+    """A block for every token."""
+    grid = ops[0].most_sizes()["tokens"], 1, 1
+    launch = KernelLaunch(
+        f"{entry}.cu", entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
     )
     return Replacement(1, (launch,))
 

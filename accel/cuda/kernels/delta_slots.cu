@@ -224,10 +224,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
                     if (thread + c * THREADS < GROUP_CHANNELS)
                         kept[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
             __syncthreads();
-            for (unsigned i = warp; i < 2 * count; i += WARPS)
-                norm_keys(mixed + i / 2 * GROUP_CHANNELS + i % 2 * STATE_SIZE,
-                          prepared->real[SSM_DELTA_INPUTS_EPS],
+            for (unsigned i = warp; i < 2 * count; i += WARPS) {
+                float *own = mixed + i / 2 * GROUP_CHANNELS + i % 2 * STATE_SIZE;
+                norm_keys(own, own, prepared->real[SSM_DELTA_INPUTS_EPS],
                           prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE], i % 2 == 0, lane);
+            }
             __syncthreads();
 #pragma unroll 1
             for (unsigned number = 0; number < SHARERS * HEAD_CHUNKS; number++) {

@@ -105,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         // What was kept has been read: it is in what was stored.
         if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
-        if (warp < 2) norm_keys(mixed + warp * STATE_SIZE, eps, query_scale, warp == 0, lane);
+        float *own = mixed + warp * STATE_SIZE;
+        if (warp < 2) norm_keys(own, own, eps, query_scale, warp == 0, lane);
         __syncthreads();
         float of_token[LANE_KEYS];  // keys, then queries: there are no registers for both
         load_keys(of_token, mixed + STATE_SIZE, lane);

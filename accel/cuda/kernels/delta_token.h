@@ -35,8 +35,8 @@ DEVICE FACTORS factors_of(float alpha, float beta, float decay, float dt_bias, b
     return {exp_of(softplus_of(alpha + dt_bias) * decay), sigmoid_of(beta), starts};
 }
 
-// x / sqrt(sum x x + eps) * scale of STATE_SIZE values in shared memory.
-DEVICE void norm_keys(float *x, float eps, float scale, bool scaled, int lane) {
+// y = x / sqrt(sum x x + eps) * scale of STATE_SIZE values.
+DEVICE void norm_keys(const float *x, float *y, float eps, float scale, bool scaled, int lane) {
     float value[PER_LANE], square[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
@@ -47,7 +47,7 @@ DEVICE void norm_keys(float *x, float eps, float scale, bool scaled, int lane) {
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         value[i] = value[i] * r;
-        x[lane + WARP_LANES * i] = scaled ? value[i] * scale : value[i];
+        y[lane + WARP_LANES * i] = scaled ? value[i] * scale : value[i];
     }
 }
 
