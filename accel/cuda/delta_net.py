@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 4
 """Of a warp."""
 CHUNK_SETS = 1
 """Times so many rows that a warp copies and computes at a time."""
-SLOTS = (5, 3, 2)
+SLOTS = (4, 3, 2)
 """Chunks of a warp in shared memory."""
 BLOCKS_AT_ONCE = (2, 1)
 """Of a multiprocessor."""
@@ -35,7 +35,7 @@ RESERVED_BYTES = 1024
 """Of shared memory, by the device for each block."""
 CONV_THREADS = 256
 CONV_TOKENS = 32
-ROW_WARPS, ROW_SETS = 4, 2
+ROW_WARPS, ROW_SETS = 8, 1
 """Of a block of the recurrence; each warp has so many times four rows."""
 STAGE_TOKENS = 8
 AROUND_WARPS = 8
