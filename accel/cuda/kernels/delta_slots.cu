@@ -84,6 +84,11 @@ DEVICE void take_keys(float (&m)[LANE_KEYS], const float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) m[i] = row[key_place(i, lane)];
 }
 
+DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i++) row[key_place(i, lane)] = m[i];
+}
+
 // A warp's rows of the states of a block's slots, in the order in which they are computed. The tokens of one pass over
 // a state are a group; the next group of a slot begins when what this one stores has arrived.
 struct STATE_ROWS {
@@ -137,22 +142,144 @@ struct STATE_ROWS {
     }
 };
 
+// What a block has of the tokens of a pass, and what it does for all of them at a time. Barriers are between.
+struct TOKEN_GROUP {
+    const LAUNCH &launch;
+    HEADS heads;
+    QUERIES queries;
+    const SLOT_ORDER *order;
+    float *mixed;      // of tokens: query, key, values
+    float *read;       // M q of tokens and value heads
+    FACTORS *factors;  // of them
+    unsigned first, count;
+
+    __device__ __forceinline__ void open(unsigned token) {
+        first = token;
+        for (count = 0; count < GROUP_TOKENS && token != NO_TOKEN; count++) token = order->next[token];
+    }
+    __device__ __forceinline__ const float *row(int place, unsigned token) const {
+        return (const float *)operand_at(launch, place) + token * stride_at(launch, place);
+    }
+
+    // The convolution and g and b. `kept` is what the slot keeps of channels.
+    __device__ __forceinline__ void mix(float *kept, unsigned channels) const {
+        const unsigned thread = threadIdx.x;
+        float past[PER_THREAD][HISTORY], tap[PER_THREAD][HISTORY + 1];
+#pragma unroll
+        for (int c = 0; c < PER_THREAD; c++) {
+            if (thread + c * THREADS >= GROUP_CHANNELS) break;
+            const unsigned channel = heads.channel(thread + c * THREADS);
+            const float *taps = (const float *)operand_at(launch, CONV_WEIGHT) +
+                                (size_t)channel * (HISTORY + 1);
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++) past[c][i] = kept[(size_t)i * channels + channel];
+#pragma unroll
+            for (int i = 0; i <= HISTORY; i++) tap[c][i] = taps[i];
+        }
+        unsigned token = first;
+#pragma unroll 1
+        for (unsigned i = 0; i < count; i++, token = order->next[token]) {
+            const bool starts = queries.starts(token);
+            float now[PER_THREAD];
+#pragma unroll
+            for (int c = 0; c < PER_THREAD; c++)
+                if (thread + c * THREADS < GROUP_CHANNELS)
+                    now[c] = row(X, token)[heads.channel(thread + c * THREADS)];
+#pragma unroll
+            for (int c = 0; c < PER_THREAD; c++) {
+                if (thread + c * THREADS >= GROUP_CHANNELS) break;
+                mixed[i * GROUP_CHANNELS + thread + c * THREADS] =
+                    convolved(tap[c], past[c], now[c], starts);
+            }
+            if (thread < THREADS - SHARERS) continue;
+            const unsigned sharer = THREADS - 1 - thread, head = heads.value_head(sharer);
+            factors[i * SHARERS + sharer] =
+                factors_of(row(ALPHA, token)[head], row(BETA, token)[head],
+                           ((const float *)operand_at(launch, DECAY))[head],
+                           ((const float *)operand_at(launch, DT_BIAS))[head], starts);
+        }
+#pragma unroll
+        for (int c = 0; c < PER_THREAD; c++) {
+            if (thread + c * THREADS >= GROUP_CHANNELS) break;
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++)
+                kept[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
+        }
+    }
+
+    __device__ __forceinline__ void norm(unsigned warp, int lane) const {
+        const PACKET *prepared = packet_of(launch, INPUTS_OP);
+        for (unsigned i = warp; i < 2 * count; i += WARPS) {
+            float *own = mixed + i / 2 * GROUP_CHANNELS + i % 2 * STATE_SIZE;
+            norm_keys(own, own, prepared->real[SSM_DELTA_INPUTS_EPS],
+                      prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE], i % 2 == 0, lane);
+        }
+    }
+
+    // The recurrence of a warp's rows.
+    __device__ __forceinline__ void pass(STATE_ROWS &rows, unsigned slot, unsigned warp,
+                                         int lane) const {
+#pragma unroll 1
+        for (unsigned number = 0; number < SHARERS * HEAD_CHUNKS; number++) {
+            const unsigned sharer = number / HEAD_CHUNKS;
+            const unsigned first_row =
+                warp * WARP_ROWS + number % HEAD_CHUNKS * CHUNK_ROWS + lane / ROW_LANES;
+            float *chunk = rows.take() + lane / ROW_LANES * STATE_SIZE;
+            float m[CHUNK_SETS][LANE_KEYS];
+#pragma unroll
+            for (int s = 0; s < CHUNK_SETS; s++)
+                take_keys(m[s], chunk + s * ROWS_AT_ONCE * STATE_SIZE, lane);
+#pragma unroll 1
+            for (unsigned i = 0; i < count; i++) {
+                const float *of_token = mixed + i * GROUP_CHANNELS;
+                const FACTORS of_head = factors[i * SHARERS + sharer];
+                float keys[LANE_KEYS];  // then queries
+                take_keys(keys, of_token + STATE_SIZE, lane);
+                update_rows(m, keys, of_token + (2 + sharer) * STATE_SIZE + first_row, of_head.g,
+                            of_head.b, of_head.starts);
+                take_keys(keys, of_token, lane);
+                read_rows(m, keys, read + (i * SHARERS + sharer) * STATE_SIZE + first_row, lane);
+            }
+#pragma unroll
+            for (int s = 0; s < CHUNK_SETS; s++)
+                put_keys(m[s], chunk + s * ROWS_AT_ONCE * STATE_SIZE, lane);
+            rows.give(slot, number);
+        }
+    }
+
+    __device__ __forceinline__ void gate(unsigned warp, int lane) const {
+        unsigned token = first;
+#pragma unroll 1
+        for (unsigned i = 0; i < count; i++, token = order->next[token])
+#pragma unroll 1
+            for (unsigned sharer = 0; sharer < SHARERS; sharer++) {
+                const unsigned number = i * SHARERS + sharer;
+                const unsigned at = heads.value_head(sharer) * STATE_SIZE;
+                if (number % WARPS == warp)
+                    gate_row(read + number * STATE_SIZE,
+                             (const float *)operand_at(launch, NORM_WEIGHT), row(GATE, token) + at,
+                             packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS],
+                             (float *)row(Y, token) + at, lane);
+            }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     delta_slots(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     float *const rings = (float *)shared;
     COPY_BARRIER *const barriers = (COPY_BARRIER *)(shared + WARPS * SLOTS * CHUNK_BYTES);
-    float *const mixed = (float *)(barriers + WARPS * SLOTS);       // of tokens: query, key, values
-    float *const read = mixed + GROUP_TOKENS * GROUP_CHANNELS;      // M q of tokens and value heads
-    FACTORS *const factors = (FACTORS *)(read + GROUP_TOKENS * SHARERS * STATE_SIZE);  // of them
+    float *const mixed = (float *)(barriers + WARPS * SLOTS);
+    float *const read = mixed + GROUP_TOKENS * GROUP_CHANNELS;
+    FACTORS *const factors = (FACTORS *)(read + GROUP_TOKENS * SHARERS * STATE_SIZE);
     SLOT_ORDER *const order = (SLOT_ORDER *)(factors + GROUP_TOKENS * SHARERS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *net = packet_of(launch, NET);
     const HEADS heads = {net->size[SSM_DELTA_NET_KEY_HEADS], net->size[SSM_DELTA_NET_VALUE_HEADS],
                          blockIdx.x, net->size[SSM_DELTA_NET_GROUPED] != 0};
     const unsigned channels = (2 * heads.keys + heads.values) * STATE_SIZE;
-    const unsigned thread = threadIdx.x, warp = thread / WARP_LANES;
-    const int lane = thread % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     FOLLOWING_MAY_START;
     if (warp == 0) order->find(queries, count_of(launch, net), lane);
@@ -167,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     open_copies(rows.barriers, SLOTS);
     __syncthreads();
     rows.begin();
-    const PACKET *prepared = packet_of(launch, INPUTS_OP);
+    TOKEN_GROUP group = {launch, heads, queries, order, mixed, read, factors, 0, 0};
     PRECEDING_DONE;
 #pragma unroll 1
     for (unsigned item = blockIdx.y; item < order->slots; item += gridDim.y) {
@@ -177,105 +304,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
 #pragma unroll 1
         for (bool again = false; token != NO_TOKEN; again = true) {
             if (again) rows.resume();
-            unsigned count = 0, behind = token;
-            float past[PER_THREAD][HISTORY], tap[PER_THREAD][HISTORY + 1];
-#pragma unroll
-            for (int c = 0; c < PER_THREAD; c++) {
-                if (thread + c * THREADS >= GROUP_CHANNELS) break;
-                const unsigned channel = heads.channel(thread + c * THREADS);
-                const float *taps = (const float *)operand_at(launch, CONV_WEIGHT) +
-                                    (size_t)channel * (HISTORY + 1);
-#pragma unroll
-                for (int i = 0; i < HISTORY; i++) past[c][i] = kept[(size_t)i * channels + channel];
-#pragma unroll
-                for (int i = 0; i <= HISTORY; i++) tap[c][i] = taps[i];
-            }
-#pragma unroll 1
-            for (; count < GROUP_TOKENS && behind != NO_TOKEN; count++, behind = order->next[behind]) {
-                const float *x = (const float *)operand_at(launch, X) + behind * stride_at(launch, X);
-                const bool starts = queries.starts(behind);
-                float now[PER_THREAD];
-#pragma unroll
-                for (int c = 0; c < PER_THREAD; c++)
-                    if (thread + c * THREADS < GROUP_CHANNELS)
-                        now[c] = x[heads.channel(thread + c * THREADS)];
-#pragma unroll
-                for (int c = 0; c < PER_THREAD; c++) {
-                    if (thread + c * THREADS >= GROUP_CHANNELS) break;
-                    mixed[count * GROUP_CHANNELS + thread + c * THREADS] =
-                        convolved(tap[c], past[c], now[c], starts);
-                }
-                if (thread >= THREADS - SHARERS) {
-                    const unsigned sharer = THREADS - 1 - thread;
-                    const unsigned head = heads.value_head(sharer);
-                    const float alpha = ((const float *)operand_at(
-                        launch, ALPHA))[behind * stride_at(launch, ALPHA) + head];
-                    const float beta = ((const float *)operand_at(
-                        launch, BETA))[behind * stride_at(launch, BETA) + head];
-                    factors[count * SHARERS + sharer] = factors_of(
-                        alpha, beta, ((const float *)operand_at(launch, DECAY))[head],
-                        ((const float *)operand_at(launch, DT_BIAS))[head], starts);
-                }
-            }
-#pragma unroll
-            for (int c = 0; c < PER_THREAD; c++)
-#pragma unroll
-                for (int i = 0; i < HISTORY; i++)
-                    if (thread + c * THREADS < GROUP_CHANNELS)
-                        kept[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
+            group.open(token);
+            group.mix(kept, channels);
             __syncthreads();
-            for (unsigned i = warp; i < 2 * count; i += WARPS) {
-                float *own = mixed + i / 2 * GROUP_CHANNELS + i % 2 * STATE_SIZE;
-                norm_keys(own, own, prepared->real[SSM_DELTA_INPUTS_EPS],
-                          prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE], i % 2 == 0, lane);
-            }
+            group.norm(warp, lane);
             __syncthreads();
-#pragma unroll 1
-            for (unsigned number = 0; number < SHARERS * HEAD_CHUNKS; number++) {
-                const unsigned sharer = number / HEAD_CHUNKS;
-                const unsigned first_row =
-                    warp * WARP_ROWS + number % HEAD_CHUNKS * CHUNK_ROWS + lane / ROW_LANES;
-                float *chunk = rows.take() + lane / ROW_LANES * STATE_SIZE;
-                float m[CHUNK_SETS][LANE_KEYS];
-#pragma unroll
-                for (int s = 0; s < CHUNK_SETS; s++)
-                    take_keys(m[s], chunk + s * ROWS_AT_ONCE * STATE_SIZE, lane);
-#pragma unroll 1
-                for (unsigned i = 0; i < count; i++) {
-                    const float *of_token = mixed + i * GROUP_CHANNELS;
-                    const FACTORS of_head = factors[i * SHARERS + sharer];
-                    float keys[LANE_KEYS];  // then queries
-                    take_keys(keys, of_token + STATE_SIZE, lane);
-                    update_rows(m, keys, of_token + (2 + sharer) * STATE_SIZE + first_row, of_head.g,
-                                of_head.b, of_head.starts);
-                    take_keys(keys, of_token, lane);
-                    read_rows(m, keys, read + (i * SHARERS + sharer) * STATE_SIZE + first_row, lane);
-                }
-#pragma unroll
-                for (int s = 0; s < CHUNK_SETS; s++)
-#pragma unroll
-                    for (int i = 0; i < LANE_KEYS; i++)
-                        chunk[s * ROWS_AT_ONCE * STATE_SIZE + key_place(i, lane)] = m[s][i];
-                rows.give(slot, number);
-            }
+            group.pass(rows, slot, warp, lane);
             __syncthreads();
-            unsigned of_group = token;
-#pragma unroll 1
-            for (unsigned i = 0; i < count; i++, of_group = order->next[of_group])
-#pragma unroll 1
-                for (unsigned sharer = 0; sharer < SHARERS; sharer++) {
-                    if ((i * SHARERS + sharer) % WARPS != warp) continue;
-                    const unsigned head = heads.value_head(sharer);
-                    gate_row(read + (i * SHARERS + sharer) * STATE_SIZE,
-                             (const float *)operand_at(launch, NORM_WEIGHT),
-                             (const float *)operand_at(launch, GATE) +
-                                 of_group * stride_at(launch, GATE) + head * STATE_SIZE,
-                             packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS],
-                             (float *)operand_at(launch, Y) + of_group * stride_at(launch, Y) +
-                                 head * STATE_SIZE,
-                             lane);
-                }
-            token = behind;
+            group.gate(warp, lane);
+            token = order->behind_group(token);
         }
     }
     await_stores();
