@@ -102,6 +102,9 @@ DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_L
 // One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
 // begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
 // leaves the cache of the device before anything else: a step reads a weight once.
+//
+// `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns when all but
+// the latest `left` slots may be filled again, `await_stores` when what was stored may be copied again.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
@@ -143,6 +146,25 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *barrier, unsigned phas
             : "r"(shared_address(barrier)), "r"(phase & 1)
             : "memory");
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % WARP_LANES != 0) return;
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; "
+                 "cp.async.bulk.commit_group;" ::"l"(target),
+                 "r"(shared_address(slot)), "r"(bytes)
+                 : "memory");
+}
+
+template <int left> DEVICE void await_slots() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
+}
+
+DEVICE void await_stores() {
+    asm volatile("cp.async.bulk.wait_group 0; fence.proxy.async;" ::: "memory");
+    __syncwarp();
+}
 #else
 typedef unsigned long long COPY_BARRIER;
 
@@ -164,6 +186,17 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
     asm volatile("cp.async.wait_group %0;" ::"n"(slots - 1) : "memory");
     __syncwarp();
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
+        *(uint4 *)((char *)target + at) = *(const uint4 *)((const char *)slot + at);
+    __syncwarp();
+}
+
+template <int left> DEVICE void await_slots() {}
+
+DEVICE void await_stores() { __syncwarp(); }
 #endif
 
 // Words of global memory that blocks hand each other while all of them run: never from a cache of the
