@@ -27,7 +27,13 @@ from accel.cuda.phases import (
     readers_of,
 )
 from accel.cuda.plan import Plan, PlannedLaunch
-from accel.cuda.products import BARRIER_BYTES, CHUNK_UNITS, MOST_TILE_SLOTS
+from accel.cuda.products import (
+    BARRIER_BYTES,
+    CHUNK_UNITS,
+    MOST_TILE_SLOTS,
+    TILE_SLOT_BYTES,
+    row_macros,
+)
 from accel.cuda.program import tuned_source
 from accel.cuda.step_table import (
     HEAD,
@@ -51,7 +57,7 @@ LEAST_PHASES = 3
 MOST_TOKENS = 4
 STATE_BYTES = 256
 """Of workspace, in front of the counters: steps, and blocks that are done."""
-RECORDS = 2
+RECORDS = 3
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
@@ -198,7 +204,7 @@ def _launch(
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     for warps, slots in blocks:
-        ring = warps * slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
+        ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
         tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
@@ -215,16 +221,16 @@ def _launch(
     exchange = _exchange(phases, reading, first + count, local)
     works_at = _sixteenths(ring + needed)
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
+    normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
+    plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
         "SLOTS": slots,
         "TOKENS": tokens,
-        "CHUNK_UNITS": CHUNK_UNITS,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
-        "NORM_UNITS": max([1, *(p.held_units(warps) for p in products if p.norm)]),
-        "PLAIN_UNITS": max([1, *(p.held_units(warps) for p in products if not p.norm)]),
+        **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
     return PlannedLaunch(

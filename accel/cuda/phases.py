@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.attention import FLAG_BYTES, HEADS, tiles_bytes
 from accel.cuda.plan import PlannedLaunch
-from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, UNIT_ACTIVATION_BYTES
+from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
@@ -102,9 +102,9 @@ class ProductPhase:
         count = 1 if self.places.number("GATE") is not None else len(self.formats)
         return tuple(self.places.needed(f"Y{i}") for i in range(count))
 
-    def held_units(self, warps: int) -> int:
-        """Units a warp has under way at once."""
-        return min(MOST_HELD_UNITS, -(-self.tokens * self.units // warps))
+    def row_units(self, warps: int) -> int:
+        """Units of its rows that a warp quantizes."""
+        return -(-self.tokens * self.units // warps)
 
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""

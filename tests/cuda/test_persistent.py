@@ -42,6 +42,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "qwen3moe": {"architecture": "qwen3moe", **SMALL, "layers": 2, "experts": EXPERTS},
     "qwen35": {"architecture": "qwen35", **SMALL, "layers": 2, "recurrent": RECURRENT},
     "mixed": {"architecture": "qwen3", **SMALL, "hidden": 256, "feed_forward": 768, "layers": 2},
+    "super": {
+        "architecture": "qwen3", **SMALL, "heads": 4, "hidden": 1280, "feed_forward": 2816,
+        "layers": 1,
+    },
 }  # fmt: skip
 FOUR_WARPS = ((4, 1),)
 
@@ -100,11 +104,12 @@ def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> No
         run(steps, [5 + position], [position], [1], position)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_formats_of_one_step(seed: int, folder: Path) -> None:
-    """Q4_K, Q5_0 and Q6_K matrices, two of them in one phase."""
+@pytest.mark.parametrize(("name", "seed"), [("mixed", 0), ("mixed", 1), ("super", 0)])
+def test_formats_of_one_step(name: str, seed: int, folder: Path) -> None:
+    """Q4_K, Q5_0 and Q6_K matrices, two of them in one phase; Q4_K and Q6_K alone, of rows of which
+    a warp has several units."""
     one = ShapeKey(1, 1)
-    model = recorded("mixed", folder, one, "q4_k_m")
+    model = recorded(name, folder, one, "q4_k_m")
     steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
     assert launch.table is not None
