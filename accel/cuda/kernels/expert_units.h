@@ -27,7 +27,7 @@ template <int dtype, int slots> struct UNIT_RUN {
         const unsigned first = fetched * CHUNK_UNITS, slot = fetched % slots;
         if (first < count) {
             begin_copy(barriers + slot, ring + slot * slot_bytes, source + first * unit_bytes,
-                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes, 0);
+                       min((unsigned)CHUNK_UNITS, count - first) * unit_bytes);
             fetched++;
         } else {
             no_copy();

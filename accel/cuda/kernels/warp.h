@@ -110,6 +110,9 @@ DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_L
 // One slot is one copy under way: `begin_copy` fills it with what lane `owner` names, `await_copy`
 // returns when what was last begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
 // leaves the cache of the device before anything else: a step reads a weight once.
+//
+// `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns when all but
+// the latest `left` slots may be filled again, `await_stores` when what was stored may be copied again.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
@@ -126,7 +129,7 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
 }
 
 DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes,
-                       unsigned owner) {
+                       unsigned owner = 0) {
     if (threadIdx.x % WARP_LANES != owner) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
@@ -152,13 +155,32 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *barrier, unsigned phas
             : "r"(shared_address(barrier)), "r"(phase & 1)
             : "memory");
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % WARP_LANES != 0) return;
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; "
+                 "cp.async.bulk.commit_group;" ::"l"(target),
+                 "r"(shared_address(slot)), "r"(bytes)
+                 : "memory");
+}
+
+template <int left> DEVICE void await_slots() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
+}
+
+DEVICE void await_stores() {
+    asm volatile("cp.async.bulk.wait_group 0; fence.proxy.async;" ::: "memory");
+    __syncwarp();
+}
 #else
 typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *, int) {}
 
 DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
-                       unsigned owner) {
+                       unsigned owner = 0) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
     const unsigned long long source =
         __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
@@ -177,6 +199,17 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
     asm volatile("cp.async.wait_group %0;" ::"n"(slots - 1) : "memory");
     __syncwarp();
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
+        *(uint4 *)((char *)target + at) = *(const uint4 *)((const char *)slot + at);
+    __syncwarp();
+}
+
+template <int left> DEVICE void await_slots() {}
+
+DEVICE void await_stores() { __syncwarp(); }
 #endif
 
 // Warps that each arrive once, again and again: `open_arrivals` says how many, by one thread, before a
