@@ -109,6 +109,8 @@ RULES = [
     {"min_p": 1.0},
     {"temperature": 0.0},
     {"top_k": 20000},
+    {"top_k": 5, "min_p": 0.0001},
+    {"top_k": 2, "min_p": 0.0001},
 ]
 
 
@@ -118,7 +120,7 @@ def test_every_rule_draws_what_the_definition_draws(spread: float, folder: Path)
     rng = np.random.default_rng(int(10 * spread))
     records = [
         record(**{**fields, "seed_low": seed, "seed_high": 3})
-        for seed in range(2)
+        for seed in range(3)
         for fields in RULES
     ]
     logits = rng.standard_normal((len(records), VOCAB)).astype(np.float32) * np.float32(spread)

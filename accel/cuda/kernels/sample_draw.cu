@@ -122,7 +122,7 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, const LIST &list, const BOUNDS
 struct DRAWN {
     SUMS room[WARPS];
     unsigned low[PARTS], high[PARTS];
-    U64 target;
+    U64 weight[PARTS], target;
     unsigned part;
 };
 
@@ -138,19 +138,21 @@ DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &en
         atomicAdd(drawn.high + part, one.weight >> HALF_WEIGHT_BITS);
     }
     __syncthreads();
+    for (unsigned part = threadIdx.x; part < PARTS; part += THREADS) {
+        const unsigned *above = (const unsigned *)(row.state->above + part);
+        const U64 listed = ((U64)drawn.high[part] << HALF_WEIGHT_BITS) + drawn.low[part];
+        drawn.weight[part] = wide(load_shared_word(above), load_shared_word(above + 1)) + listed;
+    }
+    __syncthreads();
     if (threadIdx.x == 0) {
         U64 total = 0;
-        const auto weight = [&](unsigned part) {
-            const unsigned *above = (const unsigned *)(row.state->above + part);
-            const U64 listed = ((U64)drawn.high[part] << HALF_WEIGHT_BITS) + drawn.low[part];
-            return wide(load_shared_word(above), load_shared_word(above + 1)) + listed;
-        };
-        for (unsigned part = 0; part < PARTS; part++) total += weight(part);
+        for (unsigned part = 0; part < PARTS; part++) total += drawn.weight[part];
         const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
                                   U32_AT(row.how, SAMPLING_POSITION));
         U64 target = u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
         unsigned part = 0;
-        for (U64 own; part + 1 < PARTS && target >= (own = weight(part)); part++) target -= own;
+        for (; part + 1 < PARTS && target >= drawn.weight[part]; part++)
+            target -= drawn.weight[part];
         drawn.part = part, drawn.target = target;
     }
     __syncthreads();

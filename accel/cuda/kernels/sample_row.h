@@ -134,7 +134,7 @@ DEVICE SUMS sums_before(const SUMS &mine, SUMS *room, SUMS &all) {
     __syncthreads();
     SUMS before = {0, 0, 0};
     all = before;
-#pragma unroll 1
+#pragma unroll 4
     for (unsigned i = 0; i < WARPS; i++) {
         if (i == warp) before = all;
         all = plus(all, room[i]);
