@@ -32,6 +32,7 @@ from accel.cuda.products import (
     writer,
 )
 from accel.cuda.runs import operand_place, packet_number, result, size_places, source
+from accel.cuda.span_products import span_launch
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op, Tensor
@@ -69,6 +70,8 @@ def _launches(
     products = [ops[place] for place in run.products]
     if not _has_groups(device):
         return [_pack(ops, run), *(_single(ops, run, i) for i in range(len(products)))]
+    if (spans := span_launch(ops, run, device, parted)) is not None:
+        return [_pack(ops, run, folded), spans]
     shared = _shared(products)
     shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
     launches = [_pack(ops, run, folded)]
@@ -98,11 +101,18 @@ def _folded_by_next(ops: Remaining, run: Run, device: Device) -> Replacement | N
     bias = _operand(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
     if rows % ALIGNED_FLOATS or not all(map(_is_aligned, (total, residual, bias))):
         return None
-    if _group_shape(ops, run, (0,), device, parted=True).parts == 1:
+    if _parts(ops, run, device) == 1:
         return None
     launches = _launches(ops, run, device, parted=True) + _launches(ops, found, device, run)
     spans = span_count(product.most_sizes()["columns"])
     return Replacement(found.length, tuple(launches), passing_bytes=4 * spans * tokens * rows)
+
+
+def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
+    """How many blocks share rows of a product whose spans the run behind may fold."""
+    if (spans := span_launch(ops, run, device, parted=True)) is not None:
+        return spans.macros["PARTS"]
+    return _group_shape(ops, run, (0,), device, parted=True).parts
 
 
 def _run_of_many(ops: Remaining, device: Device) -> Run | None:
