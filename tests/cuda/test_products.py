@@ -297,6 +297,36 @@ def test_spans_folded_by_the_next_run(
     assert np.array_equal(got["y"], want, equal_nan=True)
 
 
+@pytest.mark.parametrize(("tokens", "most", "shared"), [(61, 64, 227), (9, 16, 170)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_spans_nobody_packs(
+    biased: bool, tokens: int, most: int, shared: int, folder: Path
+) -> None:
+    """The last product of a model: a launch of its own adds them up."""
+    device = replace(WIDE, shared_bytes=shared << 10)
+    case = spans_and_norm(dtypes.Q4_K, biased, tokens)
+    builder = GraphBuilder("last")
+    columns, hidden = case.x.shape[1], 256
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    first = builder.buffer("first", BufferKind.WEIGHT, dtypes.Q4_K, (hidden, columns))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=first)
+    if biased:
+        bias = builder.buffer("bias", BufferKind.WEIGHT, F32, (hidden,))
+        product = builder.emit(Opcode.BIAS_ADD, x=product, bias=bias)
+    y = builder.output("sum", "tokens", hidden)
+    builder.emit(Opcode.ADD, a=x[256 : 256 + hidden], b=product, y=y)
+    first_only = {"first": case.matrices["first"]}
+    last = replace(case, graph=builder.build(), matrices=first_only)
+    step = lower_graph(last.graph, ShapeKey(most, 0), 1, "cuda")
+    plan = plan_launches(step.ops, device, step.scratch)
+    products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
+    assert [launch.entry for launch in plan.launches] == ["unit_pack", products, "unit_fold"]
+    got = run(last, folder, most, device)["sum"]
+    want = matmul(first_only["first"][1], dtypes.Q4_K, case.x)
+    want = case.x[:, 256 : 256 + hidden] + (want + case.vectors["bias"] if biased else want)
+    assert np.array_equal(got, want, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("multiprocessors", "tokens", "rows", "groups"),
     [

@@ -21,12 +21,29 @@ struct PREFIX_END {
     }
 };
 
+// Sums over all threads; every one gets them. `room` has two for each warp, of which calls in `turn`
+// take one: so one barrier is enough.
+DEVICE SUMS sums_of_all(SUMS mine, SUMS *room, unsigned turn) {
+#pragma unroll
+    for (int lanes = WARP_LANES / 2; lanes; lanes /= 2)
+        mine = plus(mine, {__shfl_xor_sync(ALL_LANES, mine.weight, lanes),
+                           __shfl_xor_sync(ALL_LANES, mine.count, lanes),
+                           __shfl_xor_sync(ALL_LANES, mine.enough, lanes)});
+    room += turn % 2 * WARPS;
+    if (threadIdx.x % WARP_LANES == 0) room[threadIdx.x / WARP_LANES] = mine;
+    __syncthreads();
+    SUMS all = {0, 0, 0};
+#pragma unroll
+    for (unsigned i = 0; i < WARPS; i++) all = plus(all, room[i]);
+    return all;
+}
+
 // The list of a row, in shared memory where it has room; keys are between `least` and `most`.
 struct LIST {
     const SAMPLED &row;
     LISTED *near;
     SUMS *room;
-    unsigned count, least, most;
+    unsigned count, least, most, turn;
 
     __device__ __forceinline__ LISTED load(unsigned i) const {
         const unsigned id = load_shared_word(row.ids + i);
@@ -54,8 +71,8 @@ struct LIST {
     }
     // Sums over the tokens of a set that have a larger key, or the same and an id below `end_id`;
     // every thread gets them.
-    __device__ __forceinline__ SUMS before(unsigned set, unsigned key, unsigned end_id) const {
-        SUMS mine = {0, 0, 0}, all;
+    __device__ __forceinline__ SUMS before(unsigned set, unsigned key, unsigned end_id) {
+        SUMS mine = {0, 0, 0};
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < count; i += THREADS) {
             const LISTED one = at(i);
@@ -63,13 +80,12 @@ struct LIST {
             if (comes && one.id & set)
                 mine = plus(mine, {one.weight, 1u, row.is_enough(one.weight)});
         }
-        sums_before(mine, room, all);
-        return all;
+        return sums_of_all(mine, room, turn++);
     }
     // The prefix of those of a set that have less than `bound` before them, `base` outside of the set:
     // of weight or of tokens. The first has. One loop, first over keys, then over ids among equal ones
     // unless all of those have.
-    __device__ __forceinline__ PREFIX_END end(unsigned set, bool by_weight, U64 base, U64 bound) const {
+    __device__ __forceinline__ PREFIX_END end(unsigned set, bool by_weight, U64 base, U64 bound) {
         unsigned key = least, largest = most, id = 0, end_id = row.vocab + 1;
         while (true) {
             const bool by_key = key < largest;
@@ -94,7 +110,7 @@ DEVICE PREFIX_END shorter(const PREFIX_END &a, const PREFIX_END &b) {
 
 // The end of what a row keeps, among the tokens inside of its bins: the shortest of the prefixes of
 // top-k, top-p and min-p, in this order, for the others look at what top-k keeps.
-DEVICE PREFIX_END end_of_kept(const SAMPLED &row, const LIST &list, const BOUNDS &bounds) {
+DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &bounds) {
     PREFIX_END end = {0u, ID_BITS};
     SUMS of_count = bounds.all;
 #pragma unroll 1
@@ -120,7 +136,7 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, const LIST &list, const BOUNDS
 // Adds what is kept of the list to the weights of parts, and draws: the part that has the token and
 // what of its weight comes before.
 struct DRAWN {
-    SUMS room[WARPS];
+    SUMS room[2 * WARPS];
     unsigned low[PARTS], high[PARTS];
     U64 weight[PARTS], target;
     unsigned part;
@@ -222,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) state->above[part] = all.weight;
     if (!comes_last(state, (unsigned *)shared)) return;
     LIST list = {row, (LISTED *)(shared + sizeof(DRAWN)), drawn.room,
-                 load_shared_word(&state->listed), 0u, 0u};
+                 load_shared_word(&state->listed), 0u, 0u, 0u};
     list.fill();
     const PREFIX_END kept = end_of_kept(row, list, bounds);
     draw_part(row, list, kept, drawn);
