@@ -10,7 +10,13 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
-from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
+from accel.cuda.delta_net import (
+    conv_rule,
+    delta_inputs_rule,
+    delta_step_rule,
+    gated_norm_rule,
+    recurrence_rule,
+)
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
@@ -33,7 +39,9 @@ RULES: tuple[Rule, ...] = (
     attention_blocks_rule,
     delta_step_rule,
     conv_rule,
+    delta_inputs_rule,
     recurrence_rule,
+    gated_norm_rule,
     expert_rule,
     expert_product_rule,
     matrix_rule,

@@ -3,6 +3,7 @@
 // warp must take part in every exchange, as the tuned kernels do.
 
 #include <math.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,15 +60,17 @@ struct Warp {
     int arrived = 0;
     unsigned round = 0;
 };
+// Contexts begin a fiber only: to change one for another asks the kernel every time, a jump does not.
 struct Fiber {
     ucontext_t context;
-    char *stack;
-    bool done;
+    jmp_buf place;
+    bool begun = false, done = false;
+    alignas(16) char stack[STACK_BYTES];
 };
 
 // One block. Of a launch whose blocks run at the same time there are several.
 struct Block {
-    std::vector<Fiber> fibers;
+    std::vector<Fiber *> fibers;
     std::vector<Warp> warps;
     unsigned at_barrier = 0, barrier_round = 0, left = 0;
     int at_group[16] = {};
@@ -81,15 +84,15 @@ struct Store {
 };
 
 static Block *block;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
+static std::vector<Fiber *> idle;  // for the threads of the next block
 static unsigned current;
 static void (*body)();
 static std::vector<Store> under_way;
 static uint64_t random_state;
 
 static void yield() {
-    const unsigned mine = current;
-    swapcontext(&block->fibers[mine].context, &scheduler);
+    if (!_setjmp(block->fibers[current]->place)) _longjmp(scheduler, 1);
 }
 
 // What every lane of the warp brought.
@@ -120,23 +123,40 @@ static void group_barrier(unsigned id) {
 }
 
 static void enter() {
-    body();
-    block->fibers[current].done = true;
-    swapcontext(&block->fibers[current].context, &scheduler);
+    for (;;) {
+        body();
+        block->fibers[current]->done = true;
+        yield();
+    }
+}
+
+static Fiber *fiber_at_its_beginning() {
+    if (!idle.empty()) {
+        Fiber *fiber = idle.back();
+        idle.pop_back();
+        fiber->done = false;
+        return fiber;
+    }
+    Fiber *fiber = new Fiber;
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber->context, enter, 0);
+    return fiber;
+}
+
+static void go_on(Fiber *fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber->begun) _longjmp(fiber->place, 1);
+    fiber->begun = true;
+    setcontext(&fiber->context);
 }
 
 static void open_block(Block &opened, unsigned threads, unsigned char *memory) {
-    opened.fibers.assign(threads, Fiber{});
+    for (unsigned i = 0; i < threads; i++) opened.fibers.push_back(fiber_at_its_beginning());
     opened.warps.assign(threads / LANES, Warp{});
     opened.left = threads;
     opened.memory = memory;
-    for (Fiber &fiber : opened.fibers) {
-        getcontext(&fiber.context);
-        fiber.stack = (char *)malloc(STACK_BYTES);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&fiber.context, enter, 0);
-    }
 }
 
 static unsigned random_below(unsigned most) {
@@ -153,16 +173,20 @@ static void pass() {
         const unsigned warp = (first + i) % warps;
         if (warp == block->late && random_below(3)) continue;
         for (current = warp * LANES; current < (warp + 1) * LANES; current++) {
-            Fiber &fiber = block->fibers[current];
-            if (fiber.done) continue;
-            swapcontext(&scheduler, &fiber.context);
-            block->left -= fiber.done;
+            Fiber *fiber = block->fibers[current];
+            if (fiber->done) continue;
+            go_on(fiber);
+            block->left -= fiber->done;
         }
     }
 }
 
 static void close_block(Block &closed) {
-    for (Fiber &fiber : closed.fibers) free(fiber.stack);
+    for (Fiber *fiber : closed.fibers)
+        if (fiber->done)
+            idle.push_back(fiber);
+        else
+            delete fiber;
 }
 
 static void run_block(unsigned threads, void (*kernel)()) {
@@ -325,6 +349,12 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
 }
+DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
+    int sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (short)((i < 2 ? first : second) >> i % 2 * 16) * (int)(bytes >> 8 * i & 0xFF);
+    return sum;
+}
 template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
                                                  unsigned a1, unsigned b_high, unsigned b_low) {
     const unsigned a[2] = {a0, a1};
@@ -355,11 +385,29 @@ DEVICE unsigned largest_of_warp(unsigned value) {
 
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
-    if (emulator::current % 32 == 0) memcpy(slot, source, bytes);
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes,
+                       unsigned owner = 0) {
+    if (emulator::current % 32 == owner) memcpy(slot, source, bytes);
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
+// How many are left, how many there are, and how often all have come.
+DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
+    *place = count | (unsigned long long)count << 16;
+}
+DEVICE void close_arrivals(unsigned long long *) {}
+DEVICE void arrive(unsigned long long *place) {
+    if ((--*place & 0xFFFF) == 0) *place += (1ull << 32) + (*place >> 16 & 0xFFFF);
+}
+DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
+    return (*place >> 32 & 1) != (turn & 1);
+}
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    if (emulator::current % 32 == 0) memcpy(target, slot, bytes);
+}
+template <int left> DEVICE void await_slots() {}
+DEVICE void await_stores() { __syncwarp(); }
 DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publish(place, word); }
 DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
 DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }
