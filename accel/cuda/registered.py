@@ -23,6 +23,7 @@ from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
+from accel.cuda.sampling import sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.units import UNITS, embed_rule, unit_layout
 from accel.packets.forms import SPLIT_TOKENS, step_forms
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     matrix_rule,
     product_rule,
     gated_rows_rule,
+    sampling_rule,
 )
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for."""
