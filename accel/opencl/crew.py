@@ -21,6 +21,8 @@ from typing import Protocol
 from contract.deferred import dataclass
 
 TRIAL_STEPS = 8
+LONG_TRIAL_STEPS = 3 * TRIAL_STEPS
+"""Of a trial that has saved something, but less than shows through what steps differ by anyway."""
 FIRST_GAP = 3
 MIN_GAP, MAX_GAP = 8, 256
 """Ordinary steps between two trials."""
@@ -61,18 +63,24 @@ class Trial:
     @property
     def finished(self) -> bool:
         """There are steps enough to tell."""
-        return len(self.seconds) >= TRIAL_STEPS
+        return len(self.seconds) >= self.steps
+
+    @property
+    def steps(self) -> int:
+        """How many it takes: more where they save something."""
+        long = len(self.seconds) >= TRIAL_STEPS and self.saved > 0
+        return LONG_TRIAL_STEPS if long else TRIAL_STEPS
 
     @property
     def wants_another(self) -> bool:
         """One step goes ahead alone: the queue is not filled with what may be slow."""
-        return self.submitted < min(TRIAL_STEPS, 1 + 2 * len(self.seconds))
+        return self.submitted < min(self.steps, 1 + 2 * len(self.seconds))
 
     @property
     def won(self) -> bool:
         """It has saved a whole step, or a little on each."""
         faster = typical(self.seconds) < WORTH_CHANGING * self.usual
-        return self.saved > self.usual or (self.finished and faster)
+        return self.saved > self.usual or (len(self.seconds) >= TRIAL_STEPS and faster)
 
     @property
     def costly(self) -> bool:

@@ -133,13 +133,14 @@ def test_all_workers_return_when_the_load_ends(most: int) -> None:
 
 @example(most=3, free=1, ahead=0, noise=0.0, seed=0)
 @example(most=64, free=1, ahead=3, noise=0.1, seed=0)
+@example(most=48, free=2, ahead=0, noise=0.1328125, seed=2)
 @example(most=54, free=39, ahead=0, noise=0.0, seed=0)
 @settings(deadline=None)
 @given(
     most=st.integers(1, 65),
     free=st.integers(1, 65),
     ahead=st.integers(0, 3),
-    noise=st.floats(0, 0.2),
+    noise=st.floats(0, 0.05),
     seed=st.integers(0, 9),
 )
 def test_some_free_cores_are_found(
@@ -153,7 +154,7 @@ def test_some_free_cores_are_found(
         return seconds * chance.uniform(1 - noise, 1 + noise)
 
     crews = Crews(most)
-    run(crews, machine, 1500, ahead)
+    run(crews, machine, 3000, ahead)
     steps = 3000
     ideal = steps * min(10.0 / min(most, free), 15.0 / free + 0.1 * most if most > free else 1e9)
     assert run(crews, machine, steps, ahead) <= ideal / 0.8
