@@ -151,10 +151,12 @@ class ProductPhase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
-    """What ``head_rows.cu`` and the ``attention_spans.cu`` behind it do."""
+    """What ``attention_clusters.cu`` does, or ``head_rows.cu`` and the ``attention_spans.cu``
+    behind it. ``part`` is its ``flash_attn_part``."""
 
     heads: Places
     spans: Places
+    part: int
     length: int
 
     @property
@@ -179,7 +181,7 @@ class AttentionPhase:
 
     @property
     def _part(self) -> Op:
-        return self.spans.ops[self.spans.first]
+        return self.spans.ops[self.part]
 
     @property
     def counters(self) -> int:
@@ -213,7 +215,7 @@ class AttentionPhase:
         heads, spans, packets = self.heads, self.spans, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
-        part = packets[spans.first]
+        part = packets[self.part]
         one["kind"] = ATTENTION_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
@@ -292,6 +294,11 @@ def _selected(
 def _attention(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[AttentionPhase, int] | None:
+    if launches[0].entry == "attention_clusters":
+        run = _places(launches[0], ops)
+        part = run.number("PART")
+        assert part is not None
+        return AttentionPhase(run, run, part, launches[0].count), 1
     if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
         return None
     heads, spans = (_places(launch, ops) for launch in launches[:2])
@@ -300,7 +307,8 @@ def _attention(
         return None
     if reading.get(queries.buffer) != {spans.first}:
         return None
-    phase = AttentionPhase(heads, spans, launches[0].count + launches[1].count)
+    length = launches[0].count + launches[1].count
+    phase = AttentionPhase(heads, spans, spans.first, length)
     rope = ops[heads.first + heads.macros["Q_ROPE"]]
     return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
 

@@ -10,6 +10,7 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
+from accel.cuda.attention_clusters import attention_clusters_rule
 from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
@@ -26,6 +27,7 @@ from contract.shape_key import ShapeKey
 RULES: tuple[Rule, ...] = (
     gather_rule,
     embed_rule,
+    attention_clusters_rule,
     head_rows_rule,
     attention_rule,
     attention_tokens_rule,
