@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import FLAG_BYTES, HEADS, tiles_bytes
+from accel.cuda.attention import FLAG_BYTES, HEADS, groups_bytes
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
@@ -208,7 +208,7 @@ class AttentionPhase:
     def memory_bytes(self, tokens: int, warps: int) -> int:
         """Shared memory for it beside the ring."""
         rows = 4 * self.head_dim * (HEADS + 2 * tokens)
-        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows
+        return groups_bytes(self.head_dim, warps, 0) + FLAG_BYTES + rows
 
     def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""

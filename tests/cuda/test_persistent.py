@@ -138,14 +138,22 @@ def test_several_tokens(
         run(steps, list(range(7, 7 + len(slots))), later, slots, step)
 
 
-def test_contexts_of_several_spans(folder: Path) -> None:
-    """The block that comes last merges two spans; both steps count from 0."""
+@pytest.mark.parametrize(
+    ("context", "position", "blocks"),
+    [(1088, 1050, (4, 1)), (1088, 1022, (8, 1)), (4224, 4130, (8, 1)), (96, 62, (6, 1))],
+    ids=str,
+)
+def test_contexts_of_several_items(
+    context: int, position: int, blocks: tuple[int, int], folder: Path
+) -> None:
+    """The block that comes last merges tiles of two spans or, of more tiles than there is room for,
+    spans; both steps count from 0."""
     one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one, context=1088)
+    model = recorded("qwen3", folder, one, context=context)
     fill_pages(model)
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
-    for position in (1050, 1051):
-        run(steps, [11], [position], [0], position)
+    steps = PersistentSteps(model, one, DEVICE, (blocks,), folder)
+    for step in range(2):
+        run(steps, [11], [position + step], [0], position + step)
 
 
 def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -228,7 +236,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     model = recorded("qwen3", folder, ShapeKey(1, 1))
     step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
     plan = plan_launches(step.ops, DEVICE, step.scratch)
-    for shared_bytes, warps, slots in ((227 << 10, 8, 2), (120 << 10, 8, 1), (16 << 10, 0, 0)):
+    for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
         device = replace(DEVICE, shared_bytes=shared_bytes)
         composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
