@@ -22,11 +22,12 @@ from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
+from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, aligned_memory
 from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside
-from tests.cuda.test_attention import filled_pages
+from tests.cuda.test_attention import EVEN, filled_pages
 
 SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
 """Two groups of heads share one KV head, so that two blocks write its rows."""
@@ -63,6 +64,18 @@ def fill_pages(model: RecordedModel) -> None:
     for decl in model.graph.of_kind(BufferKind.STATE):
         if decl.dtype is I12:
             filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng)
+
+
+def fill_evenly(model: RecordedModel) -> None:
+    """A past whose positions weigh about the same, so that the order of their sums matters."""
+    rng = np.random.default_rng(4)
+    for decl in model.graph.of_kind(BufferKind.STATE):
+        if decl.dtype is I12:
+            pool = page_view(model.raw[decl.name], I12, tuple(map(int, decl.shape)))
+            count, _, offsets, *shape = map(int, decl.shape)
+            for offset in range(offsets):
+                keys, values = rng.standard_normal((2, count, *shape)).astype(np.float32)
+                store(pool, np.arange(count), np.full(count, offset), keys * EVEN, values)
 
 
 def run(
@@ -150,10 +163,23 @@ def test_contexts_of_several_items(
     spans; both steps count from 0."""
     one = ShapeKey(1, 1)
     model = recorded("qwen3", folder, one, context=context)
-    fill_pages(model)
+    fill_evenly(model)
     steps = PersistentSteps(model, one, DEVICE, (blocks,), folder)
     for step in range(2):
         run(steps, [11], [position + step], [0], position + step)
+
+
+def test_broken_queries(folder: Path) -> None:
+    """The norm's weight of one channel of queries is not finite, those of keys are."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    model.raw["model.attn_q_norm.weight[1]"].view(np.float32)[3] = np.inf
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+    logits = steps.states["output.logits"].view(np.float32)
+    assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
 
 
 def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
