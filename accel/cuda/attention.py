@@ -124,13 +124,14 @@ def token_warps(head_dim: int, units: int, device: Device) -> int:
     return next(fitting, TILE_WARPS)
 
 
-def groups_bytes(head_dim: int, warps: int, stages: int) -> int:
+def groups_bytes(head_dim: int, warps: int, stages: int, results: int = 0) -> int:
     """What ``attention_group.h`` has in shared memory: queries in two parts and their factors; of
-    every tile under way weights in two parts, p, maxima of pages, U, l and o, and its records."""
-    queries = HEADS * 2 * head_dim + 32
-    of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4 + 8 + 4 * (head_dim + 8)
-    records = KV_TILE * (3 * head_dim + 2)
-    return queries + warps // TILE_WARPS * (HEADS * of_head + stages * records)
+    every tile under way weights in two parts, p, maxima of pages and its records; of as many, or of
+    ``results`` tiles, U, l and o."""
+    groups, queries = warps // TILE_WARPS, HEADS * 2 * head_dim + 32
+    of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4
+    found = (results or groups) * HEADS * (8 + 4 * (head_dim + 8))
+    return queries + found + groups * (HEADS * of_head + stages * KV_TILE * (3 * head_dim + 2))
 
 
 BLOCK_WARPS = 4

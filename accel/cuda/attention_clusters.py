@@ -25,6 +25,11 @@ from contract.dtypes import I12
 LEAST_CAPABILITY = (9, 0)
 """Clusters, and copies that count their bytes."""
 MOST_TOKENS = 4
+"""Of a form that splits contexts."""
+ROOM_FOR_ALL = 0.75
+"""Of the clusters there could be by their blocks. Each lies within a part of the device, so that
+not quite as many run at once; one that waits for another to end costs more than one that takes two
+spans. With several tokens most of their blocks end at once."""
 SHARED_NAMES = ("kv", "page_table", "query")
 """Operands that are the same of both runs."""
 
@@ -37,15 +42,17 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     part = ops[run.write + 1]
     sizes = part.most_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
-    warps = block_warps(head_dim)
+    warps = block_warps(head_dim, tokens)
     nbytes = block_bytes(head_dim, warps)
     if nbytes > device.shared_bytes:
         return None
     blocks = SPAN_TILES * TILE_WARPS // warps
-    beside = max(1, min(MOST_WARPS // warps, device.shared_bytes // nbytes))
+    beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
     units = tokens * head_groups(part)
-    room = max(1, device.multiprocessors * beside // blocks)
-    clusters = min(units * most_spans(part), room)
+    room = device.multiprocessors * beside // blocks
+    if tokens == 1:
+        room = int(room * ROOM_FOR_ALL)
+    clusters = min(units * most_spans(part), max(1, room))
     launch = KernelLaunch(
         "attention_clusters.cu",
         "attention_clusters",
@@ -68,9 +75,10 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     return Replacement(run.write + 3, (launch,), aligned(4 * units * blocks))
 
 
-def block_warps(head_dim: int) -> int:
-    """Four for every tile of a block; the tiles of wide heads are large."""
-    return 8 if head_dim > 128 else 16
+def block_warps(head_dim: int, tokens: int) -> int:
+    """Four for every tile of a block. Small blocks are done sooner, but with several tokens large
+    ones, which mostly are alone; the tiles of wide heads are large."""
+    return 8 if tokens == 1 or head_dim > 128 else 16
 
 
 def block_bytes(head_dim: int, warps: int) -> int:

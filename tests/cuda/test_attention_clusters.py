@@ -229,7 +229,7 @@ def test_older_devices_and_more_tokens_take_two_launches() -> None:
     for device, tokens, files in (
         (DEVICE, 1, FILES),
         (OLDER, 1, ["head_rows.cu", "attention_spans.cu"]),
-        (replace(DEVICE, shared_bytes=100 << 10), 1, ["head_rows.cu", "attention_spans.cu"]),
+        (replace(DEVICE, shared_bytes=48 << 10), 1, ["head_rows.cu", "attention_spans.cu"]),
         (DEVICE, 16, ["head_rows.cu", "attention_tokens.cu"]),
     ):
         step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")

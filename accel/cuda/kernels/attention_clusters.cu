@@ -3,12 +3,13 @@
 // up to four heads that read one KV head, four warps a tile. Who needs a row of queries, or of new keys
 // or values, makes it; one block writes it to its page, and none reads it there.
 //
-// Compiled with WARPS and TOKENS, and BLOCKS a multiprocessor; with HEAD_DIM and DTYPE; with the places of the operands as head_rows.cu
-// has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with the numbers of packets Q_ROPE,
-// K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART. workspace has a counter for every token,
-// group of heads and block of a cluster, 0 between steps.
+// Compiled with WARPS and TOKENS, and BLOCKS a multiprocessor; with HEAD_DIM and DTYPE; with the places
+// of the operands as head_rows.cu has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with
+// the numbers of packets Q_ROPE, K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART.
+// workspace has a counter for every token, group of heads and block of a cluster, 0 between steps.
 
 #define STAGES 1
+#define RESULTS GROUPS
 
 #include "attention_group.h"
 #include "heads.h"
@@ -175,12 +176,11 @@ DEVICE SOFTMAX merged_groups(const BLOCK_WORK &work, const unsigned char *memory
 #pragma unroll
     for (unsigned tile = 0; tile < SPAN_TILES; tile++) {
         if (tile < work.first_tile || tile >= work.end_tile) continue;
-        const unsigned place = tile % GROUPS * HEADS + head;
-        const float *tops = (const float *)(memory + AT_GROUP_TOPS) + place * 2;
-        const float *sums = (const float *)(memory + AT_GROUP_SUMS) + place * SUM_FLOATS;
-        part[tile].top = float_of_peer(tops, tile / GROUPS);
-        part[tile].total = float_of_peer(tops + 1, tile / GROUPS);
-        o[tile] = float_of_peer(sums + channel, tile / GROUPS);
+        const unsigned i = head * HEAD_DIM + channel;
+        const float *top = group_top(memory, tile % GROUPS, i);
+        part[tile].top = float_of_peer(top, tile / GROUPS);
+        part[tile].total = float_of_peer(top + 1, tile / GROUPS);
+        o[tile] = float_of_peer(group_sum(memory, tile % GROUPS, i), tile / GROUPS);
     }
     const float *units = (const float *)(memory + AT_UNITS);
     const bool broken = float_of_peer(units + 2 * head + 1, work.first_tile / GROUPS) != 0.0f;
@@ -214,27 +214,43 @@ struct SPAN_RESULTS {
     unsigned slots, begin, end, *counter;
 };
 
-// The block's channels; where there are several spans, those of all of them by the block that comes
-// last.
-DEVICE void merge_block(const BLOCK_WORK &work, const SPAN_RESULTS &results,
-                        const WARP_MEMORY &own) {
-    const unsigned from = work.alone ? 0 : work.rank * SHARE_CHANNELS;
-    const unsigned count = work.alone ? HEADS * HEAD_DIM : SHARE_CHANNELS;
-    const bool only = results.end == results.begin + 1;
-    for (unsigned i = from + threadIdx.x; i < from + count; i += WARPS * WARP_LANES) {
-        const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
-        if (head >= work.heads) break;
-        float sum;
-        const SOFTMAX all = merged_groups(work, own.memory, head, channel, sum);
-        if (only) {
-            results.y[i] = attention_output(sum, all.total);
-            continue;
-        }
-        float *part = results.parts +
-                      ((size_t)head * results.slots + work.span - results.begin) * PART_FLOATS;
-        part[PART_HEADER + channel] = sum;
-        if (channel % SHARE_CHANNELS == 0) part[0] = all.top, part[1] = all.total;
+// All channels, of tiles that are the block's own.
+DEVICE void merge_own(const BLOCK_WORK &work, const SPAN_RESULTS &results,
+                      const unsigned char *memory) {
+    constexpr int threads = WARPS * WARP_LANES, each = (HEADS * HEAD_DIM + threads - 1) / threads;
+#pragma unroll
+    for (int n = 0; n < each; n++) {
+        const unsigned i = threadIdx.x + n * threads;
+        if (i >= work.heads * HEAD_DIM) break;
+        CHANNEL_SUM channel;
+        channel.begin();
+#pragma unroll
+        for (unsigned group = 0; group < GROUPS; group++)
+            if (work.has_group(group))
+                channel.add_tile(softmax_at(group_top(memory, group, i)),
+                                 *group_sum(memory, group, i));
+        if (broken_query(memory, i / HEAD_DIM)) channel.span.total = nan_value();
+        results.y[i] = attention_output(channel.part, channel.span.total);
     }
+}
+
+// The block's channels, of tiles of the whole cluster: the result, or where there are several spans
+// a part.
+DEVICE void merge_block(const BLOCK_WORK &work, const SPAN_RESULTS &results,
+                        const unsigned char *memory) {
+    const unsigned i = work.rank * SHARE_CHANNELS + threadIdx.x;
+    const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
+    if (threadIdx.x >= SHARE_CHANNELS || head >= work.heads) return;
+    float sum;
+    const SOFTMAX all = merged_groups(work, memory, head, channel, sum);
+    if (results.end == results.begin + 1) {
+        results.y[i] = attention_output(sum, all.total);
+        return;
+    }
+    float *part = results.parts +
+                  ((size_t)head * results.slots + work.span - results.begin) * PART_FLOATS;
+    part[PART_HEADER + channel] = sum;
+    if (channel % SHARE_CHANNELS == 0) part[0] = all.top, part[1] = all.total;
 }
 
 DEVICE void merge_later_spans(const BLOCK_WORK &work, const SPAN_RESULTS &results,
@@ -309,17 +325,18 @@ DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
     __syncthreads();
     if (work.works) write_page(work, task, row, lane);
     if (work.has_group(group))
-        attend_copied_tile(work, start, own.memory, 0, group, page, lane);
+        attend_copied_tile(work, start, own.memory, 0, group, group, page, lane);
     if (work.alone) {
         __syncthreads();
+        merge_own(work, results, own.memory);
     } else {
         arrive_at_cluster();
         await_cluster();
+        merge_block(work, results, own.memory);
+        arrive_at_cluster();
+        if (results.end > results.begin + 1) merge_later_spans(work, results, own.memory);
+        await_cluster();
     }
-    merge_block(work, results, own);
-    if (!work.alone) arrive_at_cluster();
-    if (results.end > results.begin + 1) merge_later_spans(work, results, own.memory);
-    if (!work.alone) await_cluster();
     show_to_copies();
     __syncthreads();
 }
@@ -334,6 +351,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     FOLLOWING_MAY_START;
     const PACKET *part = operands.part = packet_of(launch, PART);
     operands.q_rope = packet_of(launch, Q_ROPE), operands.k_rope = packet_of(launch, K_ROPE);
+    // Of the first token, which has a place whether it is there or not, asked for with the count.
+    const unsigned position = operands.query(0)[QUERY_POSITION];
+    const unsigned slot = operands.query(0)[QUERY_SLOT];
     operands.tokens = count_of(launch, part);
     const unsigned heads = part->size[FLASH_ATTN_PART_HEADS];
     const unsigned slots = part->size[FLASH_ATTN_PART_MOST_PARTS];
@@ -346,17 +366,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     if (threadIdx.x < WARPS) own.fills(threadIdx.x) = 0;
     __syncthreads();
     unsigned unit = blockIdx.x / CLUSTER;
+#pragma unroll 1
     for (work.token = 0; work.token < operands.tokens; work.token++) {
         const unsigned *query = operands.query(work.token);
-        work.position = query[QUERY_POSITION];
+        work.position = work.token ? query[QUERY_POSITION] : position;
         work.first = first_visible(work.position, part->size[FLASH_ATTN_PART_WINDOW]);
         work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
-                     query[QUERY_SLOT] * stride_at(launch, PAGES_AT);
+                     (work.token ? query[QUERY_SLOT] : slot) * stride_at(launch, PAGES_AT);
         SPAN_RESULTS results;
         results.slots = slots;
         results.begin = work.first / (KV_TILE * SPAN_TILES);
         results.end = work.position / (KV_TILE * SPAN_TILES) + 1;
         const unsigned units = (results.end - results.begin) * each;
+#pragma unroll 1
         for (; unit < units; unit += gridDim.x / CLUSTER) {
             const unsigned group = unit % each;
             work.span = results.begin + unit / each;

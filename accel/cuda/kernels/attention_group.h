@@ -1,6 +1,6 @@
 // Tiles of 64 positions of I12 pages as attention_tiles.h does them, by four warps each: one takes the
 // scores of a page, then the sums of a quarter of the channels. In shared memory there are records of
-// STAGES tiles for every group.
+// STAGES tiles for every group, and what was found of RESULTS tiles.
 
 #ifndef ATTENTION_GROUP_H
 #define ATTENTION_GROUP_H
@@ -18,9 +18,9 @@
 #define AT_GROUP_WEIGHTS AT_WEIGHTS                                         // [group][head]
 #define AT_SHARES (AT_GROUP_WEIGHTS + GROUPS * HEADS * WEIGHT_BYTES)        // [group][head] p
 #define AT_PAGE_TOPS (AT_SHARES + GROUPS * HEADS * SHARE_FLOATS * 4)        // [group][head][page]
-#define AT_GROUP_TOPS (AT_PAGE_TOPS + GROUPS * HEADS * TILE_PAGES * 4)      // [group][head] U, l
-#define AT_GROUP_SUMS (AT_GROUP_TOPS + GROUPS * HEADS * 8)                  // [group][head] o
-#define AT_RECORDS (AT_GROUP_SUMS + GROUPS * HEADS * SUM_FLOATS * 4)        // [group][page]
+#define AT_GROUP_TOPS (AT_PAGE_TOPS + GROUPS * HEADS * TILE_PAGES * 4)      // [result][head] U, l
+#define AT_GROUP_SUMS (AT_GROUP_TOPS + RESULTS * HEADS * 8)                 // [result][head] o
+#define AT_RECORDS (AT_GROUP_SUMS + RESULTS * HEADS * SUM_FLOATS * 4)       // [group][page]
 #define AT_GROUPS_END (AT_RECORDS + STAGES * GROUPS * TILE_PAGES * RECORD)
 
 DEVICE unsigned char *group_record(unsigned char *memory, unsigned group, unsigned page) {
@@ -77,7 +77,7 @@ DEVICE float share_total(const float *share, int lane) {
 // of page `page`; `keys` is the record of that page, `values` that of page lane % 4.
 DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned char *memory,
                               const unsigned char *keys, const unsigned char *values, int group,
-                              int page, int lane) {
+                              int result, int page, int lane) {
     const int g = lane / 4, t = lane % 4;
     float score[2], value[2];
     score_page(work, start, memory, keys, group, page, lane, score, value);
@@ -95,7 +95,7 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
     unsigned weight[4];
     load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
     const unsigned char *of_lane = values + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
-    float *sums = (float *)(memory + AT_GROUP_SUMS) + (group * HEADS + t) * SUM_FLOATS + g;
+    float *sums = (float *)(memory + AT_GROUP_SUMS) + (result * HEADS + t) * SUM_FLOATS + g;
 #pragma unroll 1
     for (int channel = 16 * page; channel < HALF_DIM; channel += 16 * TILE_WARPS) {
         GROUP_VALUES part;
@@ -109,7 +109,7 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
     // Warp `page` has what is left to do for head `page`.
     const float total = share_total(shares + page * SHARE_FLOATS, lane);
     const float own = rint_small(largest_of(page_tops(memory, group, page)));
-    float *tops = (float *)(memory + AT_GROUP_TOPS) + (group * HEADS + page) * 2;
+    float *tops = (float *)(memory + AT_GROUP_TOPS) + (result * HEADS + page) * 2;
     if (lane == 0) {
         tops[0] = usable_top(own) ? own : NO_TOP;
         tops[1] = usable_top(own) ? total : nan_value();
@@ -118,10 +118,10 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
 
 // The same of records that were copied, in stage `stage`.
 DEVICE void attend_copied_tile(const SPAN_WORK &work, unsigned start, unsigned char *memory,
-                               unsigned stage, int group, int page, int lane) {
+                               unsigned stage, int group, int result, int page, int lane) {
     const unsigned place = stage * GROUPS + group;
     attend_group_tile(work, start, memory, group_record(memory, place, page),
-                      group_record(memory, place, lane % 4), group, page, lane);
+                      group_record(memory, place, lane % 4), group, result, page, lane);
 }
 
 // One channel of a head: U, l and o of the spans so far, and of the tiles of the span it is in.
@@ -145,15 +145,15 @@ struct CHANNEL_SUM {
     }
 };
 
-// What a group found of a tile for channel i of all heads.
-DEVICE SOFTMAX group_top(const unsigned char *memory, unsigned group, unsigned head) {
-    const float *top = (const float *)(memory + AT_GROUP_TOPS) + (group * HEADS + head) * 2;
-    return softmax_of(top[0], top[1]);
+// What was found of a tile for channel i of all heads.
+DEVICE const float *group_top(const unsigned char *memory, unsigned result, unsigned i) {
+    return (const float *)(memory + AT_GROUP_TOPS) + (result * HEADS + i / HEAD_DIM) * 2;
 }
-DEVICE float group_sum(const unsigned char *memory, unsigned group, unsigned i) {
+DEVICE const float *group_sum(const unsigned char *memory, unsigned result, unsigned i) {
     const float *sums = (const float *)(memory + AT_GROUP_SUMS);
-    return sums[(group * HEADS + i / HEAD_DIM) * SUM_FLOATS + i % HEAD_DIM];
+    return sums + (result * HEADS + i / HEAD_DIM) * SUM_FLOATS + i % HEAD_DIM;
 }
+DEVICE SOFTMAX softmax_at(const float *top) { return softmax_of(top[0], top[1]); }
 
 DEVICE bool broken_query(const unsigned char *memory, unsigned head) {
     return ((const float *)(memory + AT_UNITS))[2 * head + 1] != 0.0f;

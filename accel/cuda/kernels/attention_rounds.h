@@ -5,6 +5,7 @@
 #define ATTENTION_ROUNDS_H
 
 #define STAGES 2
+#define RESULTS GROUPS
 
 #include "attention_group.h"
 
@@ -28,7 +29,7 @@ DEVICE void add_tiles(const unsigned char *memory, unsigned tile, unsigned end, 
 #pragma unroll
     for (unsigned group = 0; group < GROUPS; group++) {
         if (tile + group >= end) break;
-        channel.add_tile(group_top(memory, group, i / HEAD_DIM), group_sum(memory, group, i));
+        channel.add_tile(softmax_at(group_top(memory, group, i)), *group_sum(memory, group, i));
         if ((tile + group + 1) % SPAN_TILES == 0) channel.end_span();
     }
 }
@@ -52,7 +53,8 @@ DEVICE void attend_token(const SPAN_WORK &work, float scale, unsigned char *memo
         const unsigned next = (tile + GROUPS) * KV_TILE + own;
         begin_page(work, next, group_record(memory, (1 - stage) * GROUPS + group, page), lane);
         if (tile + group < end)
-            attend_copied_tile(work, (tile + group) * KV_TILE, memory, stage, group, page, lane);
+            attend_copied_tile(work, (tile + group) * KV_TILE, memory, stage, group, group, page,
+                               lane);
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {

@@ -6,6 +6,7 @@
 #define STEP_ATTENTION_H
 
 #define STAGES 0  // records are read where they are
+#define RESULTS GROUPS
 
 #include "attention_group.h"
 #include "heads.h"
@@ -16,9 +17,11 @@
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
+#define MOST_TILE_PARTS 32u  // more take the block that merges them too long
+#define AHEAD 8              // parts that are read at once when they are merged
 
-// What a block takes of a token's context: tiles, each of them a part, where there are parts for all
-// of them, else a span, which is a part.
+// What a block takes of a token's context: tiles, each of them a part, where those are few, else a
+// span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
     PARTS parts;
     unsigned each;        // parts of an item
@@ -28,7 +31,7 @@ struct ITEM_WORK : SPAN_WORK {
                                                unsigned slots) {
         position = query[QUERY_POSITION];
         first = first_visible(position, window);
-        parts = parts_of(first, position, slots);
+        parts = parts_of(first, position, min(slots, MOST_TILE_PARTS));
         each = parts.tiles == 1 ? GROUPS : 1;
     }
     __device__ __forceinline__ unsigned items() const { return (parts.count + each - 1) / each; }
@@ -144,8 +147,8 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const ITEM_PARTS &to, unsigne
     const unsigned head = i / HEAD_DIM;
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
-        SOFTMAX top = group_top(memory, group, head);
-        const float sum = group_sum(memory, group, i);
+        SOFTMAX top = softmax_at(group_top(memory, group, i));
+        const float sum = *group_sum(memory, group, i);
         if (broken_query(memory, head)) top.total = nan_value();
         if (work.parts.tiles == 1 && work.items() > 1)
             store_part(to.part(head, tile + group - work.parts.first), top, sum, i % HEAD_DIM);
@@ -158,12 +161,22 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const ITEM_PARTS &to, unsigne
 // All parts of channel i from the left.
 DEVICE void add_parts(const ITEM_WORK &work, const ITEM_PARTS &from, unsigned i,
                       CHANNEL_SUM &channel) {
-#pragma unroll 4
-    for (unsigned number = 0; number < work.parts.count; number++) {
-        const float *part = from.part(i / HEAD_DIM, number);
-        const SOFTMAX top = softmax_of(__ldcg(part), __ldcg(part + 1));
-        channel.add_tile(top, __ldcg(part + PART_HEADER + i % HEAD_DIM));
-        if (ends_span(work.parts, number)) channel.end_span();
+#pragma unroll 1
+    for (unsigned first = 0; first < work.parts.count; first += AHEAD) {
+        SOFTMAX top[AHEAD];
+        float sum[AHEAD];
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            const float *part = from.part(i / HEAD_DIM, min(first + n, work.parts.count - 1));
+            top[n] = softmax_of(__ldcg(part), __ldcg(part + 1));
+            sum[n] = __ldcg(part + PART_HEADER + i % HEAD_DIM);
+        }
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            if (first + n >= work.parts.count) break;
+            channel.add_tile(top[n], sum[n]);
+            if (ends_span(work.parts, first + n)) channel.end_span();
+        }
     }
 }
 
@@ -181,7 +194,8 @@ DEVICE void attend_item(const ITEM_WORK &work, const ITEM_PARTS &parts,
         const unsigned start = (tile + group) * KV_TILE;
         if (group < GROUPS && tile + group < work.end)
             attend_group_tile(work, start, memory, record_of(work, start + page * PAGE_TOKENS),
-                              record_of(work, start + lane % 4 * PAGE_TOKENS), group, page, lane);
+                              record_of(work, start + lane % 4 * PAGE_TOKENS), group, group, page,
+                              lane);
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {
