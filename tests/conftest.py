@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -36,6 +37,14 @@ def pytest_configure() -> None:
     it, and so would they. Tests of all formats share one OpenCL program of everything."""
     contents.WHOLE = True
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """The tests themselves, some hundred thousand objects, are no garbage: tests that ask for a
+    collection, to count what is left, need not wait for a walk through them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import gc
 
+_frozen = False
+
 
 def freeze_heap() -> None:
     """Collect, and leave what is there now out of later collections. For a process of its own."""
+    global _frozen
+    _frozen = True
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -19,5 +23,5 @@ def freeze_heap() -> None:
 
 def refreeze_heap() -> None:
     """``freeze_heap`` again, in a process that did it: a model came, or is garbage now."""
-    if gc.get_freeze_count():
+    if _frozen:
         freeze_heap()

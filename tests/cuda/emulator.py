@@ -13,8 +13,8 @@ from pathlib import Path
 from accel.cuda.program import Source
 from tests.needs import missing
 
-HERE = Path(__file__).parent
-OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+EMULATOR = Path(__file__).with_name("warp_emulator.h")
+OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
 ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
     r"(?:__launch_bounds__\([^)]*\)\s+)?(?P<entry>\w+)\((?P<parameters>[^)]*)\)"
@@ -51,17 +51,32 @@ def emulate(source: Source, folder: Path) -> Emulated:
         raise AssertionError
     # Behind the headers of the system, which have other uses for such names.
     macros = "".join(f"#define {name} {value}\n" for name, value in source.macros)
-    text = '#include "warp_emulator.h"\n' + macros + source.text + _runners(source.text)
-    emulator = (HERE / "warp_emulator.h").read_text(encoding="utf-8")
-    name = hashlib.sha256((emulator + text).encode()).hexdigest()[:20]
+    text = f'#include "{EMULATOR.name}"\n' + macros + source.text + _runners(source.text)
+    name = hashlib.sha256(text.encode()).hexdigest()[:20]
     library = folder / f"{name}.so"
     if not library.exists():
         code = folder / f"{name}.cpp"
         code.write_text(text, encoding="utf-8")
-        words = [compiler, *OPTIONS, f"-I{HERE}", str(code), "-o", str(library)]
-        built = subprocess.run(words, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr[:4000]
+        _compile(compiler, "-shared", f"-I{_precompiled(compiler, folder)}", str(code), to=library)
     return Emulated(ctypes.CDLL(str(library)))
+
+
+def _precompiled(compiler: str, folder: Path) -> Path:
+    """Where ``warp_emulator.h`` is found as the compiler keeps it: parsed once for all kernels."""
+    header = folder / "precompiled" / EMULATOR.name
+    if not header.exists():
+        header.parent.mkdir()
+        shutil.copy(EMULATOR, header)
+        _compile(
+            compiler, "-x", "c++-header", str(header), to=header.with_name(f"{header.name}.gch")
+        )
+    return header.parent
+
+
+def _compile(compiler: str, *words: str, to: Path) -> None:
+    command = [compiler, *OPTIONS, *words, "-o", str(to)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[:4000]
 
 
 def _runners(text: str) -> str:

@@ -3,6 +3,7 @@
 // warp must take part in every exchange, as the tuned kernels do.
 
 #include <math.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -60,16 +61,18 @@ struct Warp {
     int arrived = 0;
     unsigned round = 0;
 };
+// Contexts begin a fiber only: to change one for another asks the kernel every time, a jump does not.
 struct Fiber {
     ucontext_t context;
-    char *stack;
-    bool done;
+    jmp_buf place;
+    bool begun = false, done = false;
     unsigned met;  // the meeting of the cluster it arrived for
+    alignas(16) char stack[STACK_BYTES];
 };
 
 // One block. Of a launch whose blocks run at the same time there are several.
 struct Block {
-    std::vector<Fiber> fibers;
+    std::vector<Fiber *> fibers;
     std::vector<Warp> warps;
     unsigned at_barrier = 0, barrier_round = 0, left = 0;
     int at_group[16] = {};
@@ -83,7 +86,8 @@ struct Store {
 };
 
 static Block *block;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
+static std::vector<Fiber *> idle;  // for the threads of the next block
 static unsigned current;
 static void (*body)();
 static std::vector<Store> under_way;
@@ -92,8 +96,7 @@ static unsigned at_meeting, meetings;
 static uint64_t random_state;
 
 static void yield() {
-    const unsigned mine = current;
-    swapcontext(&block->fibers[mine].context, &scheduler);
+    if (!_setjmp(block->fibers[current]->place)) _longjmp(scheduler, 1);
 }
 
 // What every lane of the warp brought.
@@ -125,31 +128,48 @@ static void group_barrier(unsigned id) {
 
 // Of all threads of the cluster, which arrive before any of them ends.
 static void arrive_at_cluster() {
-    block->fibers[current].met = meetings;
+    block->fibers[current]->met = meetings;
     if (++at_meeting == cluster.size() * block->fibers.size()) at_meeting = 0, meetings++;
 }
 static void await_cluster() {
-    while (meetings == block->fibers[current].met) yield();
+    while (meetings == block->fibers[current]->met) yield();
 }
 
 static void enter() {
-    body();
-    block->fibers[current].done = true;
-    swapcontext(&block->fibers[current].context, &scheduler);
+    for (;;) {
+        body();
+        block->fibers[current]->done = true;
+        yield();
+    }
+}
+
+static Fiber *fiber_at_its_beginning() {
+    if (!idle.empty()) {
+        Fiber *fiber = idle.back();
+        idle.pop_back();
+        fiber->done = false;
+        return fiber;
+    }
+    Fiber *fiber = new Fiber;
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber->context, enter, 0);
+    return fiber;
+}
+
+static void go_on(Fiber *fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber->begun) _longjmp(fiber->place, 1);
+    fiber->begun = true;
+    setcontext(&fiber->context);
 }
 
 static void open_block(Block &opened, unsigned threads, unsigned char *memory) {
-    opened.fibers.assign(threads, Fiber{});
+    for (unsigned i = 0; i < threads; i++) opened.fibers.push_back(fiber_at_its_beginning());
     opened.warps.assign(threads / LANES, Warp{});
     opened.left = threads;
     opened.memory = memory;
-    for (Fiber &fiber : opened.fibers) {
-        getcontext(&fiber.context);
-        fiber.stack = (char *)malloc(STACK_BYTES);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&fiber.context, enter, 0);
-    }
 }
 
 static unsigned random_below(unsigned most) {
@@ -166,16 +186,20 @@ static void pass() {
         const unsigned warp = (first + i) % warps;
         if (warp == block->late && random_below(3)) continue;
         for (current = warp * LANES; current < (warp + 1) * LANES; current++) {
-            Fiber &fiber = block->fibers[current];
-            if (fiber.done) continue;
-            swapcontext(&scheduler, &fiber.context);
-            block->left -= fiber.done;
+            Fiber *fiber = block->fibers[current];
+            if (fiber->done) continue;
+            go_on(fiber);
+            block->left -= fiber->done;
         }
     }
 }
 
 static void close_block(Block &closed) {
-    for (Fiber &fiber : closed.fibers) free(fiber.stack);
+    for (Fiber *fiber : closed.fibers)
+        if (fiber->done)
+            idle.push_back(fiber);
+        else
+            delete fiber;
 }
 
 static void run_block(unsigned threads, void (*kernel)()) {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import DoesNotFit
-from harness.serve.heap import freeze_heap
+from harness.serve import heap
 from harness.serve.keys import key_digest, new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
@@ -258,14 +258,24 @@ def test_what_is_unloaded_is_garbage_that_goes(
     served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a server's own process the collector does not look at what stays; a model that left is not
-    among that."""
+    among that, nor what refers to itself beside it."""
+
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
     ask(http, "llama")
     model = weakref.ref(served.serving.others["llama"])
+    ring = Ring()
+    alive = weakref.ref(ring)
+    monkeypatch.setattr(heap, "_frozen", False)
     try:
-        freeze_heap()
+        heap.freeze_heap()
         assert gc.get_freeze_count() > 10_000
+        del ring
         assert served.serving._unload_one()
         assert model() is None
+        assert alive() is None
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()
