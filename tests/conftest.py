@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from accel.opencl import contents
+from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError
 from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
@@ -34,8 +35,10 @@ settings.load_profile("any machine")
 
 def pytest_configure() -> None:
     """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
-    it, and so would they. Tests of all formats share one OpenCL program of everything."""
+    it, and so would they. Tests of all formats share one OpenCL program of everything. Kernels that
+    tests build by themselves PoCL then compiles as those of tiers."""
     contents.WHOLE = True
+    os.environ.setdefault(*POCL_COMPILES_ONCE)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -4,6 +4,7 @@ kernels for the convolution and for the recurrence."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from accel.cuda.device import Device
 from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
@@ -14,17 +15,31 @@ FEW_TOKENS = 64
 STATE_SIZES = (32, 64, 128)
 """Keys of a row that eight lanes hold in registers."""
 MOST_HISTORY = 7
-MOST_WARPS, WARPS_OF_MANY = 16, 8
-"""Of a block that is alone on its multiprocessor, and of one whose state comes while another's is
-computed."""
+MOST_WARPS, SLOTS_WARPS = 16, 8
+"""Of a block that has one state, and of one through which states pass."""
 ALONE_TOKENS = 4
+"""So many that every state has a block."""
 ROWS_AT_ONCE = 4
 """Of a warp."""
+CHUNK_SETS = 1
+"""Times so many rows that a warp copies and computes at a time."""
+SLOTS = (4, 3, 2)
+"""Chunks of a warp in shared memory."""
+BLOCKS_AT_ONCE = (2, 1)
+"""Of a multiprocessor."""
+GROUP_TOKENS = (4, 2, 1)
+"""Of a slot that are computed in one pass over its states."""
+FACTOR_BYTES = 12
+"""Of a token and value head."""
+RESERVED_BYTES = 1024
+"""Of shared memory, by the device for each block."""
 CONV_THREADS = 256
 CONV_TOKENS = 32
-ROW_WARPS, ROW_SETS = 4, 2
+ROW_WARPS, ROW_SETS = 8, 1
 """Of a block of the recurrence; each warp has so many times four rows."""
 STAGE_TOKENS = 8
+AROUND_WARPS = 8
+"""Of a block that takes a token before or behind the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
 CONV, INPUTS_OP, NET, NORM = range(len(RUN))
 
@@ -46,40 +61,87 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    alone = tokens <= ALONE_TOKENS
-    warps = min(MOST_WARPS if alone else WARPS_OF_MANY, size // ROWS_AT_ONCE)
-    launch = KernelLaunch(
+    passing = _passing(ops, device) if tokens > ALONE_TOKENS else None
+    if passing is not None:
+        return Replacement(len(RUN), (passing,))
+    return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
+
+
+def _standing(ops: Remaining) -> KernelLaunch:
+    """A block for every state."""
+    sizes = ops[NET].most_sizes()
+    size, tokens = sizes["state_size"], sizes["tokens"]
+    warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
+    return KernelLaunch(
         "delta_step.cu",
         "delta_step",
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
-        4 * (4 * size + 2 + 1),
+        4 * 4 * size + FACTOR_BYTES + 4,
+        {"WARPS": warps, **_places(ops)},
+    )
+
+
+def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
+    """As many blocks as run at once, through which the states pass; None where shared memory is too
+    small."""
+    sizes = ops[NET].most_sizes()
+    size, tokens, key_heads = sizes["state_size"], sizes["tokens"], sizes["key_heads"]
+    warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
+    rows = ROWS_AT_ONCE * min(CHUNK_SETS, size // warps // ROWS_AT_ONCE)
+    sharers = sizes["value_heads"] // key_heads
+    for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, GROUP_TOKENS):
+        of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
+        ring = warps * slots * (4 * rows * size + 8)
+        nbytes = ring + group * of_token + 4 * (3 * tokens + 1)
+        if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
+            break
+    else:
+        return None
+    blocks = max(1, at_once * device.multiprocessors // key_heads)
+    return KernelLaunch(
+        "delta_slots.cu",
+        "delta_slots",
+        (key_heads, min(tokens, blocks), 1),
+        (32 * warps, 1, 1),
+        nbytes,
         {
-            "STATE_SIZE": size,
-            "HISTORY": history,
             "WARPS": warps,
-            "BLOCKS_AT_ONCE": 1 if alone else 2,
-            "X": operand_place(ops, CONV, "x"),
-            "CONV_WEIGHT": operand_place(ops, CONV, "weight"),
-            "QUERY": operand_place(ops, CONV, "query"),
-            "CONV_STATE": operand_place(ops, CONV, "state"),
-            "ALPHA": operand_place(ops, INPUTS_OP, "alpha"),
-            "BETA": operand_place(ops, INPUTS_OP, "beta"),
-            "DECAY": operand_place(ops, INPUTS_OP, "decay"),
-            "DT_BIAS": operand_place(ops, INPUTS_OP, "dt_bias"),
-            "STATE": operand_place(ops, NET, "state"),
-            "GATE": operand_place(ops, NORM, "gate"),
-            "NORM_WEIGHT": operand_place(ops, NORM, "weight"),
-            "Y": operand_place(ops, NORM, "y"),
-            "INPUTS_OP": INPUTS_OP,
-            "NET": NET,
-            "NORM": NORM,
-            **size_places("ssm_delta_inputs", "eps", "query_scale"),
-            **size_places("ssm_gated_norm", "eps"),
-            **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+            "BLOCKS_AT_ONCE": at_once,
+            "SHARERS": sharers,
+            "MOST_TOKENS": tokens,
+            "GROUP_TOKENS": group,
+            "SLOTS": slots,
+            "CHUNK_SETS": rows // ROWS_AT_ONCE,
+            **_places(ops),
         },
     )
-    return Replacement(len(RUN), (launch,), 4 * tokens * sizes["key_heads"])
+
+
+def _places(ops: Remaining) -> dict[str, int]:
+    """Macros of both kernels."""
+    return {
+        "STATE_SIZE": ops[NET].most_sizes()["state_size"],
+        "HISTORY": ops[CONV].most_sizes()["history"],
+        "X": operand_place(ops, CONV, "x"),
+        "CONV_WEIGHT": operand_place(ops, CONV, "weight"),
+        "QUERY": operand_place(ops, CONV, "query"),
+        "CONV_STATE": operand_place(ops, CONV, "state"),
+        "ALPHA": operand_place(ops, INPUTS_OP, "alpha"),
+        "BETA": operand_place(ops, INPUTS_OP, "beta"),
+        "DECAY": operand_place(ops, INPUTS_OP, "decay"),
+        "DT_BIAS": operand_place(ops, INPUTS_OP, "dt_bias"),
+        "STATE": operand_place(ops, NET, "state"),
+        "GATE": operand_place(ops, NORM, "gate"),
+        "NORM_WEIGHT": operand_place(ops, NORM, "weight"),
+        "Y": operand_place(ops, NORM, "y"),
+        "INPUTS_OP": INPUTS_OP,
+        "NET": NET,
+        "NORM": NORM,
+        **size_places("ssm_delta_inputs", "eps", "query_scale"),
+        **size_places("ssm_gated_norm", "eps"),
+        **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+    }
 
 
 def _follow_each_other(ops: Sequence[Op]) -> bool:
@@ -163,6 +225,50 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
             "NET": 0,
             **size_places("ssm_delta_net", "key_heads", "value_heads", "grouped"),
         },
+    )
+    return Replacement(1, (launch,))
+
+
+def delta_inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """What the recurrence of many tokens needs of each."""
+    op = ops[0]
+    if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
+        return None
+    names = ("x", "alpha", "beta", "decay", "dt_bias", "qk", "gates")
+    return _by_tokens(
+        ops,
+        "delta_inputs",
+        {
+            "STATE_SIZE": op.most_sizes()["state_size"],
+            "INPUTS_OP": 0,
+            **{name.upper(): operand_place(ops, 0, name) for name in names},
+            **size_places("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
+        },
+    )
+
+
+def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """What stands behind the recurrence of many tokens."""
+    op = ops[0]
+    if op.name != "ssm_gated_norm" or op.most_sizes()["width"] not in STATE_SIZES:
+        return None
+    return _by_tokens(
+        ops,
+        "delta_norm",
+        {
+            "STATE_SIZE": op.most_sizes()["width"],
+            "NORM": 0,
+            **{name.upper(): operand_place(ops, 0, name) for name in ("x", "gate", "weight", "y")},
+            **size_places("ssm_gated_norm", "heads", "eps"),
+        },
+    )
+
+
+def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
+    """A block for every token."""
+    grid = ops[0].most_sizes()["tokens"], 1, 1
+    launch = KernelLaunch(
+        f"{entry}.cu", entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
     )
     return Replacement(1, (launch,))
 

@@ -212,7 +212,7 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
         "expert_router",
         (-(-rows // at_once), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
         (32 * warps, 1, 1),
-        4 * ((1 + at_once) * unit_count(sizes["columns"]) + 1),
+        4 * (ROUTER_TOKENS * (1 + at_once) * unit_count(sizes["columns"]) + 1),
         {
             "WARPS": warps,
             "HELD": held,

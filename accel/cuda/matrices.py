@@ -32,6 +32,7 @@ from accel.cuda.products import (
     writer,
 )
 from accel.cuda.runs import operand_place, packet_number, result, size_places, source
+from accel.cuda.span_products import span_launch
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
 from accel.packets.step import Op, Tensor
@@ -51,14 +52,20 @@ GROUP_CAPABILITY = (9, 0)
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """The longest run of many tokens the ops begin with, and the next where that packs the sum of
-    its spans."""
+    """The longest run of many tokens the ops begin with; where that leaves spans, with the next run
+    if that packs their sum, else with a launch that makes it."""
     run = _run_of_many(ops, device)
     if run is None:
         return None
-    if (both := _folded_by_next(ops, run, device)) is not None:
-        return both
-    return Replacement(run.length, tuple(_launches(ops, run, device)))
+    if not _leaves_spans(ops, run, device):
+        return Replacement(run.length, tuple(_launches(ops, run, device)))
+    found = _reader(ops, run, device)
+    folding = [_fold(ops, run)] if found is None else _launches(ops, found, device, run)
+    launches = _launches(ops, run, device, parted=True) + folding
+    sizes = ops[run.products[0]].most_sizes()
+    values = span_count(sizes["columns"]) * sizes["tokens"] * sizes["rows"]
+    length = run.length if found is None else found.length
+    return Replacement(length, tuple(launches), passing_bytes=4 * values)
 
 
 def _launches(
@@ -69,6 +76,8 @@ def _launches(
     products = [ops[place] for place in run.products]
     if not _has_groups(device):
         return [_pack(ops, run), *(_single(ops, run, i) for i in range(len(products)))]
+    if (spans := span_launch(ops, run, device, parted)) is not None:
+        return [_pack(ops, run, folded), spans]
     shared = _shared(products)
     shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
     launches = [_pack(ops, run, folded)]
@@ -78,31 +87,37 @@ def _launches(
     return launches
 
 
-def _folded_by_next(ops: Remaining, run: Run, device: Device) -> Replacement | None:
-    """A product with a residual whose columns are split among blocks, and the run that reads it."""
+def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
+    """Whether it is a product with a residual whose columns are better split among blocks."""
     if run.residual is None or not _has_groups(device):
-        return None
-    following = Remaining(ops.step, ops.start + run.length, ops.last_read)
-    found = _run_of_many(following, device) if len(following) else None
-    if found is None:
-        return None
-    found = _behind(found, run.length)
-    product, total = ops[run.products[0]], result(ops[run.residual])
-    assert found.quantize is not None
-    if ops[found.quantize].count != product.count:
-        return None
-    if source(ops[found.quantize if found.norm is None else found.norm]) != total:
-        return None
-    rows, tokens = product.most_sizes()["rows"], product.count.most
+        return False
+    total = result(ops[run.residual])
     residual = _operand(ops[run.residual], residual_operand(ops, run))
     bias = _operand(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
+    rows = ops[run.products[0]].most_sizes()["rows"]
     if rows % ALIGNED_FLOATS or not all(map(_is_aligned, (total, residual, bias))):
+        return False
+    return _parts(ops, run, device) > 1
+
+
+def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
+    """The run behind, if it packs the sum."""
+    following = Remaining(ops.step, ops.start + run.length, ops.last_read)
+    found = _run_of_many(following, device) if len(following) else None
+    if found is None or run.residual is None:
         return None
-    if _group_shape(ops, run, (0,), device, parted=True).parts == 1:
-        return None
-    launches = _launches(ops, run, device, parted=True) + _launches(ops, found, device, run)
-    spans = span_count(product.most_sizes()["columns"])
-    return Replacement(found.length, tuple(launches), passing_bytes=4 * spans * tokens * rows)
+    found = _behind(found, run.length)
+    assert found.quantize is not None
+    packed = source(ops[found.quantize if found.norm is None else found.norm])
+    same = ops[found.quantize].count == ops[run.products[0]].count
+    return found if same and packed == result(ops[run.residual]) else None
+
+
+def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
+    """How many blocks share rows of a product whose spans the run behind may fold."""
+    if (spans := span_launch(ops, run, device, parted=True)) is not None:
+        return spans.macros["PARTS"]
+    return _group_shape(ops, run, (0,), device, parted=True).parts
 
 
 def _run_of_many(ops: Remaining, device: Device) -> Run | None:
@@ -199,6 +214,22 @@ def _pack(ops: Sequence[Op], run: Run, folded: Run | None = None) -> KernelLaunc
             **_fold_places(ops, folded),
             **size_places("quantize_activation", "columns"),
             **size_places("rms_norm", "eps"),
+        },
+    )
+
+
+def _fold(ops: Sequence[Op], run: Run) -> KernelLaunch:
+    """The sum of spans that nobody packs."""
+    tokens = ops[run.products[0]].count.most
+    return KernelLaunch(
+        "unit_fold.cu",
+        "unit_fold",
+        (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
+        (ROW_WARPS * 32, 1, 1),
+        macros={
+            "Y": operand_place(ops, run.residual, "y"),
+            **_fold_places(ops, run),
+            **size_places("matmul", "rows"),
         },
     )
 

@@ -3,8 +3,9 @@
 Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
 is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
 
-Slower on a device than the launches it replaces, so far, and off unless the environment variable
-``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has: ``8x3``, or ``auto``.
+The environment variable ``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has:
+``8x3``, or ``auto``; ``off`` leaves a graph of launches. Unset, steps are one launch where that was
+measured to be faster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from accel.cuda.phases import (
     readers_of,
 )
 from accel.cuda.plan import Plan, PlannedLaunch
-from accel.cuda.products import BARRIER_BYTES, CHUNK_UNITS, MOST_TILE_SLOTS
+from accel.cuda.products import (
+    BARRIER_BYTES,
+    CHUNK_UNITS,
+    MOST_TILE_SLOTS,
+    TILE_SLOT_BYTES,
+    row_macros,
+)
 from accel.cuda.program import tuned_source
 from accel.cuda.step_table import (
     HEAD,
@@ -44,14 +51,19 @@ from contract.dtypes import I12, WEIGHT_DTYPES
 from contract.errors import ConfigError
 
 VARIABLE = "ZINC_RT_CUDA_STEP"
-AUTO = "auto"
+AUTO, OFF = "auto", "off"
+MEASURED_CAPABILITY, LEAST_WEIGHT_BYTES = (9, 0), 4_000_000_000
+"""Where a step as one launch was found to be faster than a graph of launches: with 4.7 GB of
+weights; with 0.4 GB it was not, and nothing was measured in between."""
 MOST_FORMATS = 4
+TUNED_PRODUCTS = ("unit_", "expert_")
+"""How kernels of products begin."""
 LEAST_PHASES = 3
 """Fewer are faster as launches that begin before the one in front has ended."""
 MOST_TOKENS = 4
 STATE_BYTES = 256
 """Of workspace, in front of the counters: steps, and blocks that are done."""
-RECORDS = 2
+RECORDS = 3
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
@@ -59,20 +71,23 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 Block = tuple[int, int]
 
 
-def chosen_blocks(choice: str) -> tuple[Block, ...]:
-    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
-    which the chosen ones are too much memory takes the next.
+def chosen_blocks(choice: str) -> tuple[Block, ...] | None:
+    """What the variable says: warps and slots to try in turn, none where it is off, None where it
+    is not set. A kernel for which the chosen ones are too much memory takes the next.
 
     Raises ConfigError naming it.
     """
     if not choice:
+        return None
+    if choice == OFF:
         return ()
     if choice == AUTO:
         return BLOCKS
     found = re.fullmatch(r"(\d+)x(\d+)", choice)
     block = (int(found[1]), int(found[2])) if found else (0, 0)
     if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
-        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
+        known = f"{AUTO!r}, {OFF!r} nor 4 to 16 warps x slots"
+        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {known}")
     return (block, *BLOCKS)
 
 
@@ -117,6 +132,24 @@ class StepTable:
                 table.append(phase.record(bound, counters))
                 counters += phase.counters
         return np.concatenate([part.view(np.uint8) for part in table])
+
+
+def compose_measured(
+    plan: Plan, ops: Sequence[Op], device: Device, local: Collection[str] | None = None
+) -> Plan:
+    """What ``compose`` makes of it where that was measured to be faster: one token of a large model
+    of which one launch takes all tuned products, on Hopper; else the plan as it is."""
+    if device.capability != MEASURED_CAPABILITY:
+        return plan
+    composed = compose(plan, ops, device, BLOCKS, local)
+    found = [launch for launch in composed.launches if launch.table is not None]
+    left = any(launch.entry.startswith(TUNED_PRODUCTS) for launch in composed.launches)
+    if len(found) != 1 or left or dict(found[0].source.macros)["TOKENS"] != 1:
+        return plan
+    assert found[0].table is not None
+    products = [phase for phase in found[0].table.phases if isinstance(phase, ProductPhase)]
+    large = sum(phase.weight_bytes for phase in products) >= LEAST_WEIGHT_BYTES
+    return composed if large else plan
 
 
 def compose(
@@ -198,7 +231,7 @@ def _launch(
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     for warps, slots in blocks:
-        ring = warps * slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
+        ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
         tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
@@ -215,16 +248,16 @@ def _launch(
     exchange = _exchange(phases, reading, first + count, local)
     works_at = _sixteenths(ring + needed)
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
+    normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
+    plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
         "SLOTS": slots,
         "TOKENS": tokens,
-        "CHUNK_UNITS": CHUNK_UNITS,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
-        "NORM_UNITS": max([1, *(p.held_units(warps) for p in products if p.norm)]),
-        "PLAIN_UNITS": max([1, *(p.held_units(warps) for p in products if not p.norm)]),
+        **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
     return PlannedLaunch(

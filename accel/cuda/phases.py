@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.attention import FLAG_BYTES, HEADS, groups_bytes
 from accel.cuda.plan import PlannedLaunch
-from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, UNIT_ACTIVATION_BYTES
+from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
@@ -25,7 +25,7 @@ from accel.cuda.step_table import (
     real_of,
     size_of,
 )
-from accel.cuda.units import UNIT_ROWS, unit_count
+from accel.cuda.units import UNIT_ROWS, tile_bytes, unit_count
 from accel.packets.step import Op
 
 
@@ -102,9 +102,20 @@ class ProductPhase:
         count = 1 if self.places.number("GATE") is not None else len(self.formats)
         return tuple(self.places.needed(f"Y{i}") for i in range(count))
 
-    def held_units(self, warps: int) -> int:
-        """Units a warp has under way at once."""
-        return min(MOST_HELD_UNITS, -(-self.tokens * self.units // warps))
+    @property
+    def weight_bytes(self) -> int:
+        """Of its matrices, which a step reads once."""
+        found = 0
+        for i in range(len(self.formats)):
+            product = self.places.ops[self.places.needed(f"W{i}").op]
+            assert product.dtype is not None
+            tiles = -(-product.most_sizes()["rows"] // UNIT_ROWS)
+            found += tiles * tile_bytes(product.dtype, product.most_sizes()["columns"])
+        return found
+
+    def row_units(self, warps: int) -> int:
+        """Units of its rows that a warp quantizes."""
+        return -(-self.tokens * self.units // warps)
 
     def slot_bits(self) -> tuple[int, ...]:
         """How many tiles may be under way, as powers of two, more first."""

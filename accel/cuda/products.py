@@ -35,6 +35,7 @@ RING_SLOTS = 2
 """Chunks a warp has under way for one token and a pair of matrices; else one: those of the other
 warps are enough."""
 MOST_HELD_UNITS = 4
+MOST_ASKED_UNITS = 6
 """Units of rows a warp holds in registers at once, while a norm's factor is found or others are
 on their way."""
 SINGLE, FEW = 1, 4
@@ -43,6 +44,8 @@ UNIT_ACTIVATION_BYTES = 512 + 32 + 4 + 4
 """Of one token: two planes of 256 bytes, 16 sums, a scale and a sum of squares."""
 MOST_TILE_SLOTS = 8
 BARRIER_BYTES = 8
+TILE_SLOT_BYTES = BARRIER_BYTES + 4
+"""What says whether the values of a tile are there, and how many tiles were in its place."""
 ALIGNED_FLOATS = 4
 """Rows are read 16 bytes at a time."""
 
@@ -168,10 +171,9 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         "MATRICES": len(products),
         "WARPS": warps,
         "SLOTS": ring_slots(together, run.gate is not None),
-        "CHUNK_UNITS": CHUNK_UNITS,
         "TOKENS": together,
         "SLOT_BITS": slot_bits,
-        "HELD_UNITS": held_units(run, together * unit_count(columns), warps),
+        **_row_macros(run, together, unit_count(columns), warps),
     }
     return KernelLaunch(
         "unit_product.cu",
@@ -189,6 +191,27 @@ def held_units(run: Run, units: int, warps: int) -> int:
     return 1 if run.norm is None and each < MOST_HELD_UNITS else min(MOST_HELD_UNITS, each)
 
 
+def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]:
+    each = -(-tokens * units // warps)
+    macros = row_macros(0, each, tokens) if run.norm is None else row_macros(each, 0, tokens)
+    if not macros["WHOLE_ROWS"]:
+        macros["HELD_UNITS"] = held_units(run, tokens * units, warps)
+    return macros
+
+
+def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
+    """What ``activations.h`` is compiled with for rows of which a warp has so many units at most,
+    with a norm and without one."""
+    whole = tokens == SINGLE and normed <= MOST_HELD_UNITS
+    normal = min(MOST_HELD_UNITS, max(1, normed))
+    held = min(MOST_ASKED_UNITS if whole else MOST_HELD_UNITS, max(normed, plain))
+    return {
+        "WHOLE_ROWS": int(whole),
+        "NORM_UNITS": normal,
+        "HELD_UNITS": -(-held // normal) * normal,
+    }
+
+
 def ring_slots(tokens: int, paired: bool) -> int:
     """Chunks of a warp in shared memory."""
     return RING_SLOTS if tokens == SINGLE and paired else 1
@@ -203,7 +226,7 @@ def _shape(
     for warps in (16, 12, 8, 4, 2):
         for slot_bits in (3, 2, 1, 0) if tile_units <= 32 else (1, 0):
             slots = warps * ring_slots(tokens, paired)
-            nbytes = slots * (slot + BARRIER_BYTES) + 8 * MOST_TILE_SLOTS
+            nbytes = slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
             nbytes += tokens * units * UNIT_ACTIVATION_BYTES
             nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
             if nbytes <= device.shared_bytes:

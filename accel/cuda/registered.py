@@ -11,13 +11,20 @@ from accel.cuda.attention import (
     attention_tokens_rule,
 )
 from accel.cuda.attention_clusters import attention_clusters_rule
-from accel.cuda.delta_net import conv_rule, delta_step_rule, recurrence_rule
+from accel.cuda.delta_net import (
+    conv_rule,
+    delta_inputs_rule,
+    delta_step_rule,
+    gated_norm_rule,
+    recurrence_rule,
+)
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import matrix_rule
 from accel.cuda.products import product_rule
+from accel.cuda.sampling import sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.units import UNITS, embed_rule, unit_layout
 from accel.packets.forms import SPLIT_TOKENS, step_forms
@@ -34,12 +41,15 @@ RULES: tuple[Rule, ...] = (
     attention_blocks_rule,
     delta_step_rule,
     conv_rule,
+    delta_inputs_rule,
     recurrence_rule,
+    gated_norm_rule,
     expert_rule,
     expert_product_rule,
     matrix_rule,
     product_rule,
     gated_rows_rule,
+    sampling_rule,
 )
 FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64)
 """Of the forms below the largest: what the tuned kernels for few tokens are made for."""

@@ -17,7 +17,7 @@ EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
 MATRICES = 3
 PRODUCT_KIND, ATTENTION_KIND = 0, 1
-RECORD_BYTES, HEAD_BYTES, WORK_BYTES = 256, 32, 112
+RECORD_BYTES, HEAD_BYTES, WORK_BYTES = 256, 32, 96
 
 HEAD = np.dtype(
     {

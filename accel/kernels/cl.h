@@ -68,6 +68,7 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define PASS_CTX group_memory,
 #define PASS_CTX_ONLY group_memory
 #define GROUP_MEMORY(words) enum { GROUP_WORDS = words };
+#define GROUP_VECTORS(vectors) enum { GROUP_WORDS = 4 * (vectors), VECTORS_AT = 0 };
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
     enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
 #define GROUP_U32X4(i) ((__local uint4 *)(group_memory + VECTORS_AT))[i]

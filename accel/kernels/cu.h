@@ -65,6 +65,7 @@ FN float widened_half(unsigned short bits) {
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) __shared__ uint group_memory[words];
+#define GROUP_VECTORS(vectors) __shared__ uint4 group_vectors[vectors];
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
     __shared__ uint group_memory[words];                                                      \
     __shared__ uint4 group_vectors[vectors];

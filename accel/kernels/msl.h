@@ -65,6 +65,7 @@ using namespace metal;
 #define PASS_CTX_ONLY group_memory, item_in_group, group_in_grid, groups_in_grid
 #define PASS_CTX PASS_CTX_ONLY,
 #define GROUP_MEMORY(words) enum { GROUP_WORDS = words };
+#define GROUP_VECTORS(vectors) enum { GROUP_WORDS = 4 * (vectors), VECTORS_AT = 0 };
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                                              \
     enum { GROUP_WORDS = (words) + 4 * (vectors), VECTORS_AT = words };
 #define GROUP_U32X4(i) ((threadgroup uint4 *)(group_memory + VECTORS_AT))[i]

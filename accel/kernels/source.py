@@ -71,8 +71,9 @@ STORED = {
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 
-SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize")
-"""Ops of which a work-group has as many items as a segment columns."""
+SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize", "flash_attn_row")
+"""Ops of which a work-group has as many items as a segment columns, or four tiles of keys
+positions."""
 
 REPEATING_OPS = ("flash_attn_row", "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""

@@ -80,6 +80,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define PASS_CTX
 #define PASS_CTX_ONLY
 #define GROUP_MEMORY(words) shared uint group_memory[words];
+#define GROUP_VECTORS(vectors) shared uvec4 group_vectors[vectors];
 #define GROUP_MEMORY_AND_VECTORS(words, vectors)                          \
     shared uint group_memory[words];                                      \
     shared uvec4 group_vectors[vectors];

@@ -17,6 +17,8 @@ ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
 EXTRA_HINT = f"apt install ocl-icd-libopencl1, or {INSTALL_EXTRA}"
 MIN_VERSION = (1, 2)
 POCL = "Portable Computing Language"
+POCL_COMPILES_ONCE = ("POCL_WORK_GROUP_SPECIALIZATION", "0")
+"""A setting. Without it every kernel is compiled for any work-group size and for the one in use."""
 
 
 def import_binding() -> ModuleType:

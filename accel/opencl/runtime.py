@@ -14,7 +14,7 @@ import numpy as np
 from accel.opencl.contents import StepPrograms
 from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.crew import Choice, Crews
-from accel.opencl.device import TIER, Device, import_binding
+from accel.opencl.device import POCL_COMPILES_ONCE, TIER, Device, import_binding
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
     LaunchContext,
@@ -90,8 +90,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
     """
     cl = import_binding()
     if device.is_pocl:
-        # Else PoCL compiles every kernel twice: for any work-group size, and for the one in use.
-        os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
+        os.environ.setdefault(*POCL_COMPILES_ONCE)
     try:
         context = cl.Context([device.handle])
         timed = cl.PROFILING_ENABLE if device.is_cpu else 0

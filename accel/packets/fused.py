@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
 from accel.packets.layouts import TILE_ROWS
-from accel.packets.ops import GROUP_CHANNELS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
 
@@ -58,11 +57,6 @@ def _row(
         by_columns=False,
         source=name,
     )
-
-
-def row_queries(head_dim: int) -> int:
-    """Queries it takes of heads of so many channels: they, a key and a value are side by side."""
-    return min(ROW_QUERIES, GROUP_CHANNELS // head_dim - 2)
 
 
 FUSED = MappingProxyType(
@@ -140,11 +134,8 @@ FUSED = MappingProxyType(
                 "kv parts",
                 "tokens heads kv_heads head_dim neox most_parts",
                 "scale eps",
-                lambda tokens, heads, kv_heads, head_dim, most_parts, **_: (
-                    tokens
-                    * most_parts
-                    * kv_heads
-                    * pieces(heads // kv_heads, row_queries(head_dim))
+                lambda tokens, heads, kv_heads, most_parts, **_: (
+                    tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
                 ),
             ),
         )

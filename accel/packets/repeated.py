@@ -22,9 +22,10 @@ from contract.dtypes import I12
 
 MOST_GROUPS = 512
 """Of the products behind a norm: more would take turns, each with the norm again."""
+HEAD_CHANNELS = 32
 MOST_HEAD_DIM = 256
-"""Channels of a head for ``accel/kernels/flash_attn_row.k``, whose group has room for its queries,
-a key and a value where queries are."""
+"""Channels of a head for ``accel/kernels/flash_attn_row.k``: whole runs of 32, as many as the rows
+of a group have room for."""
 MOST_SEGMENTS = 24
 """Of a row whose activations a group of ``accel/kernels/gate_row.k`` has room for."""
 ALIGNED_ELEMENTS = 4
@@ -52,10 +53,10 @@ class _Changes:
 def repeat_small(step: Step) -> Step:
     """The step with heads in their attention, its gates as one op, and without norms and integers
     that only few groups of products of one token read."""
-    return _without_integers(_with_gates(repeat_heads(step)))
+    return _without_integers(_with_gates(_with_heads(step)))
 
 
-def repeat_heads(step: Step) -> Step:
+def _with_heads(step: Step) -> Step:
     """The step with the heads of one token made where its attention begins."""
     users, changes = _Users(step), _Changes()
     for heads, parts in pairwise(step.ops):
@@ -80,6 +81,7 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
         and parts.reals[1] == 0
         and heads.reals[0] == heads.reals[1]
         and sizes["head_dim"] <= MOST_HEAD_DIM
+        and sizes["head_dim"] % HEAD_CHANNELS == 0
         and table is not None
         and (table.start, table.stride) == (0, sizes["rotary_pairs"])
     )

@@ -16,6 +16,7 @@ from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_request, check_sizes, reach_of
 from reference.engine.delivery import Delivery
+from reference.engine.leaving import Leaving
 from reference.engine.pipeline import Pipeline
 from reference.engine.placing import Placing
 from reference.engine.residents import Residents
@@ -94,7 +95,7 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._leaving: dict[int, Tenant] = {}
+        self._leaving = Leaving(self.tenants, self.memory, self.ledger)
         self._residents = Residents(runner, self.memory, self.tenants)
         self._queue = WaitQueue(self.tenants, clock=clock)
         self._placing = Placing(
@@ -180,10 +181,7 @@ class Engine:
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
         there are.
         """
-        self.forget_left()
-        self.tenants.put(tenant)
-        self.memory.reserve(tenant.id, tenant.reserved_pages)
-        self._leaving.pop(tenant.id, None)
+        self._leaving.put(tenant)
 
     def remove_tenant(self, id: int) -> None:
         """Forget a tenant and what it computed: at once, or when the last of its requests ended.
@@ -197,22 +195,11 @@ class Engine:
     def let_leave(self, id: int) -> None:
         """The first half of ``remove_tenant``, for each of several engines that share tenants
         before the other half of any: new requests of the tenant are refused."""
-        tenant = self.tenants[id]
-        self.memory.reserve(id, 0)
-        self._leaving[id] = tenant
+        self._leaving.leave(id)
 
     def forget_left(self) -> None:
         """Forget the removed tenants of whose requests none is left, and what they computed."""
-        for id, tenant in tuple(self._leaving.items()):
-            if id in self.tenants:
-                if self.tenants.usage(id).live:
-                    continue
-                self.tenants.remove(id)
-            del self._leaving[id]
-            self.ledger.forget(id)
-            if tenant.isolation_group is None:
-                # Who is given this id some day shall not find these.
-                self.memory.forget(scope_of(tenant))
+        self._leaving.forget()
 
     def submit(
         self,
@@ -235,7 +222,7 @@ class Engine:
         if tenant.id in self._leaving:
             raise RequestError("tenant", f"{tenant.id} was removed")
         try:
-            pages = self.memory.total - self._reserved(tenant)
+            pages = self.memory.total - self._leaving.reserved_from(tenant)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             if output == HIDDEN and not self.runner.limits.hidden_states:
                 raise RequestError("output", "cannot be hidden states: the limits have none")
@@ -383,11 +370,6 @@ class Engine:
             self._placing.enqueue(sequence)
             if sequence.faults >= FAULTS:
                 self._failed.append(sequence)
-
-    def _reserved(self, tenant: Tenant) -> int:
-        """Pages that are kept for other tenants."""
-        gone = {tenant.id, *self._leaving}
-        return sum(other.reserved_pages for other in self.tenants if other.id not in gone)
 
 
 def _memory_of(

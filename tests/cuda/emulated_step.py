@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,14 @@ from reference.exact.activation import quantize_activation
 from tests.cuda.emulator import emulate
 
 Bytes = NDArray[np.uint8]
+StandIn = Callable[[np.void, ShapeKey, Bytes, Bytes], None]
+"""Executes the op of a packet, given the step's size, its memory and its inputs."""
 OFFSET_MASK = (1 << BANK_SHIFT) - 1
 DEVICE = Device(0, "emulated", (9, 0), 3, 1 << 34, 227 << 10, 1 << 20, 13000)
 OLDER = Device(0, "emulated", (8, 0), 3, 1 << 34, 163 << 10, 1 << 20, 13000)
 """Without products of warp groups."""
+
+NO_STAND_INS: Mapping[str, StandIn] = MappingProxyType({})
 
 
 def aligned_memory(nbytes: int) -> Bytes:
@@ -71,9 +76,10 @@ def run_step(
     folder: Path,
     parts: int = 1,
     device: Device = DEVICE,
+    stand_ins: Mapping[str, StandIn] = NO_STAND_INS,
 ) -> None:
     """One step of the first of ``sizes`` in the form of the second; no plain kernel may be left
-    but quantize_activation, for which the definition stands in.
+    but quantize_activation, for which the definition stands in, and those of ``stand_ins``.
 
     ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
     as a file stores them; row reductions are cut in ``parts``.
@@ -81,7 +87,8 @@ def run_step(
     key, form = sizes
     step = lower_graph(graph, form, parts, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
-    assert {step.ops[i].name for i in plain_ops(plan)} <= {"quantize_activation"}
+    known = {"quantize_activation": quantize_plainly} | dict(stand_ins)
+    assert {step.ops[i].name for i in plain_ops(plan)} <= known.keys()
     schedule = schedule_launches(step, plan.levels)
     layout = input_layout(graph, form)
     block, scratch = aligned_memory(layout.nbytes), aligned_memory(max(1, schedule.shared_bytes))
@@ -98,7 +105,7 @@ def run_step(
     workspace[:] = 0
     for launch in plan.launches:
         if launch.workspace is None:
-            quantize_plainly(packets[launch.first], key.tokens, scratch, block)
+            known[step.ops[launch.first].name](packets[launch.first], key, scratch, block)
             continue
         own = workspace.ctypes.data + launch.workspace
         replaced = packets.ctypes.data + launch.first * packets.itemsize
@@ -110,18 +117,31 @@ def run_step(
     assert not workspace[plan.passing_bytes :].any()
 
 
-def quantize_plainly(packet: np.void, tokens: int, scratch: Bytes, inputs: Bytes) -> None:
+def rows_of(
+    packet: np.void,
+    number: int,
+    shape: tuple[int, int],
+    dtype: Any,
+    memory: tuple[Bytes, Bytes],
+    stride: int | None = None,
+) -> NDArray[Any]:
+    """Operand ``number`` of a packet, which lies in the first or the second part of ``memory``;
+    ``stride`` for one that always has the same."""
+    stored = int(packet["operand"][number])
+    apart = int(packet["stride"][number]) if stride is None else stride
+    base = memory[0] if stored & SCRATCH_MEMORY else memory[1]
+    at, size = stored & OFFSET_MASK, np.dtype(dtype).itemsize
+    whole = base[at : at + ((shape[0] - 1) * apart + shape[1]) * size].view(dtype)
+    return np.lib.stride_tricks.as_strided(whole, shape, (apart * size, size))
+
+
+def quantize_plainly(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
     """Execute one quantize_activation."""
     columns = int(packet["size"][1])
     padded = -(-columns // 256) * 256
 
     def rows(number: int, width: int, dtype: type) -> NDArray[Any]:
-        stored, stride = int(packet["operand"][number]), int(packet["stride"][number])
-        base = scratch if stored & SCRATCH_MEMORY else inputs
-        at = stored & OFFSET_MASK
-        size = np.dtype(dtype).itemsize
-        whole = base[at : at + ((tokens - 1) * stride + width) * size].view(dtype)
-        return np.lib.stride_tricks.as_strided(whole, (tokens, width), (stride * size, size))
+        return rows_of(packet, number, (key.tokens, width), dtype, (scratch, inputs))
 
     m, scale, sums = plain_integers(rows(0, columns, np.float32))
     rows(1, padded, np.int16)[:] = m

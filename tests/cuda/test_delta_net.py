@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from accel.cuda.delta_net import FEW_TOKENS
+from accel.cuda.delta_net import FEW_TOKENS, SLOTS
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.cuda.emulated_step import DEVICE
+from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps
 
-FILES = frozenset({"delta_step.cu", "delta_conv.cu", "delta_rows.cu"})
+KINDS = ("step", "slots", "conv", "inputs", "rows", "norm")
+FILES = frozenset(f"delta_{kind}.cu" for kind in KINDS)
 SHAPE = {"hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64, "feed_forward": 64, "layers": 1}
 MODELS = {
     "qwen35": {"state": 128, "key_heads": 1, "value_heads": 2},
@@ -41,7 +43,7 @@ def recorded(name: str, folder: Path, key: ShapeKey) -> RecordedModel:
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(4, 96, 24, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
+    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -81,6 +83,33 @@ def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     assert not steps.workspace.any()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> None:
+    """More slots than blocks of a key head, beside them one with more tokens than are computed in a
+    pass, and one whose tokens begin anew in a pass."""
+    slots = [0] * 7 + [7] + [0] * 7 + list(range(20)) + [0, 7, 0, 7]
+    once = [17, *range(4, 10), 6, *range(11, 23)]
+    positions = [*range(3, 10), 5, *range(10, 17), *once, 18, 0, 19, 1]
+    key, form = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, 2)
+    steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
+    ((launch,),) = steps.runs
+    assert launch.source.name == "delta_slots.cu"
+    assert launch.grid[1] < len(set(slots))
+    run(steps, positions, slots)
+
+
+@pytest.mark.parametrize(("kilobytes", "at_once"), [(48, 1), (99, 2)])
+def test_devices_with_less_shared_memory(kilobytes: int, at_once: int, folder: Path) -> None:
+    """Fewer chunks, or one block: the same bits."""
+    key = ShapeKey(9, 1)
+    device = replace(OLDER, shared_bytes=kilobytes << 10)
+    steps = TunedSteps(recorded("qwen35", folder, key), key, device, FILES, folder)
+    ((launch,),) = steps.runs
+    macros = dict(launch.source.macros)
+    assert (macros["BLOCKS_AT_ONCE"], macros["SLOTS"] < SLOTS[0]) == (at_once, True)
+    run(steps, [2, 3, 0, 4, 5, 6, 7, 8, 1], [1, 2, 3, 1, 1, 1, 1, 1, 3])
+
+
 @pytest.mark.parametrize("name", ["small", "short", "qwen35", "qwen3next"])
 def test_many_tokens(name: str, folder: Path) -> None:
     """The convolution and the recurrence: tokens of a slot behind each other and far apart, one
@@ -88,7 +117,7 @@ def test_many_tokens(name: str, folder: Path) -> None:
     tokens = FEW_TOKENS + 5
     key, form = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
     steps = TunedSteps(recorded(name, folder, key), form, DEVICE, FILES, folder)
-    assert [len(run) for run in steps.runs] == [2, 1]
+    assert [len(run) for run in steps.runs] == [2, 1, 1, 1]
     slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
     positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]
     run(steps, positions, slots)

@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.gated_rows import MOST_TOKENS
+from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
 from accel.cuda.group_shapes import group_shape
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.span_products import MOST_TOKENS
 from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
@@ -165,7 +166,7 @@ def test_many_tokens(
 
 
 @pytest.mark.parametrize(
-    ("biases", "gated", "most"), [(False, False, 9), (True, False, 70), (False, True, 70)]
+    ("biases", "gated", "most"), [(False, False, 24), (True, False, 70), (False, True, 70)]
 )
 def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Path) -> None:
     """Norms are packed with their integers; biases, a gate and the residual go along, and matrices
@@ -181,7 +182,41 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
         assert np.array_equal(got[name], values), name
 
 
-@pytest.mark.parametrize("tokens", [9, 70])
+@pytest.mark.parametrize(
+    ("tokens", "most", "biases", "gated"),
+    [(16, 16, False, True), (5, 12, True, False), (9, 15, True, True), (6, 8, False, False)],
+)
+@pytest.mark.parametrize("dtype", [dtypes.Q5_K, dtypes.Q6_K], ids=str)
+def test_a_layer_of_a_few_tokens(
+    dtype: DType, tokens: int, most: int, biases: bool, gated: bool, folder: Path
+) -> None:
+    """Matrices of two formats share a launch, each block has all tokens."""
+    case = layer(tokens, dtype, biases, gated)
+    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
+    entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
+    assert entries == ["unit_pack", "unit_spans"] * (2 + gated)
+    got, want = run(case, folder, most), layer_by_definition(case, biases)
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns"), [(16, 150, 1280), (7, 20, 512), (9, 1100, 3328)]
+)
+def test_a_few_tokens(dtype: DType, tokens: int, rows: int, columns: int, folder: Path) -> None:
+    """A span of one unit, warps with nothing to do, more tiles than places for their values;
+    broken segments."""
+    case = one_product(dtype, rows, columns, tokens)
+    case.x[3, 300] = np.inf
+    case.x[tokens - 4] = 0
+    _, plan = planned(case)
+    assert [launch.entry for launch in plan.launches] == ["unit_pack", "unit_spans"]
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(run(case, folder)["y"], want, equal_nan=True)
+
+
+@pytest.mark.parametrize("tokens", [17, 70])
 def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     """Of different heights, none a whole number of blocks; older devices take one after the other
     and the gate by itself."""
@@ -193,7 +228,7 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
         "unit_pack",
     ]
     older = plan_launches(step.ops, OLDER, step.scratch)
-    few = tokens <= MOST_TOKENS
+    few = tokens <= MOST_GATED
     assert [step.ops[i].name for i in plain_ops(older)] == ([] if few else ["swiglu"])
     assert few == ("gated_rows" in [launch.entry for launch in older.launches])
     got, want = run(case, folder), layer_by_definition(case, False)
@@ -228,30 +263,68 @@ def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "biased", "tokens", "most"),
-    [(dtypes.Q4_K, False, 61, 64), (dtypes.Q6_K, True, 37, 64), (dtypes.Q4_K, True, 9, 16)],
+    ("dtype", "biased", "tokens", "most", "shared"),
+    [
+        (dtypes.Q4_K, False, 61, 64, 227),
+        (dtypes.Q6_K, True, 37, 64, 227),
+        (dtypes.Q4_K, True, 9, 16, 170),
+        (dtypes.Q6_K, False, 6, 8, 170),
+        (dtypes.Q5_K, True, 16, 16, 227),
+    ],
     ids=str,
 )
 def test_spans_folded_by_the_next_run(
-    dtype: DType, biased: bool, tokens: int, most: int, folder: Path
+    dtype: DType, biased: bool, tokens: int, most: int, shared: int, folder: Path
 ) -> None:
     """Blocks share rows where there are more of them that way; the norm behind packs the sum, which
     is a result as well. The last span has one unit."""
+    device = replace(WIDE, shared_bytes=shared << 10)
     case = spans_and_norm(dtype, biased, tokens)
     matrices, vectors, hidden = case.matrices, case.vectors, 256
     case.x[3, 300] = np.inf
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
-    plan = plan_launches(step.ops, WIDE, step.scratch)
-    assert [launch.entry for launch in plan.launches] == ["unit_pack", "unit_groups"] * 2
+    plan = plan_launches(step.ops, device, step.scratch)
+    products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
+    assert [launch.entry for launch in plan.launches] == ["unit_pack", products] * 2
     assert dict(plan.launches[1].source.macros)["PARTS"] > 1
     assert plan.passing_bytes == 4 * 6 * most * hidden
-    got = run(case, folder, most, WIDE)
+    got = run(case, folder, most, device)
     want = matmul(matrices["first"][1], dtype, case.x)
     want = case.x[:, 256 : 256 + hidden] + (want + vectors["bias"] if biased else want)
     assert np.array_equal(got["sum"], want, equal_nan=True)
     normed = rms_norm(x=want, weight=vectors["norm"], eps=1e-6)
     want = matmul(matrices["second"][1], dtypes.Q4_K, normed)
     assert np.array_equal(got["y"], want, equal_nan=True)
+
+
+@pytest.mark.parametrize(("tokens", "most", "shared"), [(61, 64, 227), (9, 16, 170)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_spans_nobody_packs(
+    biased: bool, tokens: int, most: int, shared: int, folder: Path
+) -> None:
+    """The last product of a model: a launch of its own adds them up."""
+    device = replace(WIDE, shared_bytes=shared << 10)
+    case = spans_and_norm(dtypes.Q4_K, biased, tokens)
+    builder = GraphBuilder("last")
+    columns, hidden = case.x.shape[1], 256
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    first = builder.buffer("first", BufferKind.WEIGHT, dtypes.Q4_K, (hidden, columns))
+    product = builder.emit(Opcode.MATMUL, x=x, weight=first)
+    if biased:
+        bias = builder.buffer("bias", BufferKind.WEIGHT, F32, (hidden,))
+        product = builder.emit(Opcode.BIAS_ADD, x=product, bias=bias)
+    y = builder.output("sum", "tokens", hidden)
+    builder.emit(Opcode.ADD, a=x[256 : 256 + hidden], b=product, y=y)
+    first_only = {"first": case.matrices["first"]}
+    last = replace(case, graph=builder.build(), matrices=first_only)
+    step = lower_graph(last.graph, ShapeKey(most, 0), 1, "cuda")
+    plan = plan_launches(step.ops, device, step.scratch)
+    products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
+    assert [launch.entry for launch in plan.launches] == ["unit_pack", products, "unit_fold"]
+    got = run(last, folder, most, device)["sum"]
+    want = matmul(first_only["first"][1], dtypes.Q4_K, case.x)
+    want = case.x[:, 256 : 256 + hidden] + (want + case.vectors["bias"] if biased else want)
+    assert np.array_equal(got, want, equal_nan=True)
 
 
 @pytest.mark.parametrize(

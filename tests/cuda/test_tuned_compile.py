@@ -25,6 +25,7 @@ from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
 from tests.cuda.test_products import layer, spans_and_norm
+from tests.cuda.test_sampling import sampling_graph
 from tests.needs import missing
 
 MULTIPROCESSORS = 132
@@ -50,7 +51,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
     of all of them as phases."""
     graphs = [
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
-        (layer(1, dtypes.Q6_K, biases=True).graph, (9,)),
+        (layer(1, dtypes.Q6_K, biases=True).graph, (9, 24)),
         (spans_and_norm(dtypes.Q4_K, True, 1).graph, (9, 64)),
         (attention(4, 1, 128, 0, 0.0), (1, 9, 80)),
         (attention(4, 1, 256, 0, 0.0), (80,)),
@@ -64,6 +65,8 @@ def sources(device: Device, folder: Path) -> list[Source]:
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
             plan = plan_launches(step.ops, replace(device, multiprocessors=MULTIPROCESSORS))
             found += [launch.source for launch in plan.launches]
+    step = lower_graph(sampling_graph(40), ShapeKey(0, 3), PARTS, "cuda")
+    found += [launch.source for launch in plan_launches(step.ops, device).launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
     found += [launch.source for launch in gathers(device)]
     found += [launch.source for launch in experts_and_delta_nets(device, folder)]
@@ -117,14 +120,15 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
-    assert names >= {f"delta_{kind}.cu" for kind in ("step", "conv", "rows")}
+    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS}
     assert names >= {
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
-    of_device = {"unit_groups.cu", "unit_matrix.cu", "attention_clusters.cu"} & names
+    assert names >= {"sample_bins.cu", "sample_draw.cu"}
+    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu"}
+    of_device = {"unit_matrix.cu", *newer} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
-    newer = {"unit_groups.cu", "attention_clusters.cu"}
     assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
     for source in every:
         macros = (f"-D{name}={value}" for name, value in source.macros)

@@ -27,8 +27,9 @@ from tests.cuda import (
     test_gated_rows,
     test_head_rows,
     test_products,
+    test_sampling,
 )
-from tests.cuda.emulated_step import DEVICE
+from tests.cuda.emulated_step import DEVICE, NO_STAND_INS, StandIn
 from tests.cuda.test_attention import (  # noqa: F401
     test_a_broken_row_breaks_its_head_alone,
     test_blocks_of_many_tokens,
@@ -45,7 +46,9 @@ from tests.cuda.test_head_rows import (  # noqa: F401
     test_queries_and_pages_are_those_of_the_definition,
 )
 from tests.cuda.test_products import (  # noqa: F401
+    test_a_few_tokens,
     test_a_layer_is_three_launches,
+    test_a_layer_of_a_few_tokens,
     test_a_layer_of_many_tokens,
     test_a_product_has_the_bits_of_the_definition,
     test_another_weight_gives_other_bits,
@@ -55,6 +58,12 @@ from tests.cuda.test_products import (  # noqa: F401
     test_more_tokens_than_a_block_takes,
     test_spans_folded_by_the_next_run,
     test_three_matrices_share_a_launch,
+)
+from tests.cuda.test_sampling import (  # noqa: F401
+    test_every_rule_draws_what_the_definition_draws,
+    test_more_equal_logits_than_are_kept_near,
+    test_rows_without_a_token,
+    test_small_vocabularies,
 )
 from tests.needs import need_device
 
@@ -73,8 +82,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 @pytest.fixture(autouse=True)
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
-    modules = (test_attention, test_attention_clusters, test_gated_rows)
-    for module in (*modules, test_head_rows, test_products):
+    modules = (
+        test_attention,
+        test_attention_clusters,
+        test_gated_rows,
+        test_head_rows,
+        test_products,
+        test_sampling,
+    )
+    for module in modules:
         monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
 
 
@@ -88,6 +104,7 @@ def run_on_device(
     folder: Path,
     parts: int = 1,
     device: Device = DEVICE,
+    stand_ins: Mapping[str, StandIn] = NO_STAND_INS,
 ) -> None:
     """As ``tests.cuda.emulated_step.run_step``: ``kept`` is changed in place. The device there is
     runs the case, whichever it is for."""

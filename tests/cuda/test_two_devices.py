@@ -17,10 +17,13 @@ from contract.dtypes import I12
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
+from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
+from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.cuda import test_experts_on_device as experts
 from tests.cuda.test_persistent import MODELS
 from tests.cuda.test_persistent_on_device import LONG, model_of, one_token
 from tests.needs import machine_lacks, need_device
@@ -55,6 +58,19 @@ def test_models_have_the_bits_of_the_cpu(name: str, folder: Path, open_tier: Ope
     expected = generate(model, CpuTier(), REQUESTS, I12)
     assert_same(expected, generate(model, open_tier("0,1"), REQUESTS, I12))
     assert_same(expected, generate(model, open_tier("1"), REQUESTS, I12))
+
+
+@pytest.mark.parametrize("quant", ["q4_k_m", "q8_0"])
+@pytest.mark.parametrize("name", experts.MODELS)
+def test_experts_and_delta_nets_have_the_bits_of_the_cpu(
+    name: str, quant: str, folder: Path, open_tier: OpenTier
+) -> None:
+    """Every device has rows of every expert, and whole states."""
+    path = folder / f"two-devices-{name}-{quant}.gguf"
+    write_synthetic(path, sized_spec("tiny", quant=quant, **experts.MODELS[name]))
+    model, tier = open_model(path), open_tier("0,1")
+    want, got = experts.logits(model, CpuTier()), experts.logits(model, tier)
+    assert [one.tobytes() for one in got] == [one.tobytes() for one in want]
 
 
 @pytest.mark.parametrize("way", [{}, {"graphs": False}, {"programmatic": False}], ids=str)

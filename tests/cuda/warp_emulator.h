@@ -395,6 +395,12 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
 }
+DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
+    int sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (short)((i < 2 ? first : second) >> i % 2 * 16) * (int)(bytes >> 8 * i & 0xFF);
+    return sum;
+}
 template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
                                                  unsigned a1, unsigned b_high, unsigned b_low) {
     const unsigned a[2] = {a0, a1};
@@ -425,11 +431,29 @@ DEVICE unsigned largest_of_warp(unsigned value) {
 
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
-    if (emulator::current % 32 == 0) memcpy(slot, source, bytes);
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes,
+                       unsigned owner = 0) {
+    if (emulator::current % 32 == owner) memcpy(slot, source, bytes);
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }
+// How many are left, how many there are, and how often all have come.
+DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
+    *place = count | (unsigned long long)count << 16;
+}
+DEVICE void close_arrivals(unsigned long long *) {}
+DEVICE void arrive(unsigned long long *place) {
+    if ((--*place & 0xFFFF) == 0) *place += (1ull << 32) + (*place >> 16 & 0xFFFF);
+}
+DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
+    return (*place >> 32 & 1) != (turn & 1);
+}
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    if (emulator::current % 32 == 0) memcpy(target, slot, bytes);
+}
+template <int left> DEVICE void await_slots() {}
+DEVICE void await_stores() { __syncwarp(); }
 DEVICE void store_shared_word(unsigned *place, unsigned word) { emulator::publish(place, word); }
 DEVICE unsigned load_shared_word(const unsigned *place) { return *place; }
 DEVICE uint4 load_shared_words(const unsigned *place) { return *(const uint4 *)place; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from accel.kernels.source import STORED, Language, Module, Traits, module_source
 from accel.opencl import binding as cl
 from accel.opencl.device import ICD_HINT, Device, find_devices
-from accel.opencl.program import build_program
+from accel.opencl.program import build_program, module_options
 from contract.dtypes import DType
 from tests.needs import missing, need_device
 
@@ -25,7 +26,8 @@ class ProcessorModules:
     """Builds modules when they are first wanted and launches packets of them."""
 
     def __init__(self, traits: Traits | None = None) -> None:
-        self._device = cpu_device()
+        # As tests/opencl/work_groups.py has it: the same programs, which PoCL then compiles once.
+        self._device = replace(cpu_device(), is_cpu=False)
         self._context = cl.Context([self._device.handle])
         self._queue = cl.CommandQueue(self._context)
         self._traits = traits or Traits()
@@ -53,7 +55,6 @@ class ProcessorModules:
 
     def _built(self, module: Module) -> Any:
         text = module_source(Language.OPENCL, module, self._traits)
-        program = build_program(
-            self._context, self._device, {str(module): text}, "-cl-std=CL1.2", None
-        )
+        options = module_options(self._device)
+        program = build_program(self._context, self._device, {str(module): text}, options, None)
         return cl.Kernel(program, module.entry)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import REPEATING_OPS
 from accel.packets.fused import fuse
-from accel.packets.repeated import repeat_small
+from accel.packets.repeated import MOST_SEGMENTS, repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.vulkan import tier as vulkan_tier
+from contract.arithmetic import SEGMENT
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -82,12 +83,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_every_shape_of_heads(
     open_vulkan: OpenTier,
     synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
     """From the first token over the ends of pages and of a tile; with norms and biases or without,
-    rotations of either kind. The tier itself repeats heads alone."""
-    monkeypatch.setattr(vulkan_tier, "repeat_heads", repeat_small)
+    rotations of either kind."""
     sizes = {"layers": 2, "hidden": 512, "feed_forward": 768, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES[name]))
     assert names_of(model)["flash_attn_row"] == 2
@@ -96,6 +95,21 @@ def test_every_shape_of_heads(
     for wanted, got in zip(expected, decoded(open_vulkan(), model, 256, stops), strict=True):
         assert np.isfinite(wanted).all()
         assert (wanted == got).all()
+
+
+@pytest.mark.parametrize("hidden", [5120, 6656])
+def test_activations_of_many_segments(
+    open_vulkan: OpenTier,
+    synthetic_model: SyntheticModel,
+    hidden: int,
+) -> None:
+    """Nearly as many as a group has room for, and more: behind them is what makes them."""
+    sizes = {"layers": 1, "hidden": hidden, "feed_forward": 256, "vocab": 320}
+    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
+    assert names_of(model)["gate_row"] == (hidden <= MOST_SEGMENTS * SEGMENT)
+    expected = decoded(CpuTier(), model, 64, {0: 2})
+    got = decoded(open_vulkan(), model, 64, {0: 2})
+    assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 
 def test_parts_of_several_tiles(

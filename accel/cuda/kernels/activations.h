@@ -26,37 +26,56 @@ DEVICE EIGHT load_eight(const float *row, unsigned unit, unsigned columns, int l
     return v;
 }
 
-// The same from a source that may have to wait: what was read, all of it before any is waited for.
-struct READ_EIGHT {
-    uint4 half[2];
-
-    __device__ __forceinline__ void load(const float *row, unsigned unit, unsigned columns,
-                                         int lane, const INCOMING &source) {
-        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+// The same as it is stored now, by a source that may have to wait for it, and once it has come.
+DEVICE EIGHT read_eight(const float *row, unsigned unit, unsigned columns, int lane,
+                        const INCOMING &source) {
+    EIGHT v = {};
+    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (column + 128 * i < columns) half[i] = source.four(row + column + 128 * i);
-    }
-    __device__ __forceinline__ EIGHT settled(const float *row, unsigned unit, unsigned columns,
-                                             int lane, const INCOMING &source) const {
-        EIGHT v = {};
-        const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    for (int i = 0; i < 2; i++)
+        if (column + 128 * i < columns) {
+            const uint4 x = source.four(row + column + 128 * i);
+            v.of[4 * i] = __uint_as_float(x.x), v.of[4 * i + 1] = __uint_as_float(x.y);
+            v.of[4 * i + 2] = __uint_as_float(x.z), v.of[4 * i + 3] = __uint_as_float(x.w);
+        }
+    return v;
+}
+DEVICE bool is_missing(const EIGHT &v, unsigned unit, unsigned columns, int lane) {
+    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    bool missing = false;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (column + 128 * i < columns) {
-                const float4 x = source.settled(half[i], row + column + 128 * i);
-                v.of[4 * i] = x.x, v.of[4 * i + 1] = x.y;
-                v.of[4 * i + 2] = x.z, v.of[4 * i + 3] = x.w;
-            }
-        return v;
+    for (int e = 0; e < 8; e++)
+        missing |= column + e / 4 * 128 < columns && !__float_as_uint(v.of[e]);
+    return missing;
+}
+DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned columns, int lane,
+                         const INCOMING &source) {
+    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    if (!source.awaited) return;
+    // One lane waits for what is missing: many that ask crowd the cache.
+    while (true) {
+        const unsigned late = __ballot_sync(ALL_LANES, is_missing(v, unit, columns, lane));
+        if (!late) break;
+        bool stopped = false;
+        if (lane == __popc((late & (0u - late)) - 1)) {
+            const unsigned half = column + 128 < columns ? 128 : 0;
+            stopped = source.waits_in_vain(row + column + half + 3);
+        }
+        v = read_eight(row, unit, columns, lane, source);
+        if (__ballot_sync(ALL_LANES, stopped)) break;
     }
-};
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (column + e / 4 * 128 < columns)
+            v.of[e] = __uint_as_float(~__float_as_uint(v.of[e]));
+}
 
 DEVICE unsigned four_bytes(int a, int b, int c, int d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8]) {
+DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8],
+                           bool exists) {
     const unsigned of_lane = x.in_eights
                                  ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
                                  : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
@@ -67,18 +86,21 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const
     for (int half = 0; half < 2; half++) {
         const int *v = m + 4 * half;
         unsigned char *place = planes + half * of_half;
-        *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
-        *(unsigned *)(place + of_low) = four_bytes(v[0], v[1], v[2], v[3]) & 0x0F0F0F0Fu;
+        if (exists) {
+            *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
+            *(unsigned *)(place + of_low) = four_bytes(v[0], v[1], v[2], v[3]) & 0x0F0F0F0Fu;
+        }
         int sum = v[0] + v[1] + v[2] + v[3];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        if (lane % 4 == 0)
+        if (exists && lane % 4 == 0)
             x.sums[index * apart * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
     }
 }
 
-// Rule R5's first half for one unit.
-DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v) {
+// Rule R5's first half for one unit, which is not kept unless it `exists`.
+DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v,
+                          bool exists = true) {
     unsigned largest = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v.of[i]) & 0x7FFFFFFFu);
@@ -91,25 +113,30 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
 #pragma unroll
     for (int i = 0; i < 8; i++)
         m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
-    store_integers(x, index, lane, m);
-    if (lane == 0)
+    store_integers(x, index, lane, m, exists);
+    if (exists && lane == 0)
         x.scales[index * (x.in_eights ? 8 : 1)] =
             broken   ? __uint_as_float(0x7FC00000u)
             : silent ? 0.0f
                      : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
 }
 
-// Rule R4 over the squares of a unit; every lane gets it.
-DEVICE float sum_of_squares(const EIGHT &v) {
+// Rule R4 over the squares of a unit; every lane gets it. Of four sums over the lanes each lane goes on
+// with two, then with one: whoever adds two numbers, their sum is the same.
+DEVICE float sum_of_squares(const EIGHT &v, int lane) {
     float four[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
+    for (int i = 0; i < 4; i++) four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
+    const bool upper = lane & 16, odd = lane & 8;
+    const float a = (upper ? four[2] : four[0]) +
+                    __shfl_xor_sync(ALL_LANES, upper ? four[0] : four[2], 16);
+    const float b = (upper ? four[3] : four[1]) +
+                    __shfl_xor_sync(ALL_LANES, upper ? four[1] : four[3], 16);
+    float sum = (odd ? b : a) + __shfl_xor_sync(ALL_LANES, odd ? a : b, 8);
 #pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2)
-            four[i] = four[i] + __shfl_xor_sync(ALL_LANES, four[i], lanes);
-    }
-    return (four[0] + four[2]) + (four[1] + four[3]);
+    for (int lanes = 4; lanes; lanes /= 2) sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
+    sum = sum + __shfl_xor_sync(ALL_LANES, sum, 16);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 8);
 }
 
 // Rule R3 over values of units, `stride` apart: left fold of four into a span, of spans into the
@@ -117,8 +144,8 @@ DEVICE float sum_of_squares(const EIGHT &v) {
 DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
     float total = 0.0f;
     unsigned i = 0;
-    // A kernel's text comes from afar at every launch: short loops stay loops.
-#pragma unroll 1
+    // A kernel's text comes from afar: short loops stay loops, but for some spans read at once.
+#pragma unroll 4
     for (; i + SPAN_UNITS <= units; i += SPAN_UNITS, value += SPAN_UNITS * stride) {
         const float a = value[0], b = value[stride], c = value[2 * stride], d = value[3 * stride];
         total = total + ((((0.0f + a) + b) + c) + d);
@@ -128,6 +155,14 @@ DEVICE float fold_units(const float *value, unsigned units, unsigned stride) {
 #pragma unroll 1
     for (; i < units; i++, value += stride) span = span + value[0];
     return total + span;
+}
+
+DEVICE void normalize_eight(EIGHT &v, float r, bool weighted, const EIGHT &weight) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        v.of[e] = v.of[e] * r;
+        if (weighted) v.of[e] = v.of[e] * weight.of[e];
+    }
 }
 
 // Rows of floats that become activations; weight 0 where a norm has none.
@@ -140,24 +175,28 @@ template <class SOURCE = STANDING> struct FLOAT_ROWS {
     SOURCE source;
 };
 
-// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `most` of
-// them stay in registers while the norm's factor is found. `single`: there is one token at most.
+// What each warp holds of the rows of a block: units of all tokens in turn, `warps` apart. `normal` of
+// them stay in registers while the norm's factor is found, which there is where both `norm` and
+// `normed`; without one `most`, a multiple of that, are on their way at once. `single`: there is one
+// token at most.
 template <int warps, bool norm, bool single = false, class SOURCE = STANDING,
-          int most = HELD_UNITS>
+          int normal = norm ? HELD_UNITS : 1, int most = HELD_UNITS>
 struct ROW_QUANTIZER {
-    EIGHT held[most], weight[most];
+    EIGHT held[most], weight[normal];
     const ACTIVATIONS &x;
     const FLOAT_ROWS<SOURCE> &rows;
     unsigned total;
     int lane, warp;
+    bool normed;
 
     __device__ __forceinline__ ROW_QUANTIZER(const ACTIVATIONS &x_,
-                                             const FLOAT_ROWS<SOURCE> &rows_)
+                                             const FLOAT_ROWS<SOURCE> &rows_, bool normed_ = norm)
         : x(x_),
           rows(rows_),
           total(rows_.tokens * x_.units),
           lane(threadIdx.x % WARP_LANES),
-          warp(threadIdx.x / WARP_LANES) {}
+          warp(threadIdx.x / WARP_LANES),
+          normed(normed_) {}
 
     __device__ __forceinline__ EIGHT load(const float *values, size_t stride,
                                           unsigned index) const {
@@ -169,17 +208,17 @@ struct ROW_QUANTIZER {
         return single ? 0 : index / x.units;
     }
     // What no step writes may be read before the kernels in front are done.
+    __device__ __forceinline__ void load_weights() { load_weights(warp); }
     __device__ __forceinline__ void load_weights(unsigned first) {
-        if (!norm || !rows.weight) return;
+        if (!norm || !normed || !rows.weight) return;
 #pragma unroll
-        for (int i = 0; i < most; i++) weight[i] = load(rows.weight, 0, first + i * warps);
+        for (int i = 0; i < normal; i++) weight[i] = load(rows.weight, 0, first + i * warps);
     }
     __device__ __forceinline__ const float *row_of(unsigned token) const {
         return rows.x + rows.source.row(token) * rows.stride;
     }
-    __device__ __forceinline__ void load_incoming(unsigned first) {
-        READ_EIGHT read[most];
-        if (first < total) {
+    __device__ __forceinline__ void load_rows(unsigned first) {
+        if constexpr (SOURCE::waits_for_others) {
             const unsigned token = token_of(first), unit = first - token * x.units;
             const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
             rows.source.watch(row_of(token) + end - 1, lane);
@@ -187,65 +226,188 @@ struct ROW_QUANTIZER {
 #pragma unroll
         for (int i = 0; i < most; i++) {
             const unsigned index = first + i * warps, token = token_of(index);
-            if (index < total)
-                read[i].load(row_of(token), index - token * x.units, rows.columns, lane,
-                             rows.source);
-        }
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-            const unsigned index = first + i * warps, token = token_of(index);
-            held[i] = EIGHT{};
-            if (index < total)
-                held[i] = read[i].settled(row_of(token), index - token * x.units, rows.columns,
-                                          lane, rows.source);
+            if (norm && normed && i >= normal) break;
+            if constexpr (SOURCE::waits_for_others) {
+                if (index < total)
+                    held[i] = read_eight(row_of(token), index - token * x.units, rows.columns,
+                                         lane, rows.source);
+            } else {
+                held[i] = load(rows.x, rows.stride, index);
+            }
         }
     }
-    __device__ __forceinline__ void load_rows(unsigned first) {
+    // What was read of a unit before it may have come.
+    __device__ __forceinline__ void settle(EIGHT &v, unsigned index) const {
         if constexpr (SOURCE::waits_for_others) {
-            load_incoming(first);
-        } else {
-#pragma unroll
-            for (int i = 0; i < most; i++)
-                held[i] = load(rows.x, rows.stride, first + i * warps);
+            const unsigned token = token_of(index);
+            settle_eight(v, row_of(token), index - token * x.units, rows.columns, lane,
+                         rows.source);
         }
     }
-    // `squares` has room for a float a unit and token.
+    // The units behind the first ones come to the front.
+    __device__ __forceinline__ void turn() {
+#pragma unroll
+        for (int i = normal; i < most; i++) held[i - normal] = held[i];
+    }
+    // `squares` has room for a float a unit and token. A kernel's text comes from afar: units take turns
+    // at it.
     __device__ __forceinline__ void run(float *squares) {
-        constexpr unsigned step = warps * most;
-        if (norm) {
+        constexpr unsigned apart = warps * normal;
+        const unsigned step = norm && normed ? apart : warps * most;
+        unsigned known = rows.tokens;
+        float r = 0.0f;
+#pragma unroll 1
+        for (int pass = norm && normed ? 0 : 1; pass < 2; pass++) {
+            const bool fresh = pass == 0 || !norm || !normed || total > step;
 #pragma unroll 1
             for (unsigned first = warp; first < total; first += step) {
-                load_rows(first);
+                if (fresh) load_rows(first);
+                if (pass && total > step) load_weights(first);
+#pragma unroll 1
+                for (unsigned at = first; at < min(first + step, total); at += apart) {
+                    if (most > normal && at != first) turn();
 #pragma unroll
-                for (int i = 0; i < most; i++) {
-                    const float square = sum_of_squares(held[i]);
-                    if (lane == 0 && first + i * warps < total) squares[first + i * warps] = square;
+                    for (int i = 0; i < normal; i++) {
+                        const unsigned index = at + i * warps, token = token_of(index);
+                        if (index >= total) break;
+                        if (fresh) settle(held[i], index);
+                        if (pass == 0) {
+                            const float square = sum_of_squares(held[i], lane);
+                            if (lane == 0) squares[index] = square;
+                            continue;
+                        }
+                        if (norm && normed && token != known) {
+                            const float sum = fold_units(squares + token * x.units, x.units, 1);
+                            const float mean = __fdiv_rn(sum, (float)rows.columns);
+                            r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+                            known = token;
+                        }
+                        if (norm && normed) normalize_eight(held[i], r, rows.weight != 0, weight[i]);
+                        quantize_unit(x, index, lane, held[i]);
+                    }
                 }
             }
             __syncthreads();
         }
-        unsigned known = rows.tokens;
-        float r = 0.0f;
+    }
+};
+
+// What each warp holds of the row of one token: units `warps` apart, `most` of them at once. Where the
+// row has a norm, which `norm` and `normed` say, it is `normal` units a warp at most. Everything of
+// `normal` units is done side by side: it is one chain after the other whose latency counts here.
+template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_ROW {
+    EIGHT held[most], weight[normal];
+    const ACTIVATIONS &x;
+    const FLOAT_ROWS<SOURCE> &rows;
+    int lane, warp;
+    bool normed;
+
+    __device__ __forceinline__ ONE_ROW(const ACTIVATIONS &x_, const FLOAT_ROWS<SOURCE> &rows_,
+                                       bool normed_ = norm)
+        : x(x_),
+          rows(rows_),
+          lane(threadIdx.x % WARP_LANES),
+          warp(threadIdx.x / WARP_LANES),
+          normed(norm && normed_) {}
+
+    // What no step writes may be read before the kernels in front are done.
+    __device__ __forceinline__ void load_weights() {
+        if (!normed || !rows.weight) return;
+#pragma unroll
+        for (int i = 0; i < normal; i++)
+            weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
+    }
+    template <int count> __device__ __forceinline__ void load(unsigned first) {
+        if constexpr (SOURCE::waits_for_others) {
+            // A lane for each unit waits for its last word: many that ask crowd the cache.
+            const unsigned unit = first + min(lane, count - 1) * warps;
+            const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
+            if (lane < count && unit < x.units) rows.source.one(row() + end - 1);
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            const unsigned unit = first + i * warps;
+            if constexpr (SOURCE::waits_for_others)
+                held[i] = read_eight(row(), unit, rows.columns, lane, rows.source);
+            else
+                held[i] = load_eight(row(), unit, rows.columns, lane);
+        }
+    }
+    __device__ __forceinline__ const float *row() const {
+        return rows.x + rows.source.row(0) * rows.stride;
+    }
+    // What was read of `count` units before it may have come.
+    template <int count> __device__ __forceinline__ void settle(unsigned first) {
+        if constexpr (SOURCE::waits_for_others) {
+            if (!rows.source.awaited) return;
+            bool missing = false;
+#pragma unroll
+            for (int i = 0; i < count; i++)
+                missing |= is_missing(held[i], first + i * warps, rows.columns, lane);
+            if (__ballot_sync(ALL_LANES, missing)) {
 #pragma unroll 1
-        for (unsigned first = warp; first < total; first += step) {
-            if (!norm || total > step) load_rows(first);
-            if (total > step) load_weights(first);
+                for (int i = 0; i < count; i++) {
+                    settle_eight(held[0], row(), first + i * warps, rows.columns, lane,
+                                 rows.source);
+                    const EIGHT settled = held[0];
 #pragma unroll
-            for (int i = 0; i < most; i++) {
-                const unsigned index = first + i * warps, token = token_of(index);
-                if (index >= total) break;
-                if (norm && token != known) {
-                    const float sum = fold_units(squares + token * x.units, x.units, 1);
-                    const float mean = __fdiv_rn(sum, (float)rows.columns);
-                    r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
-                    known = token;
+                    for (int k = 0; k + 1 < count; k++) held[k] = held[k + 1];
+                    held[count - 1] = settled;
                 }
+                return;
+            }
 #pragma unroll
-                for (int e = 0; norm && e < 8; e++) {
-                    held[i].of[e] = held[i].of[e] * r;
-                    if (rows.weight) held[i].of[e] = held[i].of[e] * weight[i].of[e];
+            for (int i = 0; i < count; i++) {
+                const unsigned column = (first + i * warps) * UNIT_COLUMNS + 4 * lane;
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (column + e / 4 * 128 < rows.columns)
+                        held[i].of[e] = __uint_as_float(~__float_as_uint(held[i].of[e]));
+            }
+        }
+    }
+    __device__ __forceinline__ void quantize(unsigned first) {
+#pragma unroll
+        for (int i = 0; i < normal; i++) {
+            const unsigned unit = first + i * warps;
+            quantize_unit(x, unit, lane, held[i], unit < x.units);
+        }
+    }
+    // `squares` has room for a float a unit.
+    __device__ __forceinline__ void run(float *squares) {
+        if (!rows.tokens) {
+            __syncthreads();
+            return;
+        }
+        if (normed) {
+            load<normal>(warp);
+            settle<normal>(warp);
+            float square[normal];
+#pragma unroll
+            for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
+#pragma unroll
+            for (int i = 0; i < normal; i++)
+                if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
+            __syncthreads();
+            const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
+            const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+#pragma unroll
+            for (int i = 0; i < normal; i++)
+                normalize_eight(held[i], r, rows.weight != 0, weight[i]);
+            quantize(warp);
+        } else {
+#pragma unroll 1
+            for (unsigned first = warp; first < x.units; first += warps * most) {
+                load<most>(first);
+#pragma unroll 1
+                for (int at = 0; at < most; at += normal) {
+                    if (first + at * warps >= x.units) break;
+                    settle<normal>(first + at * warps);
+                    quantize(first + at * warps);
+#pragma unroll
+                    for (int i = normal; i < most; i++) held[i - normal] = held[i];
                 }
-                quantize_unit(x, index, lane, held[i]);
             }
         }
         __syncthreads();

@@ -29,14 +29,28 @@ template <int N> DEVICE float fold_of_warp(float (&v)[N]) {
     return sum + 0.0f;  // what a segment is padded with
 }
 
-// The same over the keys of each of the rows, whose lanes all get it.
-DEVICE float fold_of_row(float (&v)[LANE_KEYS]) {
-    fold_in_lane<LANE_KEYS / 2>(v);
-    float sum = v[0];
+// The same over the keys of rows, of each of which the lanes have folded their own; all of them get it. What the rows
+// exchange goes out together, since a compiler leaves exchanges in the order in which they are written.
+template <int N> DEVICE void fold_of_rows(float (&sum)[N]) {
 #pragma unroll
-    for (int lanes = ROW_LANES / 2; lanes; lanes /= 2)
-        sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
-    return sum + 0.0f;
+    for (int lanes = ROW_LANES / 2; lanes; lanes /= 2) {
+        float other[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) other[n] = __shfl_xor_sync(ALL_LANES, sum[n], lanes);
+#pragma unroll
+        for (int n = 0; n < N; n++) sum[n] = sum[n] + other[n];
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) sum[n] = sum[n] + 0.0f;
+}
+
+// A lane's part of the product of a row and keys or queries.
+DEVICE float product_in_lane(const float (&m)[LANE_KEYS], const float (&keys)[LANE_KEYS]) {
+    float p[LANE_KEYS];
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i++) p[i] = m[i] * keys[i];
+    fold_in_lane<LANE_KEYS / 2>(p);
+    return p[0];
 }
 
 DEVICE void load_keys(float (&m)[LANE_KEYS], const float *row, int lane) {
@@ -49,26 +63,51 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[lane % ROW_LANES + ROW_LANES * i] = m[i];
 }
 
-// What a token makes of a row: M = g M; r = v - M k; M = M + (b r) k^T.
-DEVICE void update_row(float (&m)[LANE_KEYS], const float (&k)[LANE_KEYS], float v, float g,
-                       float b, bool starts) {
-    float p[LANE_KEYS];
+// What a token makes of rows: M = g M; r = v - M k; M = M + (b r) k^T, in two halves, of which the first leaves
+// a lane's part of M k.
+template <int N>
+DEVICE void decay_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], float g, bool starts,
+                       float *sum) {
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) {
-        m[i] = (starts ? 0.0f : m[i]) * g;
-        p[i] = m[i] * k[i];
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < LANE_KEYS; i++) m[n][i] = (starts ? 0.0f : m[n][i]) * g;
+        sum[n] = product_in_lane(m[n], k);
     }
-    const float change = b * (v - fold_of_row(p));
-#pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) m[i] = m[i] + change * k[i];
 }
 
-// And what it reads of it: M q.
-DEVICE float read_row(const float (&m)[LANE_KEYS], const float (&q)[LANE_KEYS]) {
-    float p[LANE_KEYS];
+// `v` is of the first of the rows, which are ROWS_AT_ONCE apart.
+template <int N>
+DEVICE void change_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], const float *v,
+                        float b, const float *sum) {
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) p[i] = m[i] * q[i];
-    return fold_of_row(p);
+    for (int n = 0; n < N; n++) {
+        const float change = b * (v[n * ROWS_AT_ONCE] - sum[n]);
+#pragma unroll
+        for (int i = 0; i < LANE_KEYS; i++) m[n][i] = m[n][i] + change * k[i];
+    }
+}
+
+template <int N>
+DEVICE void update_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], const float *v,
+                        float g, float b, bool starts) {
+    float sum[N];
+    decay_rows(m, k, g, starts, sum);
+    fold_of_rows(sum);
+    change_rows(m, k, v, b, sum);
+}
+
+// And what it reads of them: M q, put where `y` has the first of the rows.
+template <int N>
+DEVICE void read_rows(const float (&m)[N][LANE_KEYS], const float (&q)[LANE_KEYS], float *y,
+                      int lane) {
+    float sum[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) sum[n] = product_in_lane(m[n], q);
+    fold_of_rows(sum);
+    if (lane % ROW_LANES == 0)
+#pragma unroll
+        for (int n = 0; n < N; n++) y[n * ROWS_AT_ONCE] = sum[n];
 }
 
 #endif

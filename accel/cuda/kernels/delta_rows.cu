@@ -14,6 +14,7 @@
 #define ROW_PARTS (BLOCK_ROWS / 4)
 #define TOKEN_PARTS (2 * KEY_PARTS + ROW_PARTS)
 #define TOKEN_FLOATS (4 * TOKEN_PARTS + 4)  // g and b, slot and position
+#define STAGE_FLOATS (STAGE_TOKENS * TOKEN_FLOATS)
 
 struct DELTA_SOURCE {
     const float *q, *k, *v, *gates;
@@ -62,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         threadIdx.x / WARP_LANES * (ROW_SETS * ROWS_AT_ONCE) + lane / ROW_LANES;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
+    if (!tokens) return;
     const float *qk = (const float *)operand_at(launch, QK) + key_head * STATE_SIZE;
     const DELTA_SOURCE source = {
         qk,
@@ -81,51 +83,59 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float *const states = (float *)operand_at(launch, STATE);
     float *y = (float *)operand_at(launch, Y) + head * STATE_SIZE + first_row;
     const size_t y_stride = stride_at(launch, Y);
-    float m[ROW_SETS][LANE_KEYS] = {};
+    float m[ROW_SETS][LANE_KEYS] = {}, k[LANE_KEYS], q[LANE_KEYS];
+    float sum[2 * ROW_SETS] = {};  // M k of the next token, then M q of this one
     float *held = 0;
-    source.fetch(stages, 0);
-#pragma unroll 1
-    for (unsigned first = 0, stage = 0; first < tokens; first += STAGE_TOKENS, stage ^= 1) {
-        source.fetch(stages + (stage ^ 1) * (STAGE_TOKENS * TOKEN_FLOATS), first + STAGE_TOKENS);
-        await_parts<1>();
-        __syncthreads();
-        const float *of_token = stages + stage * (STAGE_TOKENS * TOKEN_FLOATS);
-        const unsigned count = min(tokens - first, (unsigned)STAGE_TOKENS);
-        float q[LANE_KEYS], k[LANE_KEYS];
-        load_keys(q, of_token, lane);
-        load_keys(k, of_token + STATE_SIZE, lane);
-#pragma unroll 1
-        for (unsigned i = 0; i < count; i++, of_token += TOKEN_FLOATS) {
-            const float *factors = of_token + 4 * TOKEN_PARTS;
-            const unsigned slot = __float_as_uint(factors[2]);
-            const bool starts = __float_as_uint(factors[3]) == 0;
-            float *state = states + (((size_t)slot * value_heads + head) * STATE_SIZE + first_row) *
-                                        STATE_SIZE;
-            if (state != held) {
-#pragma unroll
-                for (int s = 0; s < ROW_SETS; s++) {
-                    const size_t row = (own_row + s * ROWS_AT_ONCE) * STATE_SIZE;
-                    if (held) store_keys(m[s], held + row, lane);
-                    load_keys(m[s], state + row, lane);
-                }
-                held = state;
-            }
-#pragma unroll
-            for (int s = 0; s < ROW_SETS; s++)
-                update_row(m[s], k, of_token[2 * STATE_SIZE + own_row + s * ROWS_AT_ONCE],
-                           factors[0], factors[1], starts);
-            // Keys of the next token arrive while queries of this one are multiplied.
-            const float *next = i + 1 < count ? of_token + TOKEN_FLOATS : of_token;
-            load_keys(k, next + STATE_SIZE, lane);
+    // The state of a token's slot into registers, decayed and multiplied by the token's keys.
+    auto begin = [&](const float *of_token) {
+        const float *factors = of_token + 4 * TOKEN_PARTS;
+        const unsigned slot = __float_as_uint(factors[2]);
+        float *state = states + (((size_t)slot * value_heads + head) * STATE_SIZE + first_row) *
+                                    STATE_SIZE;
+        if (state != held) {
 #pragma unroll
             for (int s = 0; s < ROW_SETS; s++) {
-                const float value = read_row(m[s], q);
-                if (lane % ROW_LANES == 0)
-                    y[(first + i) * y_stride + own_row + s * ROWS_AT_ONCE] = value;
+                const size_t row = (own_row + s * ROWS_AT_ONCE) * STATE_SIZE;
+                if (held) store_keys(m[s], held + row, lane);
+                load_keys(m[s], state + row, lane);
             }
-            load_keys(q, next, lane);
+            held = state;
         }
-        __syncthreads();
+        decay_rows(m, k, factors[0], __float_as_uint(factors[3]) == 0, sum);
+    };
+    source.fetch(stages, 0);
+    source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
+    await_parts<1>();
+    __syncthreads();
+    load_keys(k, stages + STATE_SIZE, lane);
+    begin(stages);
+    fold_of_rows(sum);
+#pragma unroll 1
+    for (unsigned token = 0; token < tokens; token++) {
+        const unsigned stage = token / STAGE_TOKENS % 2, next = token + 1;
+        const float *of_token =
+            stages + stage * STAGE_FLOATS + token % STAGE_TOKENS * TOKEN_FLOATS;
+        load_keys(q, of_token, lane);
+        change_rows(m, k, of_token + 2 * STATE_SIZE + own_row, of_token[4 * TOKEN_PARTS + 1], sum);
+        if (next % STAGE_TOKENS == 0) {
+            await_parts<0>();
+            __syncthreads();
+            source.fetch(stages + stage * STAGE_FLOATS, next + STAGE_TOKENS);
+        }
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++) sum[ROW_SETS + s] = product_in_lane(m[s], q);
+        // What the next token multiplies is folded together with what this one reads.
+        if (next < tokens) {
+            const float *of_next = stages + next / STAGE_TOKENS % 2 * STAGE_FLOATS +
+                                   next % STAGE_TOKENS * TOKEN_FLOATS;
+            load_keys(k, of_next + STATE_SIZE, lane);
+            begin(of_next);
+        }
+        fold_of_rows(sum);
+        if (lane % ROW_LANES == 0)
+#pragma unroll
+            for (int s = 0; s < ROW_SETS; s++)
+                y[token * y_stride + own_row + s * ROWS_AT_ONCE] = sum[ROW_SETS + s];
     }
     if (held)
 #pragma unroll

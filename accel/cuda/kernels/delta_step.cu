@@ -5,17 +5,16 @@
 // when all have read what the slot kept, stores what it keeps from now on. The workspace counts them: a word for
 // every key head and token.
 //
-// Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (of a multiprocessor) and the places of operands as packets.h has them: X, CONV_WEIGHT,
+// Compiled with STATE_SIZE, HISTORY, WARPS and the places of operands as packets.h has them: X, CONV_WEIGHT,
 // QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y, and the numbers of packets INPUTS_OP, NET and
 // NORM.
 
-#include "delta.h"
+#include "delta_token.h"
 #include "queries.h"
 
 #define THREADS (WARPS * WARP_LANES)
 #define ROW_SETS (STATE_SIZE / ROWS_AT_ONCE / WARPS)
 #define HEAD_CHANNELS (3 * STATE_SIZE)
-#define PER_LANE (STATE_SIZE / WARP_LANES)
 #define PER_THREAD ((HEAD_CHANNELS + THREADS - 1) / THREADS)  // channels to convolve
 
 // Whether a token in front of this one has its slot.
@@ -26,13 +25,13 @@ DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
     return __ballot_sync(ALL_LANES, found) != 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+extern "C" __global__ void __launch_bounds__(THREADS)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     float *mixed = (float *)shared;             // queries, keys, values
     float *read = mixed + HEAD_CHANNELS;        // M q
-    float *factors = read + STATE_SIZE;         // g, b
-    unsigned *ticket = (unsigned *)(factors + 2);
+    FACTORS *factors = (FACTORS *)(read + STATE_SIZE);
+    unsigned *ticket = (unsigned *)(factors + 1);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *net = packet_of(launch, NET);
     const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
@@ -94,78 +93,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
             if (thread + c * THREADS >= HEAD_CHANNELS) break;
             const float now =
                 ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel[c]];
-            float total = 0.0f;
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++) {
-                const float value = starts ? 0.0f : past[c][i];
-                total = total + tap[c][i] * value;
-                if (i) past[c][i - 1] = value;
-            }
-            past[c][HISTORY - 1] = now;
-            total = total + tap[c][HISTORY] * now;
-            mixed[thread + c * THREADS] = silu_of(total);
+            mixed[thread + c * THREADS] = convolved(tap[c], past[c], now, starts);
         }
         if (thread == THREADS - 1) {
             const float alpha =
                 ((const float *)operand_at(launch, ALPHA))[token * stride_at(launch, ALPHA) + head];
             const float beta =
                 ((const float *)operand_at(launch, BETA))[token * stride_at(launch, BETA) + head];
-            factors[0] = exp_of(softplus_of(alpha + dt_bias) * decay);
-            factors[1] = sigmoid_of(beta);
+            *factors = factors_of(alpha, beta, decay, dt_bias, starts);
         }
         __syncthreads();
         // What was kept has been read: it is in what was stored.
         if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
-        if (warp < 2) {
-            float *x = mixed + warp * STATE_SIZE;
-            float value[PER_LANE], square[PER_LANE];
-#pragma unroll
-            for (int i = 0; i < PER_LANE; i++) {
-                value[i] = x[lane + WARP_LANES * i];
-                square[i] = value[i] * value[i];
-            }
-            const float r = __fdiv_rn(1.0f, __fsqrt_rn(fold_of_warp(square) + eps));
-#pragma unroll
-            for (int i = 0; i < PER_LANE; i++) {
-                value[i] = value[i] * r;
-                x[lane + WARP_LANES * i] = warp == 0 ? value[i] * query_scale : value[i];
-            }
-        }
+        float *own = mixed + warp * STATE_SIZE;
+        if (warp < 2) norm_keys(own, own, eps, query_scale, warp == 0, lane);
         __syncthreads();
-        const float g = factors[0], b = factors[1];
         float of_token[LANE_KEYS];  // keys, then queries: there are no registers for both
         load_keys(of_token, mixed + STATE_SIZE, lane);
-#pragma unroll
-        for (int s = 0; s < ROW_SETS; s++)
-            update_row(m[s], of_token, mixed[2 * STATE_SIZE + own_row + s * ROWS_AT_ONCE], g, b,
-                       starts);
+        update_rows(m, of_token, mixed + 2 * STATE_SIZE + own_row, factors->g, factors->b, starts);
         load_keys(of_token, mixed, lane);
-#pragma unroll
-        for (int s = 0; s < ROW_SETS; s++) {
-            const float y = read_row(m[s], of_token);
-            if (lane % ROW_LANES == 0) read[own_row + s * ROWS_AT_ONCE] = y;
-        }
+        read_rows(m, of_token, read + own_row, lane);
         __syncthreads();
         if (warp == 0) {
-            float value[PER_LANE], square[PER_LANE];
-#pragma unroll
-            for (int i = 0; i < PER_LANE; i++) {
-                value[i] = read[lane + WARP_LANES * i];
-                square[i] = value[i] * value[i];
-            }
-            const float mean = __fdiv_rn(fold_of_warp(square), (float)STATE_SIZE);
-            const float r = __fdiv_rn(
-                1.0f, __fsqrt_rn(mean + packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS]));
             const float *gate = (const float *)operand_at(launch, GATE) +
                                 token * stride_at(launch, GATE) + head * STATE_SIZE;
             float *y = (float *)operand_at(launch, Y) + token * stride_at(launch, Y) +
                        head * STATE_SIZE;
-            const float *weight = (const float *)operand_at(launch, NORM_WEIGHT);
-#pragma unroll
-            for (int i = 0; i < PER_LANE; i++) {
-                const unsigned at = lane + WARP_LANES * i;
-                y[at] = ((value[i] * r) * weight[at]) * silu_of(gate[at]);
-            }
+            gate_row(read, (const float *)operand_at(launch, NORM_WEIGHT), gate,
+                     packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
         }
         __syncthreads();
     }

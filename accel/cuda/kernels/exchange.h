@@ -34,10 +34,21 @@ struct INCOMING {
         return ++spins % SPINS_BETWEEN_LOOKS || !load_host_word(stop);
     }
     __device__ __forceinline__ float one(const float *place) const {
-        if (!awaited) return *place;
-        unsigned word = load_shared_word((const unsigned *)place), spins = 0;
+        return one_of(load_shared_word((const unsigned *)place), place);
+    }
+    // The same where `word` was there before.
+    __device__ __forceinline__ float one_of(unsigned word, const float *place) const {
+        if (!awaited) return __uint_as_float(word);
+        unsigned spins = 0;
         while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
         return __uint_as_float(~word);
+    }
+    // Waits for one float; whether the host wants the launch to end instead.
+    __device__ __forceinline__ bool waits_in_vain(const float *place) const {
+        unsigned spins = 0;
+        while (load_shared_word((const unsigned *)place) == 0)
+            if (!waits(true, spins)) return true;
+        return false;
     }
     // Many lanes that ask for what is not there yet crowd the cache: one of the warp waits for one of
     // its words first.
@@ -48,7 +59,7 @@ struct INCOMING {
     }
     // Four floats as they are stored now, and once all of them have come.
     __device__ __forceinline__ uint4 four(const float *place) const {
-        return awaited ? load_shared_words((const unsigned *)place) : *(const uint4 *)place;
+        return load_shared_words((const unsigned *)place);
     }
     __device__ __forceinline__ float4 settled(uint4 v, const float *place) const {
         unsigned spins = 0;
@@ -63,6 +74,7 @@ struct INCOMING {
 // Memory that is there when a kernel begins.
 struct STANDING {
     static constexpr bool waits_for_others = false;
+    __device__ __forceinline__ size_t row(unsigned token) const { return token; }
 };
 
 #endif

@@ -3,7 +3,7 @@
 //
 // A block takes ROUTER_ROWS rows of the router, the row of the shared expert's gate behind them, for
 // ROUTER_TOKENS tokens; the one that comes last of those with the same tokens chooses their experts.
-// A warp has HELD of the segments of a row; there are experts for EXPERT_SEGMENTS of 256. Of a token's normalized x the first block leaves the
+// A warp has HELD of the segments of a row; there are experts for EXPERT_SEGMENTS of 256. Of each token's normalized x one block leaves the
 // integers in the order of unit_product.h, one token behind the other, or, where there is NORMED, x.
 //
 // Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS, ROUTER,
@@ -13,18 +13,38 @@
 #include "activations.h"
 #include "packets.h"
 
+#define LANES_OF(runs) (WARP_LANES / (runs))
 #define EXPERTS_OF_LANE (8 * EXPERT_SEGMENTS)
 #define SMALLEST_SUM 6.103515625e-05f  // 2^-14
 #define SMALLEST_NORMAL 0x00800000u
 
-// Rule R4 over 256 values, of which a lane has lane + 32 i; every lane gets it.
-DEVICE float fold_segment(float (&v)[8]) {
+// Rule R4 over each of N runs of 256 values, a power of two of them, of each of which a lane has lane + 32 i: lanes get
+// that of run lane / (32 / N). Lanes that differ in one bit have half of the runs each from there on.
+template <int N> DEVICE float fold_segments(float (&v)[N][8], int lane) {
+    float sum[N];
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = v[i] + v[i + 4];
-    float sum = (v[0] + v[2]) + (v[1] + v[3]);
+    for (int n = 0; n < N; n++) {
 #pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) sum = sum + __shfl_xor_sync(ALL_LANES, sum, lanes);
-    return sum;
+        for (int i = 0; i < 4; i++) v[n][i] = v[n][i] + v[n][i + 4];
+        sum[n] = (v[n][0] + v[n][2]) + (v[n][1] + v[n][3]);
+    }
+    int runs = N;
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) {
+        if (runs == 1) {
+            sum[0] = sum[0] + __shfl_xor_sync(ALL_LANES, sum[0], lanes);
+            continue;
+        }
+        runs /= 2;
+        const bool upper = lane & lanes;
+#pragma unroll
+        for (int n = 0; n < runs; n++) {
+            const float other = upper ? sum[n] : sum[n + runs];
+            const float own = upper ? sum[n + runs] : sum[n];
+            sum[n] = own + __shfl_xor_sync(ALL_LANES, other, lanes);
+        }
+    }
+    return sum[0];
 }
 
 DEVICE void load_segment(float (&v)[8], const float *row, unsigned segment, unsigned columns,
@@ -53,13 +73,13 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
     float total = 0.0f, span = 0.0f;
 #pragma unroll
     for (int s = 0; s < EXPERTS_OF_LANE / 8; s++) {
-        float v[8];
+        float v[1][8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const bool exists = (unsigned)(lane + 32 * (8 * s + i)) < experts;
-            value[8 * s + i] = v[i] = exists ? exp_of(value[8 * s + i] - largest) : 0.0f;
+            value[8 * s + i] = v[0][i] = exists ? exp_of(value[8 * s + i] - largest) : 0.0f;
         }
-        if ((unsigned)s * UNIT_COLUMNS < experts) span = span + fold_segment(v);
+        if ((unsigned)s * UNIT_COLUMNS < experts) span = span + fold_segments(v, lane);
     }
     total = total + span;  // of a span at most
     if (is_nan(total)) {
@@ -115,8 +135,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
         PRECEDING_DONE;
         return;
     }
-    float *squares = (float *)shared, *partial = squares + units;  // [ROUTER_ROWS][units]
-    unsigned *ticket = (unsigned *)(partial + ROUTER_ROWS * units);
+    float *squares = (float *)shared;                   // [ROUTER_TOKENS][units]
+    float *partial = squares + ROUTER_TOKENS * units;  // [ROUTER_TOKENS][ROUTER_ROWS][units]
+    unsigned *ticket = (unsigned *)(partial + ROUTER_TOKENS * ROUTER_ROWS * units);
     const float *router = (const float *)operand_at(launch, ROUTER);
     const float *gate_row = (const float *)operand_at(launch, GATE_ROW);
     const float *norm = (const float *)operand_at(launch, NORM_WEIGHT);
@@ -136,49 +157,55 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     }
     const float eps = packet_of(launch, NORM)->real[RMS_NORM_EPS];
     PRECEDING_DONE;
-    const unsigned end = min(tokens, first_token + ROUTER_TOKENS);
+    const unsigned count = min(tokens - first_token, (unsigned)ROUTER_TOKENS);
+    const size_t x_stride = stride_at(launch, X);
+    const float *rows_of_x = (const float *)operand_at(launch, X) + first_token * x_stride;
 #pragma unroll 1
-    for (unsigned token = first_token; token < end; token++) {
-        const float *row_of_x =
-            (const float *)operand_at(launch, X) + token * stride_at(launch, X);
-        float x[HELD][8];
+    for (unsigned segment = warp; segment < units; segment += WARPS) {
+        float v[ROUTER_TOKENS][8];
+#pragma unroll
+        for (int t = 0; t < ROUTER_TOKENS; t++)
+            load_segment(v[t], t < count ? rows_of_x + t * x_stride : 0, segment, columns, lane);
+#pragma unroll
+        for (int t = 0; t < ROUTER_TOKENS; t++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[t][i] = v[t][i] * v[t][i];
+        const float square = fold_segments(v, lane);
+        if (lane % LANES_OF(ROUTER_TOKENS) == 0)
+            squares[lane / LANES_OF(ROUTER_TOKENS) * units + segment] = square;
+    }
+    __syncthreads();
+    const float mean =
+        __fdiv_rn(fold_units(squares + lane % ROUTER_TOKENS * units, units, 1), (float)columns);
+    const float factor_of_lane = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll 1
+    for (unsigned t = 0; t < count; t++) {
+        const unsigned token = first_token + t;
+        const float *row_of_x = rows_of_x + t * x_stride;
+        const float factor = __shfl_sync(ALL_LANES, factor_of_lane, (int)t);
 #pragma unroll
         for (int h = 0; h < HELD; h++) {
             const unsigned segment = warp + h * WARPS;
-            load_segment(x[h], row_of_x, segment, columns, lane);
-            float v[8];
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = x[h][i] * x[h][i];
-            const float square = fold_segment(v);
-            if (lane == 0 && segment < units) squares[segment] = square;
-        }
-        __syncthreads();
-        const float mean = __fdiv_rn(fold_units(squares, units, 1), (float)columns);
-        const float factor = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-#pragma unroll
-        for (int h = 0; h < HELD; h++) {
-            const unsigned segment = warp + h * WARPS;
+            float x[8], v[ROUTER_ROWS][8];
+            load_segment(x, row_of_x, segment, columns, lane);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                x[h][i] = x[h][i] * factor;
-                if (norm) x[h][i] = x[h][i] * of_norm[h][i];
-            }
+                x[i] = x[i] * factor;
+                if (norm) x[i] = x[i] * of_norm[h][i];
 #pragma unroll
-            for (int r = 0; r < ROUTER_ROWS; r++) {
-                float v[8];
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[i] = weight[r][h][i] * x[h][i];
-                const float value = fold_segment(v);
-                if (lane == 0 && segment < units) partial[r * units + segment] = value;
+                for (int r = 0; r < ROUTER_ROWS; r++) v[r][i] = weight[r][h][i] * x[i];
             }
-            if (blockIdx.x == 0 && segment < units) {
-                EIGHT v = load_eight(row_of_x, segment, columns, lane);
+            const float value = fold_segments(v, lane);
+            if (lane % LANES_OF(ROUTER_ROWS) == 0 && segment < units)
+                partial[(t * ROUTER_ROWS + lane / LANES_OF(ROUTER_ROWS)) * units + segment] = value;
+            if (blockIdx.x == t % gridDim.x && segment < units) {
+                EIGHT of_lane = load_eight(row_of_x, segment, columns, lane);
                 EIGHT w = {};
                 if (norm) w = load_eight(norm, segment, columns, lane);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    v.of[i] = v.of[i] * factor;
-                    if (norm) v.of[i] = v.of[i] * w.of[i];
+                    of_lane.of[i] = of_lane.of[i] * factor;
+                    if (norm) of_lane.of[i] = of_lane.of[i] * w.of[i];
                 }
                 const ACTIVATIONS made = {
                     operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
@@ -187,19 +214,20 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
                     units,
                     false,
                 };
-                quantize_unit(made, segment, lane, v);
+                quantize_unit(made, segment, lane, of_lane);
             }
         }
-        __syncthreads();
-        if (threadIdx.x < ROUTER_ROWS && first_row + threadIdx.x < rows) {
-            const unsigned row = first_row + threadIdx.x;
-            const float logit = fold_units(partial + threadIdx.x * units, units, 1);
-            float *to = row < experts ? (float *)operand_at(launch, LOGITS) +
-                                            token * stride_at(launch, LOGITS) + row
-                                      : (float *)operand_at(launch, GATE_LOGIT) +
-                                            token * stride_at(launch, GATE_LOGIT);
-            *to = logit;
-        }
+    }
+    __syncthreads();
+    const unsigned row = first_row + threadIdx.x % ROUTER_ROWS;
+    const unsigned token = first_token + threadIdx.x / ROUTER_ROWS;
+    if (threadIdx.x < ROUTER_ROWS * count && row < rows) {
+        const float logit = fold_units(partial + threadIdx.x * units, units, 1);
+        float *to = row < experts ? (float *)operand_at(launch, LOGITS) +
+                                        token * stride_at(launch, LOGITS) + row
+                                  : (float *)operand_at(launch, GATE_LOGIT) +
+                                        token * stride_at(launch, GATE_LOGIT);
+        *to = logit;
     }
     __threadfence();
     __syncthreads();
@@ -209,9 +237,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     __threadfence();
     if (threadIdx.x == 0) ((unsigned *)workspace)[blockIdx.y] = 0;
     const unsigned used = packet_of(launch, TOPK)->size[EXPERT_TOPK_USED];
-    for (unsigned token = first_token + warp; token < end; token += WARPS)
+    for (unsigned t = warp; t < count; t += WARPS) {
+        const unsigned chosen = first_token + t;
         choose_experts(
-            (const float *)operand_at(launch, LOGITS) + token * stride_at(launch, LOGITS), experts,
-            used, (int *)operand_at(launch, IDS) + token * stride_at(launch, IDS),
-            (float *)operand_at(launch, WEIGHTS) + token * stride_at(launch, WEIGHTS), lane);
+            (const float *)operand_at(launch, LOGITS) + chosen * stride_at(launch, LOGITS), experts,
+            used, (int *)operand_at(launch, IDS) + chosen * stride_at(launch, IDS),
+            (float *)operand_at(launch, WEIGHTS) + chosen * stride_at(launch, WEIGHTS), lane);
+    }
 }

@@ -5,8 +5,6 @@
 
 #include "activations.h"
 
-#define CHUNK_UNITS 2  // that a warp copies and multiplies at a time
-
 // A warp's part of a tile: units that lie one behind the other, each chunk in one of SLOTS places of
 // shared memory. Copies may begin before anything else is known but where the units lie.
 template <int dtype, int slots> struct UNIT_RUN {
@@ -45,11 +43,16 @@ template <int dtype, int slots> struct UNIT_RUN {
             const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
             await_copy<slots>(barriers + chunk % slots, chunk / slots);
             const unsigned char *place = ring + chunk % slots * slot_bytes;
-            float value[CHUNK_UNITS];
-            if (units == CHUNK_UNITS)
-                unit_values_of_one<dtype, CHUNK_UNITS>(place, x, index + first, lane, value);
-            else
-                unit_values_of_one<dtype, 1>(place, x, index + first, lane, *(float (*)[1])value);
+            LANE_UNIT own[CHUNK_UNITS];
+#pragma unroll
+            for (int n = 0; n < CHUNK_UNITS; n++)
+                own[n].load(x, index + min(first + n, count - 1), lane);
+            CHUNK_NIBBLES nibbles;
+            nibbles.load(place, unit_bytes, lane);
+            CHUNK_SUMS sums;
+            multiply_chunk<dtype>(place, nibbles, own, lane, sums);
+            const float mine = value_of_chunk<dtype>(sums, own, lane);
+            const float value[CHUNK_UNITS] = {mine, __shfl_xor_sync(ALL_LANES, mine, 1)};
             __syncwarp();
             fetch();
 #pragma unroll

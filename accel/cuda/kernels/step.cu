@@ -3,13 +3,12 @@
 // a ring that goes over all phases and waits for none; what a phase makes for another goes through
 // exchange.h.
 //
-// Compiled with WARPS, SLOTS, TOKENS and CHUNK_UNITS as in unit_stream.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention; NORM_UNITS and PLAIN_UNITS as in
-// step_product.h. HEAD_DIM is 0 where there is none. workspace begins with a count of steps, which
-// says whose turn the banks are, and one of blocks that are done, 0 between steps; counters of
-// attention follow.
+// Compiled with WARPS, SLOTS and TOKENS as in unit_stream.h; FORMAT0 to FORMAT3, -1
+// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none;
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
+// steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
+// counters of attention follow.
 
-#define HELD_UNITS 1
 #include "step_product.h"
 #if HEAD_DIM
 #include "step_attention.h"
@@ -26,11 +25,11 @@ typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS> STEP_SHAPE;
 
-// What the ring has to know of a phase; no tiles where it has no products.
+// What the ring has to know of a phase; no tiles are the block's where it has no products.
 DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     const PRODUCT_PHASE &phase = record.product;
     if (phase.kind != PRODUCT_KIND) {
-        work.tiles = 0;
+        work.own = 0;
         return;
     }
     for (int i = 0; i < MOST_PHASE_MATRICES; i++) {
@@ -38,7 +37,7 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
         work.matrix[i].tiles = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
     }
     work.formats = phase.formats;
-    work.prepare(phase.columns, phase.paired != 0, WARPS);
+    work.prepare(phase.columns, phase.paired != 0);
 }
 
 // What it is in this step.
@@ -70,10 +69,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PHASE *records = (PHASE *)(works + count);
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         prepare_work(phases[i], works[i]);
-    if (lane_of_block < RECORD_VECTORS)
-        records[0].vector[lane_of_block] = phases[0].vector[lane_of_block];
+    if (lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS)
+        ((uint4 *)records)[lane_of_block] = ((const uint4 *)phases)[lane_of_block];
     __syncthreads();
     const STREAM_MEMORY<STEP_SHAPE> memory(shared, works[0], 0);
+    memory.begin(1, false);
     STEP_RING<STEP_SHAPE> ring;
     ring.begin(works, count, memory, lane_of_block / WARP_LANES);
 
@@ -93,10 +93,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 
 #pragma unroll 1
     for (unsigned i = 0; i < count; i++) {
-        const PHASE &phase = records[i % 2];
-        const bool fetches = lane_of_block < RECORD_VECTORS && i + 1 < count;
+        const PHASE &phase = records[i % MOST_RECORDS];
+        const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
         uint4 coming;
-        if (fetches) coming = phases[i + 1].vector[lane_of_block];
+        if (fetches) coming = phases[i + 2].vector[lane_of_block];
         if (i + 1 < count) call_weights(works[i + 1]);
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         else
             attention_phase(phase.attention, step, works[i].tokens, state, memory.x.planes);
 #endif
-        if (fetches) records[(i + 1) % 2].vector[lane_of_block] = coming;
+        if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
         __syncthreads();
     }
     if (lane_of_block == 0 && atomicAdd(state + 1, 1) + 1 == gridDim.x) state[1] = 0, state[0]++;

@@ -8,38 +8,33 @@
 
 // One warp's ring over all phases: what is fetched runs ahead of what is computed, whatever the blocks
 // wait for.
-template <class S> struct STEP_RING {
+template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
     const PHASE_WORK *works;
-    unsigned phases, phase, filled, taken;
-    PLACE<MOST_PHASE_MATRICES> fetched;
+    unsigned phases, phase;
+    COPY_LIST<S> list;
 
     __device__ __forceinline__ void begin(const PHASE_WORK *works_, unsigned phases_,
                                           const STREAM_MEMORY<S> &memory, unsigned warp) {
-        works = works_, phases = phases_, phase = filled = taken = 0;
-        open_copies(memory.barriers + warp * S::slots, S::slots);
-        enter(warp);
-        for (int i = 0; i < S::slots; i++) fetch(memory, warp);
+        works = works_, phases = phases_, phase = 0;
+        this->open(memory, warp);
+        list.begin(works[0], warp);
+        this->fill(memory, warp);
     }
-    // The next phase, from the present one on, that has something for this warp.
-    __device__ __forceinline__ void enter(unsigned warp) {
-        for (; phase < phases; phase++) {
-            if (works[phase].tiles == 0) continue;
-            fetched.begin(works[phase], warp);
-            if (fetched.tile < works[phase].tiles) return;
-        }
-    }
-    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp) {
-        if (phase == phases) {
+    // Goes on to the next phase that has something for this warp where the present one has no more.
+    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
+                                          unsigned slot) {
+        if (enter(warp))
+            list.copy(works[phase], memory, warp, slot);
+        else
             no_copy();
-            return;
+    }
+    // The phase that has something left for this warp.
+    __device__ __forceinline__ bool enter(unsigned warp) {
+        while (list.is_done()) {
+            if (phase + 1 >= phases) return false;
+            list.begin(works[++phase], warp);
         }
-        const PHASE_WORK &work = works[phase];
-        copy_chunk<S>(work, fetched, memory, warp * S::slots + filled % S::slots);
-        filled++;
-        fetched.next(work);
-        if (fetched.tile < work.tiles) return;
-        phase++;
-        enter(warp);
+        return true;
     }
 };
 
@@ -48,11 +43,20 @@ struct PHASE_OUTPUTS {
     const STEP_MEMORY &step;
     int tokens;
 
-    __device__ __forceinline__ float added(unsigned, unsigned tile, int row, int token) const {
+    // Where what is added to a row lies, 0 where there is nothing.
+    __device__ __forceinline__ const float *addend(unsigned tile, int row, int token) const {
         const unsigned at = tile * UNIT_ROWS + row;
-        if (!phase.residual || token >= tokens || at >= phase.rows[0]) return 0.0f;
-        const float *row_of = step.floats(phase.residual) + token * phase.residual_stride;
-        return step.incoming(phase.residual).one(row_of + at);
+        if (!phase.residual || token >= tokens || at >= phase.rows[0]) return 0;
+        return step.floats(phase.residual) + token * phase.residual_stride + at;
+    }
+    __device__ __forceinline__ unsigned ahead(unsigned, unsigned tile, int row, int token) const {
+        const float *place = addend(tile, row, token);
+        return place ? load_shared_word((const unsigned *)place) : 0;
+    }
+    __device__ __forceinline__ float added(unsigned ahead, unsigned, unsigned tile, int row,
+                                           int token) const {
+        const float *place = addend(tile, row, token);
+        return place ? step.incoming(phase.residual).one_of(ahead, place) : 0.0f;
     }
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
                                                float value, float other, float added) const {
@@ -66,32 +70,31 @@ struct PHASE_OUTPUTS {
     }
 };
 
-template <bool norm, int units, class S>
-DEVICE void quantize_rows(const STREAM_MEMORY<S> &memory, const FLOAT_ROWS<INCOMING> &rows) {
-    ROW_QUANTIZER<S::warps, norm, S::most_tokens == 1, INCOMING, units> quantizer(memory.x, rows);
-    quantizer.load_weights(threadIdx.x / WARP_LANES);
-    quantizer.run(memory.squares);
-}
-
-// NORM_UNITS and PLAIN_UNITS are how many units a warp holds with and without a norm.
 template <class S>
 DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
-    memory.begin();
+    memory.begin(work.steps, true);
+    CHUNK_LIST<S> list;
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
     const int tokens = (int)min(work.tokens, S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
-    if (phase.norm)
-        quantize_rows<true, NORM_UNITS>(memory, rows);
-    else
-        quantize_rows<false, PLAIN_UNITS>(memory, rows);
+#if WHOLE_ROWS
+    ONE_ROW<S::warps, true, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows,
+                                                                        phase.norm != 0);
+#else
+    ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
+        memory.x, rows, phase.norm != 0);
+#endif
+    quantizer.load_weights();
+    quantizer.run(memory.squares);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were asked for have to be taken in a step without rows, too.
-    stream_product<S>(work, ring, memory, max(tokens, 1), outputs);
+    stream_product<S>(work, ring, list, memory, max(tokens, 1), outputs);
 }
 
 #endif

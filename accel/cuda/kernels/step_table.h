@@ -12,6 +12,7 @@
 #define MOST_PHASE_MATRICES 3
 #define PRODUCT_KIND 0
 #define RECORD_VECTORS 16  // of a phase
+#define MOST_RECORDS 3     // in shared memory
 
 struct STEP_HEAD {
     unsigned phases, exchange_at, bank_bytes, works_at;
@@ -57,7 +58,7 @@ struct alignas(16) PHASE_WORK : UNIT_WORK<MOST_PHASE_MATRICES> {
     const unsigned char *norms[2];
     unsigned norm_bytes, tokens;
 };
-static_assert(sizeof(PHASE_WORK) == 112, "as persistent.py has it");
+static_assert(sizeof(PHASE_WORK) == 96, "as persistent.py has it");
 
 // Of one launch: where operands are in this step.
 struct STEP_MEMORY {

@@ -8,7 +8,7 @@
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
 // matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
-// HELD_UNITS as in activations.h.
+// HELD_UNITS as in activations.h; WHOLE_ROWS where a row is ONE_ROW's, NORM_UNITS its `normal`.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "gate.h"
@@ -37,10 +37,13 @@ struct OUTPUTS {
     uint activation;
     unsigned first_token;
 
-    __device__ __forceinline__ float added(unsigned, unsigned tile, int row, int token) const {
+    __device__ __forceinline__ unsigned ahead(unsigned, unsigned tile, int row, int token) const {
         const unsigned at = tile * UNIT_ROWS + row;
-        if (!residual || at >= result[0].rows) return 0.0f;
-        return residual[(size_t)(first_token + token) * residual_stride + at];
+        if (!residual || at >= result[0].rows) return 0;
+        return __float_as_uint(residual[(size_t)(first_token + token) * residual_stride + at]);
+    }
+    __device__ __forceinline__ float added(unsigned ahead, unsigned, unsigned, int, int) const {
+        return __uint_as_float(ahead);
     }
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
                                                float value, float other, float added) const {
@@ -97,15 +100,17 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     open_matrix(launch, 3, W3, B3, Y3, work.matrix[3], outputs.result[3]);
 #endif
     work.formats = NUMBERS;
-    work.prepare(columns, PAIRED, WARPS);
+    work.prepare(columns, PAIRED);
     outputs.residual = (const float *)operand_at(launch, RESIDUAL);
     outputs.residual_stride = stride_at(launch, RESIDUAL);
     outputs.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
 
     STREAM_MEMORY<PRODUCT_SHAPE> memory(shared, work, SLOT_BITS);
-    memory.begin();
+    memory.begin(work.steps, false);
     RING<PRODUCT_SHAPE> ring(work);
     ring.begin(memory, threadIdx.x / WARP_LANES);
+    CHUNK_LIST<PRODUCT_SHAPE> list;
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
     const FLOAT_ROWS<> rows = {
@@ -116,8 +121,12 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         columns,
         (unsigned)own,
     };
+#if WHOLE_ROWS
+    ONE_ROW<WARPS, (NORM >= 0), STANDING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows);
+#else
     ROW_QUANTIZER<WARPS, (NORM >= 0), TOKENS == 1> quantizer(memory.x, rows);
-    quantizer.load_weights(threadIdx.x / WARP_LANES);
+#endif
+    quantizer.load_weights();
     PRECEDING_DONE;
     quantizer.run(memory.squares);
 #else
@@ -133,5 +142,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     take_rows<WARPS>(memory.x, rows);
 #endif
-    stream_product<PRODUCT_SHAPE>(work, ring, memory, own, outputs);
+    stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
 }

@@ -37,6 +37,14 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
         : "r"(a0), "r"(a1), "r"(b));
 }
 
+// Of four signed numbers of 16 bits the sum of the products with four unsigned bytes.
+DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
+    int sum;
+    asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(first), "r"(bytes), "r"(0));
+    asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(second), "r"(bytes));
+    return sum;
+}
+
 // Products of 16 x 16 operands of bytes, signed or not, and the high and the low bytes of 16 x 8
 // sums: high bytes are signed, low ones are not.
 template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
@@ -99,9 +107,12 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
 // Copies of whole multiples of 16 bytes into the shared memory of a warp, in order. All lanes call.
-// One slot is one copy under way: `begin_copy` fills it, `await_copy` returns when what was last
-// begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
+// One slot is one copy under way: `begin_copy` fills it with what lane `owner` names, `await_copy`
+// returns when what was last begun in it has arrived, with `phase` counting how often the slot was filled before. What is copied
 // leaves the cache of the device before anything else: a step reads a weight once.
+//
+// `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns when all but
+// the latest `left` slots may be filled again, `await_stores` when what was stored may be copied again.
 #if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
@@ -117,8 +128,9 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     __syncwarp();
 }
 
-DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
-    if (threadIdx.x % WARP_LANES != 0) return;
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes,
+                       unsigned owner = 0) {
+    if (threadIdx.x % WARP_LANES != owner) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -143,13 +155,36 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *barrier, unsigned phas
             : "r"(shared_address(barrier)), "r"(phase & 1)
             : "memory");
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % WARP_LANES != 0) return;
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; "
+                 "cp.async.bulk.commit_group;" ::"l"(target),
+                 "r"(shared_address(slot)), "r"(bytes)
+                 : "memory");
+}
+
+template <int left> DEVICE void await_slots() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(left) : "memory");
+}
+
+DEVICE void await_stores() {
+    asm volatile("cp.async.bulk.wait_group 0; fence.proxy.async;" ::: "memory");
+    __syncwarp();
+}
 #else
 typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *, int) {}
 
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
+                       unsigned owner = 0) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
+    const unsigned long long source =
+        __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
+    const unsigned bytes = __shfl_sync(ALL_LANES, size, (int)owner);
     for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
                      "l"((const char *)source + at)
@@ -164,7 +199,46 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) {
     asm volatile("cp.async.wait_group %0;" ::"n"(slots - 1) : "memory");
     __syncwarp();
 }
+
+DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
+    __syncwarp();
+    for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
+        *(uint4 *)((char *)target + at) = *(const uint4 *)((const char *)slot + at);
+    __syncwarp();
+}
+
+template <int left> DEVICE void await_slots() {}
+
+DEVICE void await_stores() { __syncwarp(); }
 #endif
+
+// Warps that each arrive once, again and again: `open_arrivals` says how many, by one thread, before a
+// barrier of the block; what they wrote before is there once `have_arrived`, with `turn` counting how
+// often all had arrived before.
+DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(place)),
+                 "r"(count)
+                 : "memory");
+}
+DEVICE void close_arrivals(unsigned long long *place) {
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(place))
+                 : "memory");
+}
+DEVICE void arrive(unsigned long long *place) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(place))
+                 : "memory");
+}
+DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
+    unsigned done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(turn & 1)
+        : "memory");
+    return done;
+}
 
 // Words of global memory that blocks hand each other while all of them run: never from a cache of the
 // multiprocessor, each word whole, in no order among several.

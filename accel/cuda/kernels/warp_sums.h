@@ -64,10 +64,10 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
             for (int odd = 0; odd < 2; odd++) {
                 const int b = 2 * v + odd;
                 int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
-                const unsigned *block =
-                    (const unsigned *)(planes + n * EIGHT_BYTES + b * 512) + lane;
-                add_sub_block<dtype>(scales, codes[odd], b, block[0], block[32], block[64],
-                                     block[96], of_eight);
+                // Of both halves of the high parts of m, then of the low ones.
+                unsigned m[4];
+                load_matrices(m, planes + n * EIGHT_BYTES + b * 512 + lane * 16);
+                add_sub_block<dtype>(scales, codes[odd], b, m[0], m[1], m[2], m[3], of_eight);
 #pragma unroll
                 for (int e = 0; e < 4; e++) j[4 * n + e] = of_eight[e];
             }

@@ -1,0 +1,25 @@
+// SSM_GATED_NORM of many tokens (rules R2 and R4): a block takes a token, a warp a head at a time.
+//
+// Compiled with STATE_SIZE, WARPS and the places of operands as packets.h has them: X, GATE, WEIGHT, Y, and the
+// number of the packet NORM.
+
+#include "delta_token.h"
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    delta_norm(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *op = packet_of(launch, NORM);
+    const unsigned token = blockIdx.x;
+    const int lane = threadIdx.x % WARP_LANES;
+    FOLLOWING_MAY_START;
+    PRECEDING_DONE;
+    if (token >= count_of(launch, op)) return;
+    const float *x = (const float *)operand_at(launch, X) + token * stride_at(launch, X);
+    const float *gate = (const float *)operand_at(launch, GATE) + token * stride_at(launch, GATE);
+    float *y = (float *)operand_at(launch, Y) + token * stride_at(launch, Y);
+    const float *weight = (const float *)operand_at(launch, WEIGHT);
+    for (unsigned head = threadIdx.x / WARP_LANES; head < op->size[SSM_GATED_NORM_HEADS];
+         head += WARPS)
+        gate_row(x + head * STATE_SIZE, weight, gate + head * STATE_SIZE,
+                 op->real[SSM_GATED_NORM_EPS], y + head * STATE_SIZE, lane);
+}

@@ -1,0 +1,72 @@
+// What a token of a delta net needs beside its recurrence (rules R2, R4 and R8): a thread convolves a channel or
+// makes g and b, a warp norms a query or key or what is read.
+
+#ifndef DELTA_TOKEN_H
+#define DELTA_TOKEN_H
+
+#include "delta.h"
+#include "packets.h"
+
+#define PER_LANE (STATE_SIZE / WARP_LANES)
+
+// The convolution of a channel's new value with what came before it, oldest first, which moves on.
+template <int history>
+DEVICE float convolved(const float (&tap)[history + 1], float (&past)[history], float now,
+                       bool starts) {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < history; i++) {
+        const float value = starts ? 0.0f : past[i];
+        total = total + tap[i] * value;
+        if (i) past[i - 1] = value;
+    }
+    past[history - 1] = now;
+    total = total + tap[history] * now;
+    return silu_of(total);
+}
+
+// g and b of a value head's token.
+struct FACTORS {
+    float g, b;
+    unsigned starts;
+};
+
+DEVICE FACTORS factors_of(float alpha, float beta, float decay, float dt_bias, bool starts) {
+    return {exp_of(softplus_of(alpha + dt_bias) * decay), sigmoid_of(beta), starts};
+}
+
+// y = x / sqrt(sum x x + eps) * scale of STATE_SIZE values.
+DEVICE void norm_keys(const float *x, float *y, float eps, float scale, bool scaled, int lane) {
+    float value[PER_LANE], square[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        value[i] = x[lane + WARP_LANES * i];
+        square[i] = value[i] * value[i];
+    }
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(fold_of_warp(square) + eps));
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        value[i] = value[i] * r;
+        y[lane + WARP_LANES * i] = scaled ? value[i] * scale : value[i];
+    }
+}
+
+// y = x / sqrt(mean of x x + eps) * weight * silu(gate).
+DEVICE void gate_row(const float *x, const float *weight, const float *gate, float eps, float *y,
+                     int lane) {
+    float value[PER_LANE], square[PER_LANE], open[PER_LANE], own[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        const unsigned at = lane + WARP_LANES * i;
+        own[i] = weight[at];
+        open[i] = silu_of(gate[at]);
+        value[i] = x[at];
+        square[i] = value[i] * value[i];
+    }
+    const float mean = __fdiv_rn(fold_of_warp(square), (float)STATE_SIZE);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) y[lane + WARP_LANES * i] = ((value[i] * r) * own[i]) * open[i];
+}
+
+#endif

@@ -1,0 +1,251 @@
+// Rows sampled at a temperature, second launch: see sample_row.h. A block has a part of the vocabulary of
+// one row; ids and weights of SAMPLE are room for the row's list.
+
+#include "sample_row.h"
+
+#define LISTED_NEAR 4096u  // of the list in shared memory
+#define INSIDE 0x80000000u    // of a listed token's id: between the first and the last bin
+#define AT_COUNT 0x40000000u  // in the bin where top-k ends
+#define ID_BITS 0x3FFFFFFFu
+
+// A listed token. In the order it comes before those of a smaller key, or of the same and a larger id.
+struct LISTED {
+    unsigned key, id, weight;
+};
+
+// The end of a prefix of the order: tokens of a larger key, and those of the same up to an id.
+struct PREFIX_END {
+    unsigned key, last_id;
+    __device__ __forceinline__ bool holds(unsigned of_key, unsigned id) const {
+        return of_key > key || (of_key == key && id <= last_id);
+    }
+};
+
+// Sums over all threads; every one gets them. `room` has two for each warp, of which calls in `turn`
+// take one: so one barrier is enough.
+DEVICE SUMS sums_of_all(SUMS mine, SUMS *room, unsigned turn) {
+#pragma unroll
+    for (int lanes = WARP_LANES / 2; lanes; lanes /= 2)
+        mine = plus(mine, {__shfl_xor_sync(ALL_LANES, mine.weight, lanes),
+                           __shfl_xor_sync(ALL_LANES, mine.count, lanes),
+                           __shfl_xor_sync(ALL_LANES, mine.enough, lanes)});
+    room += turn % 2 * WARPS;
+    if (threadIdx.x % WARP_LANES == 0) room[threadIdx.x / WARP_LANES] = mine;
+    __syncthreads();
+    SUMS all = {0, 0, 0};
+#pragma unroll
+    for (unsigned i = 0; i < WARPS; i++) all = plus(all, room[i]);
+    return all;
+}
+
+// The list of a row, in shared memory where it has room; keys are between `least` and `most`.
+struct LIST {
+    const SAMPLED &row;
+    LISTED *near;
+    SUMS *room;
+    unsigned count, least, most, turn;
+
+    __device__ __forceinline__ LISTED load(unsigned i) const {
+        const unsigned id = load_shared_word(row.ids + i);
+        return {order_key(row.values[id & ID_BITS]), id, load_shared_word(row.weights + i)};
+    }
+    __device__ __forceinline__ LISTED at(unsigned i) const {
+        return i < LISTED_NEAR ? near[i] : load(i);
+    }
+    __device__ __forceinline__ void fill() {
+        unsigned above = 0, below = 0;
+        for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+            const LISTED one = load(i);
+            if (i < LISTED_NEAR) near[i] = one;
+            above = max(above, one.key), below = max(below, ~one.key);
+        }
+        above = largest_of_warp(above), below = largest_of_warp(below);
+        if (threadIdx.x % WARP_LANES == 0) room[threadIdx.x / WARP_LANES] = {0, above, below};
+        __syncthreads();
+        most = least = 0;
+#pragma unroll 1
+        for (unsigned i = 0; i < WARPS; i++)
+            most = max(most, room[i].count), least = max(least, room[i].enough);
+        least = ~least;
+        __syncthreads();
+    }
+    // Sums over the tokens of a set that have a larger key, or the same and an id below `end_id`;
+    // every thread gets them.
+    __device__ __forceinline__ SUMS before(unsigned set, unsigned key, unsigned end_id) {
+        SUMS mine = {0, 0, 0};
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+            const LISTED one = at(i);
+            const bool comes = one.key > key || (one.key == key && (one.id & ID_BITS) < end_id);
+            if (comes && one.id & set)
+                mine = plus(mine, {one.weight, 1u, row.is_enough(one.weight)});
+        }
+        return sums_of_all(mine, room, turn++);
+    }
+    // The prefix of those of a set that have less than `bound` before them, `base` outside of the set:
+    // of weight or of tokens. The first has. One loop, first over keys, then over ids among equal ones
+    // unless all of those have.
+    __device__ __forceinline__ PREFIX_END end(unsigned set, bool by_weight, U64 base, U64 bound) {
+        unsigned key = least, largest = most, id = 0, end_id = row.vocab + 1;
+        while (true) {
+            const bool by_key = key < largest;
+            if (!by_key && end_id - id <= 1) return {key, id};
+            const unsigned middle = by_key               ? key + (largest - key) / 2
+                                    : end_id > row.vocab ? row.vocab
+                                                         : id + (end_id - id) / 2;
+            const SUMS sums = before(set, by_key ? middle : key, by_key ? 0u : middle);
+            const bool below = base + (by_weight ? sums.weight : sums.count) < bound;
+            if (by_key)
+                below ? largest = middle : key = middle + 1;
+            else
+                below ? id = middle : end_id = middle;
+        }
+    }
+};
+
+DEVICE PREFIX_END shorter(const PREFIX_END &a, const PREFIX_END &b) {
+    if (a.key != b.key) return a.key > b.key ? a : b;
+    return {a.key, min(a.last_id, b.last_id)};
+}
+
+// The end of what a row keeps, among the tokens inside of its bins: the shortest of the prefixes of
+// top-k, top-p and min-p, in this order, for the others look at what top-k keeps.
+DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &bounds) {
+    PREFIX_END end = {0u, ID_BITS};
+    SUMS of_count = bounds.all;
+#pragma unroll 1
+    for (int rule = 0; rule < 3; rule++) {
+        if (rule == 0 ? bounds.cut == NO_BIN
+                      : rule == 1 ? F32_AT(row.how, SAMPLING_TOP_P) >= 1.0f : row.least == 0)
+            continue;
+        const unsigned set = rule == 0 ? AT_COUNT : INSIDE;
+        const U64 base = rule == 0   ? bounds.above_cut.count
+                         : rule == 1 ? bounds.above_first.weight
+                                     : bounds.above_first.count;
+        const U64 bound = rule == 0   ? bounds.kept
+                          : rule == 1 ? limit_of(row, of_count.weight)
+                                      : max(of_count.enough, 1u);
+        const PREFIX_END found = list.end(set, rule == 1, base, bound);
+        if (rule == 0)
+            of_count = plus(bounds.above_cut, list.before(set, found.key, found.last_id + 1));
+        end = shorter(end, found);
+    }
+    return end;
+}
+
+// Adds what is kept of the list to the weights of parts, and draws: the part that has the token and
+// what of its weight comes before.
+struct DRAWN {
+    SUMS room[2 * WARPS];
+    unsigned low[PARTS], high[PARTS];
+    U64 weight[PARTS], target;
+    unsigned part;
+};
+
+DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &end, DRAWN &drawn) {
+    for (unsigned part = threadIdx.x; part < PARTS; part += THREADS)
+        drawn.low[part] = drawn.high[part] = 0;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < list.count; i += THREADS) {
+        const LISTED one = list.at(i);
+        const unsigned id = one.id & ID_BITS, part = id / row.part_size();
+        if (!(one.id & INSIDE) || !end.holds(one.key, id)) continue;
+        atomicAdd(drawn.low + part, one.weight & HALF_WEIGHT);
+        atomicAdd(drawn.high + part, one.weight >> HALF_WEIGHT_BITS);
+    }
+    __syncthreads();
+    for (unsigned part = threadIdx.x; part < PARTS; part += THREADS) {
+        const unsigned *above = (const unsigned *)(row.state->above + part);
+        const U64 listed = ((U64)drawn.high[part] << HALF_WEIGHT_BITS) + drawn.low[part];
+        drawn.weight[part] = wide(load_shared_word(above), load_shared_word(above + 1)) + listed;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        U64 total = 0;
+        for (unsigned part = 0; part < PARTS; part++) total += drawn.weight[part];
+        const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
+                                  U32_AT(row.how, SAMPLING_POSITION));
+        U64 target = u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
+        unsigned part = 0;
+        for (; part + 1 < PARTS && target >= drawn.weight[part]; part++)
+            target -= drawn.weight[part];
+        drawn.part = part, drawn.target = target;
+    }
+    __syncthreads();
+}
+
+// The token of a part at which the weight of what is kept, by rising id, passes the target.
+DEVICE void walk_part(const SAMPLED &row, const BOUNDS &bounds, const PREFIX_END &end, DRAWN &drawn) {
+    const unsigned begin = drawn.part * row.part_size(), stop = row.part_end(drawn.part);
+    const unsigned each = (row.part_size() + THREADS - 1) / THREADS;
+    const unsigned first = min(begin + threadIdx.x * each, stop), last = min(first + each, stop);
+    const auto kept = [&](unsigned id) {
+        const float value = row.values[id];
+        const unsigned weight = row.weight_at(value), bin = weight ? row.bin_of(value) : 0u;
+        const bool above = bin < bounds.first;
+        const bool inside = bin <= bounds.last && end.holds(order_key(value), id);
+        return above || inside ? weight : 0u;
+    };
+    SUMS mine = {0, 0, 0}, all;
+#pragma unroll 2
+    for (unsigned id = first; id < last; id++) mine.weight += kept(id);
+    U64 passed = sums_before(mine, drawn.room, all).weight;
+    if (drawn.target < passed || drawn.target >= passed + mine.weight) return;
+    for (unsigned id = first; id < last && passed <= drawn.target; id++) {
+        passed += kept(id);
+        *row.token = id;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sample_draw(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const OP op = opened(launch);
+    FOLLOWING_MAY_START;
+    PRECEDING_DONE;
+    if (blockIdx.y >= op.rows) return;
+    DRAWN &drawn = *(DRAWN *)shared;
+    const SAMPLED row = open_row(op, blockIdx.y, workspace, (unsigned *)shared);
+    if (!row.is_drawn()) {
+        if (blockIdx.x == 0 && threadIdx.x == 0)
+            *row.token = row.is_sound() ? row.best.id : NO_TOKEN;
+        return;
+    }
+    ROW_STATE *state = row.state;
+    const BOUNDS bounds = state->bounds;
+    const unsigned lane = threadIdx.x % WARP_LANES, part = blockIdx.x;
+    const unsigned begin = part * row.part_size(), end = row.part_end(part);
+    SUMS above = {0, 0, 0}, all;
+#pragma unroll 2
+    for (unsigned base = begin; base < end; base += THREADS) {
+        const unsigned id = base + threadIdx.x;
+        const float value = id < end ? row.values[id] : 0.0f;
+        const unsigned weight = id < end ? row.weight_at(value) : 0u;
+        const unsigned bin = weight ? row.bin_of(value) : NO_BIN;
+        if (bin < bounds.first) above.weight += weight;
+        unsigned sets = 0;
+        if (bin >= bounds.first && bin <= bounds.last && bin < NO_BIN) sets |= INSIDE;
+        if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
+        const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
+        if (listed == 0) continue;
+        unsigned place = 0;
+        if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
+        place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
+        if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+    }
+    sums_before(above, drawn.room, all);
+    if (threadIdx.x == 0) state->above[part] = all.weight;
+    if (!comes_last(state, (unsigned *)shared)) return;
+    LIST list = {row, (LISTED *)(shared + sizeof(DRAWN)), drawn.room,
+                 load_shared_word(&state->listed), 0u, 0u, 0u};
+    list.fill();
+    const PREFIX_END kept = end_of_kept(row, list, bounds);
+    draw_part(row, list, kept, drawn);
+    walk_part(row, bounds, kept, drawn);
+    if (threadIdx.x < PARTS) state->above[threadIdx.x] = 0;
+    if (threadIdx.x == 0) {
+        state->bounds = BOUNDS{};
+        state->listed = 0;
+    }
+}

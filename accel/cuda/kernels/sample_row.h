@@ -1,0 +1,169 @@
+// Rows that are sampled at a temperature (rule R9) by many blocks, in two launches. Nothing is sorted.
+// sample_bins.cu counts and weighs tokens by how far they are below the largest: the block of a row that
+// comes last finds between which of these bins the prefix of the order ends that top-k, top-p and min-p
+// keep. sample_draw.cu weighs what is above those bins, of each of PARTS parts of the vocabulary by
+// itself, and lists the few tokens inside; the block that comes last finds where in the list the
+// prefix ends, draws, and walks over the one part that has the token.
+//
+// In the workspace a row has a ROW_STATE, zeros between steps. Compiled with THREADS of a block, PARTS,
+// and SAMPLE as the op.
+
+#ifndef SAMPLE_ROW_H
+#define SAMPLE_ROW_H
+
+#include "packets.h"
+#include "sample.k"
+#include "warp.h"
+
+#define WARPS (THREADS / WARP_LANES)
+#define BINS 2048u
+#define BIN_SCALE (BINS / 18.0f)  // a token so far below the largest has no weight
+#define NO_BIN BINS
+#define HALF_WEIGHT_BITS 12u      // weights are added up as two halves, so that no sum overflows
+#define HALF_WEIGHT ((1u << HALF_WEIGHT_BITS) - 1u)
+
+struct SUMS {
+    U64 weight;
+    unsigned count, enough;  // tokens; those that min-p keeps
+};
+DEVICE SUMS plus(const SUMS &a, const SUMS &b) {
+    return {a.weight + b.weight, a.count + b.count, a.enough + b.enough};
+}
+
+// Where a row's prefix ends: in bins `first` to `last`, NO_BIN where everything is kept. `kept` tokens are
+// kept by top-k, which ends in bin `cut` if that is one; sums of what is above `first`, above `cut`, and
+// of all.
+struct BOUNDS {
+    SUMS above_first, above_cut, all;
+    unsigned first, last, cut, kept;
+};
+
+struct TALLY {
+    unsigned count[BINS], enough[BINS], low[BINS], high[BINS];
+};
+
+struct ROW_STATE {
+    TALLY tally;
+    BOUNDS bounds;
+    U64 above[PARTS];  // weight of what is above the bins, by part
+    unsigned listed, arrived;
+};
+
+// A row of the step.
+struct SAMPLED {
+    const float *values;
+    ADDRESS how;
+    unsigned *ids, *weights;
+    int *token;
+    ROW_STATE *state;
+    unsigned vocab;
+    BEST best;
+    U64 least;  // of a weight that min-p keeps, times 2^THRESHOLD_BITS
+
+    __device__ __forceinline__ bool is_drawn() const {
+        return F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f && is_sound();
+    }
+    __device__ __forceinline__ bool is_sound() const {
+        return best.finite != 0 && is_finite(best.value);
+    }
+    __device__ __forceinline__ unsigned weight_at(float value) const {
+        return value - best.value >= WEIGHTLESS ? weight_of(value, best.value) : 0u;
+    }
+    __device__ __forceinline__ unsigned bin_of(float value) const {
+        return min((unsigned)((best.value - value) * BIN_SCALE), BINS - 1u);
+    }
+    __device__ __forceinline__ bool is_enough(unsigned weight) const {
+        return (U64)weight << THRESHOLD_BITS >= least;
+    }
+    __device__ __forceinline__ unsigned part_size() const { return (vocab + PARTS - 1) / PARTS; }
+    __device__ __forceinline__ unsigned part_end(unsigned part) const {
+        return min((part + 1) * part_size(), vocab);
+    }
+};
+
+// What sample_part.k found; every thread gets it. `room` has BEST_WORDS words for each warp.
+DEVICE BEST best_of_records(ADDRESS records, unsigned count, unsigned *room) {
+    BEST best = nothing_seen();
+    for (unsigned i = threadIdx.x; i < count; i += THREADS) best = best_of(best, load_best(records, i));
+    const unsigned lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
+#pragma unroll
+    for (int lanes = WARP_LANES / 2; lanes; lanes /= 2) {
+        BEST other;
+        other.value = __shfl_xor_sync(ALL_LANES, best.value, lanes);
+        other.id = __shfl_xor_sync(ALL_LANES, best.id, lanes);
+        other.finite = __shfl_xor_sync(ALL_LANES, best.finite, lanes);
+        best = best_of(best, other);
+    }
+    if (lane == 0) store_best((ADDRESS)room, warp, best);
+    __syncthreads();
+    best = nothing_seen();
+#pragma unroll 1
+    for (unsigned i = 0; i < WARPS; i++) best = best_of(best, load_best((ADDRESS)room, i));
+    __syncthreads();
+    return best;
+}
+
+DEVICE SAMPLED open_row(const OP &op, unsigned row, U64 workspace, unsigned *room) {
+    SAMPLED sampled;
+    sampled.values = (const float *)ROW(op.values, row, op.vocab);
+    sampled.how = ROW(op.sampling, row, SAMPLING_WORDS);
+    sampled.ids = (unsigned *)ROW(op.ids, row, op.vocab);
+    sampled.weights = (unsigned *)ROW(op.weights, row, op.vocab);
+    sampled.token = (int *)op.token + row;
+    sampled.state = (ROW_STATE *)workspace + row;
+    sampled.vocab = op.vocab;
+    sampled.best = best_of_records(ROW(op.best, row * op.parts, BEST_WORDS), op.parts, room);
+    sampled.least = threshold_of(F32_AT(sampled.how, SAMPLING_MIN_P)) << 24;
+    return sampled;
+}
+
+// Sums over the threads before this one, and in `all` over all. `room` has one for each warp.
+DEVICE SUMS sums_before(const SUMS &mine, SUMS *room, SUMS &all) {
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    SUMS sums = mine;
+#pragma unroll
+    for (int lanes = 1; lanes < WARP_LANES; lanes *= 2) {
+        const int from = max(lane - lanes, 0);
+        const SUMS other = {__shfl_sync(ALL_LANES, sums.weight, from),
+                            __shfl_sync(ALL_LANES, sums.count, from),
+                            __shfl_sync(ALL_LANES, sums.enough, from)};
+        if (lane >= lanes) sums = plus(sums, other);
+    }
+    if (lane == WARP_LANES - 1) room[warp] = sums;
+    __syncthreads();
+    SUMS before = {0, 0, 0};
+    all = before;
+#pragma unroll 4
+    for (unsigned i = 0; i < WARPS; i++) {
+        if (i == warp) before = all;
+        all = plus(all, room[i]);
+    }
+    __syncthreads();
+    before = plus(before, sums);
+    return {before.weight - mine.weight, before.count - mine.count, before.enough - mine.enough};
+}
+
+// Whether this block is the last of the row's; what the others wrote is there then.
+DEVICE bool comes_last(ROW_STATE *state, unsigned *room) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const bool last = atomicAdd(&state->arrived, 1u) + 1 == PARTS;
+        if (last) state->arrived = 0;
+        *room = last;
+    }
+    __syncthreads();
+    const bool last = *room;
+    __threadfence();
+    __syncthreads();
+    return last;
+}
+
+DEVICE U64 limit_of(const SAMPLED &row, U64 total) {
+    const U64 part = threshold_of(F32_AT(row.how, SAMPLING_TOP_P)) * total;
+    const U64 limit = (part + 65535u) >> THRESHOLD_BITS;
+    return limit ? limit : 1;  // the first token is always kept
+}
+
+#endif

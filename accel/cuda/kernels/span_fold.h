@@ -1,0 +1,38 @@
+// Rows of the sum of spans that unit_groups.cu or unit_spans.cu left in the workspace. FOLDED is the
+// product's packet, -1 where there is none; BIAS and RESIDUAL are places of operands, SPANS their number.
+
+#ifndef SPAN_FOLD_H
+#define SPAN_FOLD_H
+
+#include "packets.h"
+
+#if FOLDED >= 0
+
+#define MOST_UNROLLED 16
+
+DEVICE float4 plus(const float4 &a, const float4 &b) {
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// Row `token` of x: the left fold over spans (rule R3), then the bias, then the residual.
+DEVICE void fold_row(const LAUNCH &launch, unsigned token, unsigned tokens, unsigned rows,
+                     const float *spans, float *x) {
+    const float *bias = (const float *)operand_at(launch, BIAS);
+    const float *residual =
+        (const float *)operand_at(launch, RESIDUAL) + token * stride_at(launch, RESIDUAL);
+    for (unsigned row = threadIdx.x * 4; row < rows; row += blockDim.x * 4) {
+        const float *value = spans + (size_t)token * rows + row;
+        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+        // All of them asked for before the first is waited for.
+#pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
+        for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
+            total = plus(total, *(const float4 *)value);
+        if (bias) total = plus(total, *(const float4 *)(bias + row));
+        *(float4 *)(x + row) = plus(*(const float4 *)(residual + row), total);
+    }
+    __syncthreads();
+}
+
+#endif
+
+#endif

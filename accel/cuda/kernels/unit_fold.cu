@@ -1,0 +1,18 @@
+// The sum of spans that unit_groups.cu or unit_spans.cu left, with the bias and the residual behind it, where
+// no unit_pack.cu reads it. A block takes one token at a time.
+//
+// Compiled as span_fold.h says; Y is the place of the result.
+
+#include "warp.h"
+#include "span_fold.h"
+
+extern "C" __global__ void unit_fold(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *product = packet_of(launch, FOLDED);
+    const unsigned tokens = count_of(launch, product), rows = product->size[MATMUL_ROWS];
+    FOLLOWING_MAY_START;
+    PRECEDING_DONE;
+    for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x)
+        fold_row(launch, token, tokens, rows, (const float *)workspace,
+                 (float *)operand_at(launch, Y) + token * stride_at(launch, Y));
+}

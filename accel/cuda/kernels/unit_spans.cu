@@ -1,0 +1,373 @@
+// y = x weight^T for a few tokens and one to four matrices that share x, each warp for itself: an item
+// is a tile of 16 rows and a span of the columns, and the warps of a block take the items of its tiles in
+// turn. x is what unit_pack.cu made, in eights of tokens (rules R2, R3 and R5). A block has all of it in
+// shared memory, so that nothing but weights is read again and again: those come by rings of single
+// warps, filled before the kernel in front is done.
+//
+// Values of spans meet in shared memory; the warp that comes last folds them in order and does what
+// stands behind the product. Where PARTS is not 1, so many blocks share rows and take whole spans of
+// the columns each: their values go to the workspace, for unit_pack.cu to fold.
+//
+// FIRST and SECOND are formats of Q4_K, Q5_K and Q6_K, NUMBERS has four bits for every matrix, 1 where it
+// is of the second. A block has WARPS warps, a warp SLOTS units under way, EIGHTS eights of tokens
+// at most; values of TILE_SLOTS tiles, a power of two, may wait. Compiled with the places of operands as
+// packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3 (biases) and Y0 to Y3;
+// RESIDUAL, -1 where absent. PRODUCT is the number of the first product's packet, GATE that of the
+// gated activation of a pair or -1.
+
+#include "packets.h"
+#include "gate.h"
+#include "groups.h"
+#include "warp_sums.h"
+
+#define PAIRED (GATE >= 0)
+#define VALUES (4 * EIGHTS)  // of a lane
+#define PIECE_VALUES (VALUES * WARP_LANES)
+#define EIGHT_SUMS_BYTES (8 * UNIT_SUMS * 2)
+#define EIGHT_SCALES_BYTES (8 * 4)
+#define PLANES_BYTES (EIGHTS * EIGHT_BYTES)  // of a unit, as the following
+#define SUMS_BYTES (EIGHTS * EIGHT_SUMS_BYTES)
+#define SCALES_BYTES (EIGHTS * EIGHT_SCALES_BYTES)
+#define FIRST_BYTES UNIT_FORMAT<FIRST>::unit_bytes
+#define SECOND_BYTES UNIT_FORMAT<SECOND>::unit_bytes
+#define SLOT_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
+
+struct MATRIX {
+    const unsigned char *units;
+    float *y;
+    const float *bias;
+    size_t stride;
+    unsigned rows, tiles;
+};
+
+// What a block multiplies: `tiles` of all matrices, of a pair those of one, of which it takes every
+// gridDim.x-th; of each the spans of units `first_unit` to `end_unit` - 1. WARPS items on are `jump` of
+// its tiles and `rest` items.
+struct WORK {
+    MATRIX matrix[MATRICES];
+    unsigned units, first_unit, end_unit, spans, items, tiles, jump, rest;
+
+    __device__ __forceinline__ void prepare(unsigned columns, unsigned part) {
+        units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+        const unsigned all = (units + SPAN_UNITS - 1) / SPAN_UNITS;
+        const unsigned first = all * part / PARTS, end = all * (part + 1) / PARTS;
+        first_unit = first * SPAN_UNITS, end_unit = min(end * SPAN_UNITS, units);
+        spans = end - first, items = PAIRED ? 2 * spans : spans;
+        jump = WARPS / items, rest = WARPS % items;
+        tiles = matrix[0].tiles;
+#pragma unroll
+        for (int i = 1; i < MATRICES; i++)
+            if (!PAIRED) tiles += matrix[i].tiles;
+    }
+    __device__ __forceinline__ bool is_second(unsigned number) const {
+        return FIRST != SECOND && NUMBERS >> 4 * number & 1;
+    }
+    __device__ __forceinline__ MATRIX of(unsigned number) const {
+        MATRIX found = matrix[0];
+#pragma unroll
+        for (int i = 1; i < MATRICES; i++)
+            if (number == i) found = matrix[i];
+        return found;
+    }
+};
+
+// A place in a block's work: item `number` of its tile `local`, which is tile `tile` of all.
+struct PIECE {
+    unsigned tile, local, number, matrix, in_matrix, first_unit, units;
+
+    __device__ __forceinline__ void begin(const WORK &work, unsigned warp) {
+        local = warp / work.items, number = warp % work.items;
+        tile = blockIdx.x + local * gridDim.x;
+        settle(work);
+    }
+    __device__ __forceinline__ void settle(const WORK &work) {
+        matrix = 0, in_matrix = tile;
+        unsigned span = number;
+        if (PAIRED) {
+            if (span >= work.spans) matrix = 1, span -= work.spans;
+        } else {
+#pragma unroll
+            for (int i = 0; i + 1 < MATRICES; i++)
+                if (matrix == i && in_matrix >= work.matrix[i].tiles)
+                    in_matrix -= work.matrix[i].tiles, matrix++;
+        }
+        first_unit = work.first_unit + span * SPAN_UNITS;
+        units = min((unsigned)SPAN_UNITS, work.end_unit - first_unit);
+    }
+    __device__ __forceinline__ void next(const WORK &work) {
+        number += work.rest, local += work.jump, tile += work.jump * gridDim.x;
+        if (number >= work.items) number -= work.items, local++, tile += gridDim.x;
+        settle(work);
+    }
+};
+
+// Shared memory of a block, in this order.
+struct SPAN_MEMORY {
+    unsigned char *planes, *sums, *scales, *ring;
+    float *values;
+    COPY_BARRIER *barriers, *tokens;
+    unsigned *arrived, *folded;
+
+    __device__ __forceinline__ SPAN_MEMORY(unsigned char *place, unsigned units, unsigned spans,
+                                           unsigned items) {
+        planes = place;
+        sums = planes + units * PLANES_BYTES;
+        scales = sums + units * SUMS_BYTES;
+        ring = scales + units * SCALES_BYTES;
+        values = (float *)(ring + WARPS * SLOTS * SLOT_BYTES);
+        barriers = (COPY_BARRIER *)(values + (PARTS > 1 ? 0 : TILE_SLOTS * items * PIECE_VALUES));
+        tokens = barriers + WARPS * SLOTS;
+        arrived = (unsigned *)(tokens + spans);
+        folded = arrived + TILE_SLOTS;
+    }
+    __device__ __forceinline__ float *values_of(unsigned local, unsigned items) const {
+        return values + local % TILE_SLOTS * items * PIECE_VALUES;
+    }
+};
+
+// One warp's units, which `fetched` and `unit` run ahead of what is computed.
+struct RING {
+    PIECE fetched;
+    unsigned unit, filled, taken;
+
+    __device__ __forceinline__ void begin(const WORK &work, const SPAN_MEMORY &memory, unsigned warp) {
+        unit = filled = taken = 0;
+        open_copies(memory.barriers + warp * SLOTS, SLOTS);
+        fetched.begin(work, warp);
+        for (int i = 0; i < SLOTS; i++) fetch(work, memory, warp);
+    }
+    __device__ __forceinline__ void fetch(const WORK &work, const SPAN_MEMORY &memory, unsigned warp) {
+        if (fetched.tile >= work.tiles) return;
+        const unsigned bytes = work.is_second(fetched.matrix) ? SECOND_BYTES : FIRST_BYTES;
+        const size_t at = (size_t)fetched.in_matrix * work.units + fetched.first_unit + unit;
+        const unsigned slot = warp * SLOTS + filled % SLOTS;
+        begin_copy(memory.barriers + slot, memory.ring + slot * SLOT_BYTES,
+                   work.of(fetched.matrix).units + at * bytes, bytes);
+        filled++;
+        if (++unit == fetched.units) unit = 0, fetched.next(work);
+    }
+    __device__ __forceinline__ const unsigned char *await(const SPAN_MEMORY &memory, unsigned warp) {
+        const unsigned slot = warp * SLOTS + taken % SLOTS;
+        await_copy<SLOTS>(memory.barriers + slot, taken / SLOTS);
+        taken++;
+        return memory.ring + slot * SLOT_BYTES;
+    }
+};
+
+struct TOKENS {
+    const unsigned char *planes, *sums, *scales;
+    unsigned count;
+};
+
+// Copies the block's part of the tokens, span after span, each with a barrier of its own: who has a unit
+// of the first need not wait for the last. One warp announces, each asks for some units of some eights.
+DEVICE void fetch_tokens(const WORK &work, const TOKENS &x, const SPAN_MEMORY &memory,
+                         unsigned warp) {
+    const unsigned eights = min((x.count + 7) / 8, (unsigned)EIGHTS);
+    const unsigned units = work.end_unit - work.first_unit;
+    if (threadIdx.x % WARP_LANES == 0) {
+        for (unsigned span = 0; warp == 0 && span < work.spans; span++)
+            announce(memory.tokens + span,
+                     eights * min(units - span * SPAN_UNITS, (unsigned)SPAN_UNITS) *
+                         (EIGHT_BYTES + EIGHT_SUMS_BYTES + EIGHT_SCALES_BYTES));
+        for (unsigned i = warp; i < eights * units; i += WARPS) {
+            const unsigned unit = i / eights, eight = i - unit * eights;
+            COPY_BARRIER *barrier = memory.tokens + unit / SPAN_UNITS;
+            const size_t place = (size_t)eight * work.units + work.first_unit + unit;
+            copy_to_stage(barrier, memory.planes + unit * PLANES_BYTES + eight * EIGHT_BYTES,
+                          x.planes + place * EIGHT_BYTES, EIGHT_BYTES);
+            copy_to_stage(barrier, memory.sums + unit * SUMS_BYTES + eight * EIGHT_SUMS_BYTES,
+                          x.sums + place * EIGHT_SUMS_BYTES, EIGHT_SUMS_BYTES);
+            copy_to_stage(barrier,
+                          memory.scales + unit * SCALES_BYTES + eight * EIGHT_SCALES_BYTES,
+                          x.scales + place * EIGHT_SCALES_BYTES, EIGHT_SCALES_BYTES);
+        }
+    }
+    __syncwarp();
+}
+
+template <int dtype>
+DEVICE void add_unit(const unsigned char *weights, const SPAN_MEMORY &memory, unsigned unit, int lane,
+                     float (&span)[VALUES]) {
+    UNIT_SCALES<dtype> scales;
+    scales.load(weights, lane);
+    int j[VALUES] = {};
+    sum_by_warps<dtype>(scales, weights, memory.planes + unit * PLANES_BYTES, lane, j);
+    add_values(scales, memory.sums + unit * SUMS_BYTES, memory.scales + unit * SCALES_BYTES, lane, j,
+               span);
+}
+
+// Values of an item, whose units come one after the other.
+template <int dtype>
+DEVICE void pass_span(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, RING &ring,
+                      unsigned warp, int lane, float (&span)[VALUES]) {
+    const unsigned first = item.first_unit - work.first_unit;
+    await_stage(memory.tokens + first / SPAN_UNITS, 0);
+#pragma unroll 1
+    for (unsigned n = 0; n < item.units; n++) {
+        const unsigned char *weights = ring.await(memory, warp);
+        add_unit<dtype>(weights, memory, first + n, lane, span);
+        __syncwarp();
+        ring.fetch(work, memory, warp);
+    }
+}
+
+struct END {
+    const float *residual;
+    size_t residual_stride;
+    uint activation;
+    unsigned tokens;
+};
+
+// Row and token of value i of a lane, of tile `tile`.
+DEVICE unsigned row_of(unsigned tile, int i, int lane) {
+    return tile * UNIT_ROWS + lane / 4 + 8 * (i / 2 % 2);
+}
+DEVICE unsigned token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+
+DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
+
+// Left folds of spans, whose values are PIECE_VALUES apart.
+DEVICE void fold_spans(const float *values, unsigned spans, float (&total)[VALUES]) {
+#pragma unroll 1
+    for (unsigned span = 0; span < spans; span++)
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+            total[i] = total[i] + values[span * PIECE_VALUES + i * WARP_LANES];
+}
+
+// A lane's totals of a tile and of the tile it is gate of become activations, where the first span's
+// values were: a loop, for the text of eight activations is long.
+DEVICE void gate_totals(uint activation, float *values, unsigned spans, float (&total)[VALUES]) {
+    float other[VALUES] = {};
+    fold_spans(values + spans * PIECE_VALUES, spans, other);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++)
+        values[i * WARP_LANES] = total[i], values[PIECE_VALUES + i * WARP_LANES] = other[i];
+#pragma unroll 1
+    for (int i = 0; i < VALUES; i++) {
+        float *gate = values + i * WARP_LANES;
+        *gate = gated(activation, *gate, gate[PIECE_VALUES]);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) total[i] = values[i * WARP_LANES];
+}
+
+// A tile whose values are all there.
+DEVICE void end_tile(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, const END &end,
+                     int lane) {
+    const MATRIX matrix = work.of(PAIRED ? 0 : item.matrix);
+    float *values = memory.values_of(item.local, work.items) + lane;
+    float total[VALUES] = {}, residual[VALUES];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const unsigned row = row_of(item.in_matrix, i, lane);
+        const size_t token = token_of(i, lane);
+        const bool exists = end.residual && row < matrix.rows && token < end.tokens;
+        residual[i] = exists ? end.residual[token * end.residual_stride + row] : 0.0f;
+    }
+    fold_spans(values, work.spans, total);
+    if (PAIRED) gate_totals(end.activation, values, work.spans, total);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const unsigned row = row_of(item.in_matrix, i, lane);
+        const size_t token = token_of(i, lane);
+        if (row >= matrix.rows || token >= end.tokens) continue;
+        float value = total[i];
+        if (matrix.bias) value = value + matrix.bias[row];
+        if (end.residual) value = residual[i] + value;
+        matrix.y[token * matrix.stride + row] = value;
+    }
+}
+
+// Leaves an item's values where the warp that comes last of those with the same tile folds them.
+DEVICE void end_item(const WORK &work, const PIECE &item, const SPAN_MEMORY &memory, const END &end,
+                     int lane, const float (&span)[VALUES]) {
+    const unsigned slot = item.local % TILE_SLOTS, turn = item.local / TILE_SLOTS;
+    while (now_at(memory.folded + slot) != turn) spin_pause();
+    __syncwarp();
+    float *own = memory.values_of(item.local, work.items) + item.number * PIECE_VALUES + lane;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) own[i * WARP_LANES] = span[i];
+    block_fence();
+    __syncwarp();
+    unsigned before = 0;
+    if (lane == 0) before = atomicAdd(memory.arrived + slot, 1u);
+    if (__shfl_sync(ALL_LANES, before, 0) + 1 != work.items) return;
+    block_fence();
+    end_tile(work, item, memory, end, lane);
+    __syncwarp();
+    if (lane == 0) {
+        memory.arrived[slot] = 0;
+        block_fence();
+        *(volatile unsigned *)(memory.folded + slot) = turn + 1;
+    }
+    __syncwarp();
+}
+
+// The same where others fold: all rows of a token together, all tokens of a span.
+DEVICE void leave_span(const PIECE &item, const MATRIX &matrix, unsigned tokens, float *spans,
+                       int lane, const float (&span)[VALUES]) {
+    float *own = spans + (size_t)(item.first_unit / SPAN_UNITS) * tokens * matrix.rows;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const unsigned row = row_of(item.in_matrix, i, lane), token = token_of(i, lane);
+        if (row < matrix.rows && token < tokens) own[(size_t)token * matrix.rows + row] = span[i];
+    }
+}
+
+DEVICE void open_matrix(const LAUNCH &launch, int w, int b, int y, MATRIX &matrix) {
+    matrix.rows = packet_of(launch, w / 16)->size[MATMUL_ROWS];
+    matrix.tiles = (matrix.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    matrix.units = operand_at(launch, w);
+    matrix.y = (float *)operand_at(launch, y);
+    matrix.bias = (const float *)operand_at(launch, b);
+    matrix.stride = stride_at(launch, y);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
+    unit_spans(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES;
+    FOLLOWING_MAY_START;
+    const PACKET *product = packet_of(launch, PRODUCT);
+    WORK work;
+    open_matrix(launch, W0, B0, Y0, work.matrix[0]);
+#if MATRICES > 1
+    open_matrix(launch, W1, B1, Y1, work.matrix[1]);
+#endif
+#if MATRICES > 2
+    open_matrix(launch, W2, B2, Y2, work.matrix[2]);
+#endif
+#if MATRICES > 3
+    open_matrix(launch, W3, B3, Y3, work.matrix[3]);
+#endif
+    work.prepare(product->size[MATMUL_COLUMNS], blockIdx.y);
+    const SPAN_MEMORY memory(shared, work.end_unit - work.first_unit, work.spans, work.items);
+    if (threadIdx.x == 0) open_stages(memory.tokens, work.spans);
+    if (threadIdx.x < 2 * TILE_SLOTS) memory.arrived[threadIdx.x] = 0;
+    RING ring;
+    ring.begin(work, memory, warp);
+    const TOKENS x = {operand_at(launch, M), operand_at(launch, SUMS), operand_at(launch, SCALE),
+                      count_of(launch, product)};
+    const END end = {(const float *)operand_at(launch, RESIDUAL), stride_at(launch, RESIDUAL),
+                     PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0, x.count};
+    __syncthreads();
+    PRECEDING_DONE;
+    fetch_tokens(work, x, memory, warp);
+    PIECE item;
+#pragma unroll 1
+    for (item.begin(work, warp); item.tile < work.tiles; item.next(work)) {
+        float span[VALUES] = {};
+        if (work.is_second(item.matrix))
+            pass_span<SECOND>(work, item, memory, ring, warp, lane, span);
+        else
+            pass_span<FIRST>(work, item, memory, ring, warp, lane, span);
+        if (PARTS > 1)
+            leave_span(item, work.of(item.matrix), x.count, (float *)workspace, lane, span);
+        else
+            end_item(work, item, memory, end, lane, span);
+    }
+}

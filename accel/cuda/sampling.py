@@ -1,0 +1,45 @@
+"""SAMPLE's second half by several blocks a row: ``kernels/sample_row.h`` says how."""
+
+from __future__ import annotations
+
+from accel.cuda.device import Device
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+
+THREADS = 512
+BINS = 2048
+MOST_PARTS = 32
+LEAST_PARTS = 4
+BLOCKS_PER_MULTIPROCESSOR = 2
+MOST_VOCABULARY = 1 << 19
+"""Sums of halves of weights stay below 2^32."""
+LISTED_NEAR, LISTED_BYTES = 4096, 12
+SUMS_BYTES = 16
+TALLY_BYTES = 16 * BINS
+
+
+def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """SAMPLE behind what found the largest values."""
+    op = ops[0]
+    if op.name != "sample":
+        return None
+    sizes = op.most_sizes()
+    rows = sizes["rows"]
+    if sizes["vocab"] > MOST_VOCABULARY:
+        return None
+    blocks = BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
+    parts = max(LEAST_PARTS, min(MOST_PARTS, blocks // max(1, rows)))
+    macros = {"THREADS": THREADS, "PARTS": parts}
+    drawn = 2 * THREADS // 32 * SUMS_BYTES + 16 * parts + 16
+    shared = {"sample_bins": TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}
+    launches = [
+        KernelLaunch(
+            f"{entry}.cu", entry, (parts, rows, 1), (THREADS, 1, 1), nbytes, macros, op="sample"
+        )
+        for entry, nbytes in shared.items()
+    ]
+    return Replacement(1, tuple(launches), rows * _row_bytes(parts))
+
+
+def _row_bytes(parts: int) -> int:
+    """A ROW_STATE: tally, bounds, weights of parts and two counts."""
+    return TALLY_BYTES + 3 * SUMS_BYTES + 16 + 8 * parts + 8

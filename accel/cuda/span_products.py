@@ -1,0 +1,130 @@
+"""Products with up to sixteen tokens whose packed activations a block has in shared memory.
+
+One launch of ``kernels/unit_spans.cu`` for all matrices of a run of ``accel.cuda.products``, behind
+the ``unit_pack.cu`` of its activations. Where those of whole rows do not fit, blocks share rows and
+leave values of spans, which the run behind folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel.cuda.device import Device
+from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
+from accel.cuda.products import MOST_FORMATS, Run, residual_operand, writer
+from accel.cuda.runs import operand_place, packet_number, size_places
+from accel.cuda.tuned import KernelLaunch
+from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
+from accel.packets.step import Op
+from contract.dtypes import DType
+
+MOST_TOKENS = 16
+"""With more a warp would take a unit longer than the device takes to bring it."""
+BARRIER_BYTES = 8
+TILE_WORDS = 2
+"""Counts of a tile whose values wait."""
+LEAST_TILE_SLOTS = 2
+MOST_TILE_SLOTS = 8
+BLOCKS = ((16, 4), (16, 3), (16, 2), (12, 2))
+FEW_WARPS = (8, 2)
+"""Warps and units a warp has under way, the first that fits; few warps where nobody folds parts,
+but more parts rather than few warps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanShape:
+    """Of a block: warps, units each has under way, tiles whose values may wait; blocks that share
+    rows, and the bytes of shared memory."""
+
+    warps: int
+    slots: int
+    tile_slots: int
+    parts: int
+    shared_bytes: int
+
+
+def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> KernelLaunch | None:
+    """The products of ``run`` with all that stands behind them; ``parted`` says that the run behind
+    folds spans. None where nothing fits."""
+    products = [ops[place] for place in run.products]
+    dtypes = [product.dtype for product in products if product.dtype is not None]
+    formats = list(dict.fromkeys(dtypes))
+    columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
+    if len(formats) > MOST_FORMATS or tokens > MOST_TOKENS:
+        return None
+    paired = run.gate is not None
+    shape = span_shape(formats, columns, tokens, paired, device, parted)
+    if shape is None:
+        return None
+    tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
+    tiles //= 2 if paired else 1
+    end = run.gate if run.gate is not None else run.residual
+    places = {}
+    for i, product in enumerate(run.products):
+        places[f"W{i}"] = operand_place(ops, product, "weight")
+        places[f"B{i}"] = operand_place(ops, run.biases[i], "bias")
+        places[f"Y{i}"] = operand_place(ops, writer(run, i) if end is None else end, "y")
+    return KernelLaunch(
+        "unit_spans.cu",
+        "unit_spans",
+        (min(tiles, max(1, device.multiprocessors // shape.parts)), shape.parts, 1),
+        (shape.warps * 32, 1, 1),
+        shape.shared_bytes,
+        {
+            "FIRST": formats[0].ggml_id,
+            "SECOND": formats[-1].ggml_id,
+            "NUMBERS": sum(1 << 4 * i for i, dtype in enumerate(dtypes) if dtype != formats[0]),
+            "MATRICES": len(products),
+            "WARPS": shape.warps,
+            "SLOTS": shape.slots,
+            "TILE_SLOTS": shape.tile_slots,
+            "EIGHTS": _eights(tokens),
+            "PARTS": shape.parts,
+            "PRODUCT": run.products[0],
+            "GATE": packet_number(run.gate),
+            "M": operand_place(ops, run.quantize, "m"),
+            "SCALE": operand_place(ops, run.quantize, "scale"),
+            "SUMS": operand_place(ops, run.quantize, "sums"),
+            "RESIDUAL": operand_place(ops, run.residual, residual_operand(ops, run)),
+            **size_places("matmul", "rows", "columns"),
+            **size_places("swiglu", "activation"),
+            **places,
+        },
+    )
+
+
+def span_shape(
+    formats: Sequence[DType],
+    columns: int,
+    tokens: int,
+    paired: bool,
+    device: Device,
+    parted: bool = False,
+) -> SpanShape | None:
+    """As few parts as fit in shared memory, one unless ``parted``; None where none do."""
+    spans = span_count(columns)
+    for parts in range(1, spans + 1 if parted else 2):
+        of_part = -(-spans // parts)
+        units = min(of_part * SPAN_UNITS, unit_count(columns))
+        items = of_part * (2 if paired else 1)
+        for warps, slots in BLOCKS if parted else (*BLOCKS, FEW_WARPS):
+            left = device.shared_bytes - _tokens_bytes(units, tokens)
+            left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
+            left -= of_part * BARRIER_BYTES
+            values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
+            tile_slots = MOST_TILE_SLOTS
+            while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
+                tile_slots //= 2
+            left -= tile_slots * (values + 4 * TILE_WORDS)
+            if left >= 0:
+                return SpanShape(warps, slots, tile_slots, parts, device.shared_bytes - left)
+    return None
+
+
+def _eights(tokens: int) -> int:
+    return -(-tokens // 8)
+
+
+def _tokens_bytes(units: int, tokens: int) -> int:
+    return units * 8 * _eights(tokens) * (TOKEN_BYTES + SUM_BYTES + 4)

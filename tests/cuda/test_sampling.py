@@ -1,0 +1,170 @@
+"""SAMPLE by several blocks a row on emulated blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from accel.cuda.plan import plan_launches
+from accel.cuda.sampling import LISTED_NEAR, MOST_VOCABULARY
+from accel.packets.rules import lower_graph
+from contract.dtypes import F32, I32
+from contract.ir.graph import BufferKind, Graph, GraphBuilder
+from contract.opcodes import Opcode
+from contract.records import SAMPLING
+from contract.shape_key import ShapeKey
+from reference.ops.sample import NO_TOKEN, sample
+from tests.cuda.emulated_step import DEVICE, Bytes, aligned_memory, rows_of, run_step
+
+VOCAB = 9001
+"""Parts of different sizes, the last threads of each without a token."""
+ROW_PARTS = 3
+Float32 = NDArray[np.float32]
+RECENT = np.zeros((1, 4), np.int32)
+
+
+def sampling_graph(vocab: int) -> Graph:
+    builder = GraphBuilder("sampling")
+    logits = builder.buffer("logits", BufferKind.REQUEST, F32, ("rows", vocab))
+    sampling = builder.buffer("sampling", BufferKind.REQUEST, I32, ("rows", 16))
+    recent = builder.buffer("recent", BufferKind.STATE, I32, RECENT.shape)
+    token = builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",))
+    builder.emit(Opcode.SAMPLE, logits=logits, sampling=sampling, recent=recent, token=token)
+    return builder.build()
+
+
+def find_values(packet: np.void, key: ShapeKey, scratch: Bytes, inputs: Bytes) -> None:
+    """sample_part, for rows without mask, biases and penalties."""
+    vocab, parts = int(packet["size"][1]), int(packet["size"][2])
+    memory = scratch, inputs
+
+    def rows(number: int, width: int, dtype: Any) -> NDArray[Any]:
+        return rows_of(packet, number, (key.rows, width), dtype, memory, width)
+
+    logits, records = rows(0, vocab, np.float32), rows(1, 16, np.int32)
+    values, best = rows(5, vocab, np.float32), rows(6, 3 * parts, np.int32)
+    temperature = records.view(SAMPLING)["temperature"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = logits / np.where(temperature > 0, temperature, np.float32(1))
+    values[:] = np.where(temperature > 0, made, values)
+    for row in range(key.rows):
+        for part in range(parts):
+            begin, end = vocab * part // parts, vocab * (part + 1) // parts
+            share = made[row, begin:end]
+            record = best[row, 3 * part : 3 * part + 3]
+            record[:] = 0, NO_TOKEN, 1
+            if begin == end:
+                continue
+            found = int(np.nan_to_num(share, nan=-np.inf).argmax())
+            record[:1].view(np.float32)[:] = share[found]
+            record[1:] = begin + found, np.isfinite(logits[row, begin:end]).all()
+
+
+def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 0) -> list[int]:
+    """Tokens of a step, and those of the definition, which must be the same."""
+    rows, vocab = logits.shape
+    sampling = np.ascontiguousarray(records).view(np.int32).reshape(rows, 16)
+    token = aligned_memory(4 * max(rows, most)).view(np.int32)
+    token[:] = -7
+    kept = {"token": token, "recent": RECENT.copy()}
+    run_step(
+        sampling_graph(vocab),
+        (ShapeKey(0, rows), ShapeKey(0, max(rows, most))),
+        {"logits": logits, "sampling": sampling},
+        kept,
+        {},
+        folder,
+        parts=ROW_PARTS,
+        stand_ins={"sample_part": find_values},
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = sample(logits=logits, sampling=sampling, recent=RECENT)
+    assert token[:rows].tolist() == want.tolist()
+    assert (token[rows:] == -7).all()
+    return want.tolist()
+
+
+def record(**fields: Any) -> np.void:
+    """A SAMPLING record at a temperature of 1, all tokens kept."""
+    value = np.zeros((), SAMPLING)
+    for name, content in ({"temperature": 1.0, "top_p": 1.0, "position": 9} | fields).items():
+        value[name] = content
+    return value[()]
+
+
+RULES = [
+    {},
+    {"top_p": 0.9},
+    {"top_k": 40},
+    {"top_k": 40, "top_p": 0.95},
+    {"top_k": 3000, "top_p": 0.8, "min_p": 0.05},
+    {"min_p": 0.2},
+    {"min_p": 0.01, "top_p": 0.99},
+    {"top_k": 1},
+    {"top_p": 0.0},
+    {"min_p": 1.0},
+    {"temperature": 0.0},
+    {"top_k": 20000},
+    {"top_k": 5, "min_p": 0.0001},
+    {"top_k": 2, "min_p": 0.0001},
+]
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0, 30.0])
+def test_every_rule_draws_what_the_definition_draws(spread: float, folder: Path) -> None:
+    """Logits that are nearly even, and such as one of them outweighs; some are equal."""
+    rng = np.random.default_rng(int(10 * spread))
+    records = [
+        record(**{**fields, "seed_low": seed, "seed_high": 3})
+        for seed in range(3)
+        for fields in RULES
+    ]
+    logits = rng.standard_normal((len(records), VOCAB)).astype(np.float32) * np.float32(spread)
+    logits[:, 100:300] = logits[:, :1]
+    drawn(logits, np.array(records, SAMPLING), folder, most=len(records) + 2)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0.5}, {"top_k": 4100}, {"min_p": 0.5, "top_k": 77}, {}]
+)
+def test_more_equal_logits_than_are_kept_near(fields: dict[str, float], folder: Path) -> None:
+    """All tokens are inside of one bin: among equals ids decide, and the list is long."""
+    assert VOCAB > LISTED_NEAR
+    records = [record(**fields, seed_low=seed) for seed in range(3)]
+    tokens = drawn(np.zeros((3, VOCAB), np.float32), np.array(records, SAMPLING), folder)
+    most = fields.get("top_k", VOCAB) * fields.get("top_p", 1.0)
+    assert max(tokens) < most
+
+
+def test_rows_without_a_token(folder: Path) -> None:
+    """Beside one that has: a NaN, infinities, and a largest value that overflows."""
+    logits = np.random.default_rng(2).standard_normal((5, VOCAB)).astype(np.float32)
+    logits[0, 7], logits[1, 8999], logits[2, 0] = np.nan, np.inf, -np.inf
+    logits[3, 5] = 3e38
+    records = [record(top_p=0.9), record(), record(temperature=0.0), record(temperature=0.5)]
+    tokens = drawn(logits, np.array([*records, record(top_p=0.7)], SAMPLING), folder)
+    assert tokens[:4] == [NO_TOKEN] * 4
+    assert tokens[4] != NO_TOKEN
+
+
+@pytest.mark.parametrize(("vocab", "rows"), [(1, 1), (3, 2), (40, 7)])
+def test_small_vocabularies(vocab: int, rows: int, folder: Path) -> None:
+    """Parts without a token."""
+    logits = np.random.default_rng(vocab).standard_normal((rows, vocab)).astype(np.float32)
+    records = [record(top_p=0.8, min_p=0.1, top_k=2 + row, seed_low=row) for row in range(rows)]
+    drawn(logits, np.array(records, SAMPLING), folder)
+
+
+def test_sums_that_would_overflow_are_left_to_the_plain_kernel() -> None:
+    """Of a vocabulary that nobody has."""
+
+    def entries(vocab: int) -> list[str]:
+        step = lower_graph(sampling_graph(vocab), ShapeKey(0, 1), ROW_PARTS, "cuda")
+        return [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
+
+    assert entries(MOST_VOCABULARY)[1:] == ["sample_bins", "sample_draw"]
+    assert entries(MOST_VOCABULARY + 1)[1:] == ["launch_sample"]
