@@ -175,7 +175,8 @@ DEVICE void add_parts(const ITEM_WORK &work, const ITEM_PARTS &from, unsigned i,
         for (int n = 0; n < AHEAD; n++) {
             if (first + n >= work.parts.count) break;
             channel.add_tile(top[n], sum[n]);
-            if (ends_span(work.parts, first + n)) channel.end_span();
+            const unsigned behind = (work.parts.first + first + n + 1) * work.parts.tiles;
+            if (behind % SPAN_TILES == 0) channel.end_span();
         }
     }
 }
