@@ -4,7 +4,7 @@ some a block a token; of many on blocks of rows."""
 from __future__ import annotations
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_place, result, size_places
+from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.step import Op
@@ -27,16 +27,9 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     part, merge = ops[:2]
     sizes = part.most_sizes()
-    soft_cap = part.reals[part.device.reals.index("soft_cap")]
-    if part.dtype != I12 or sizes["head_dim"] not in HEAD_DIMS or soft_cap:
+    if not plain_parts(part, merge) or not nobody_reads(ops, 2, (result(merge),)):
         return None
-    if operand_place(ops, 1, "sinks") >= 0 or not nobody_reads(ops, 2, (result(merge),)):
-        return None
-    head_dim, sharing = sizes["head_dim"], sizes["heads"] // sizes["kv_heads"]
-    groups = sizes["kv_heads"] * -(-sharing // HEADS)
-    pages = part.operands[2]
-    assert pages is not None
-    spans = -(-pages.columns * PAGE_TOKENS // KV_SPAN)
+    head_dim, groups, spans = sizes["head_dim"], head_groups(part), most_spans(part)
     launch = KernelLaunch(
         "attention_spans.cu",
         "attention_spans",
@@ -58,6 +51,26 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
 
 
+def plain_parts(part: Op, merge: Op) -> bool:
+    """Whether tuned kernels do what a ``flash_attn_part`` and its ``flash_attn`` ask for."""
+    soft_cap = part.reals[part.device.reals.index("soft_cap")]
+    known = part.dtype == I12 and part.most_sizes()["head_dim"] in HEAD_DIMS
+    return known and not soft_cap and operand_of(merge, "sinks") is None
+
+
+def head_groups(part: Op) -> int:
+    """Groups of up to HEADS heads that share a KV head, of all KV heads."""
+    sizes = part.most_sizes()
+    return sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
+
+
+def most_spans(part: Op) -> int:
+    """Spans of a slot."""
+    pages = operand_of(part, "page_table")
+    assert pages is not None
+    return -(-pages.columns * PAGE_TOKENS // KV_SPAN)
+
+
 def tiles_bytes(head_dim: int, warps: int) -> int:
     """What ``attention_tiles.h`` has in shared memory: queries in two parts, their factors, of
     every warp weights in two parts, of every tile of a span U and l and o."""
@@ -67,8 +80,11 @@ def tiles_bytes(head_dim: int, warps: int) -> int:
 
 MOST_SINGLE_TOKENS = 64
 """With so many tokens each is taken by itself: they are mostly of different slots."""
-TOKEN_WARPS = 4
-TOKEN_BLOCKS_PER_MULTIPROCESSOR = 4
+TILE_WARPS = 4
+"""Of the warps that share a tile."""
+TOKEN_STAGES = 2
+MOST_WARPS = 16
+"""Of all blocks of a multiprocessor."""
 
 
 def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -78,17 +94,44 @@ def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = ops[0].most_sizes()
     if sizes["tokens"] > MOST_SINGLE_TOKENS:
         return None
-    groups = sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
-    most = device.multiprocessors * TOKEN_BLOCKS_PER_MULTIPROCESSOR
+    units = sizes["tokens"] * head_groups(ops[0])
+    warps = token_warps(sizes["head_dim"], units, device)
+    nbytes = groups_bytes(sizes["head_dim"], warps, TOKEN_STAGES)
+    if nbytes > device.shared_bytes:
+        return None
+    beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
     launch = KernelLaunch(
         "attention_tokens.cu",
         "attention_tokens",
-        (min(sizes["tokens"] * groups, most), 1, 1),
-        (TOKEN_WARPS * 32, 1, 1),
-        tiles_bytes(sizes["head_dim"], TOKEN_WARPS),
-        _batch_macros(ops),
+        (min(units, device.multiprocessors * beside), 1, 1),
+        (warps * 32, 1, 1),
+        nbytes,
+        {"WARPS": warps, "BLOCKS": beside, **_batch_macros(ops)},
     )
     return Replacement(1, (launch,))
+
+
+def token_warps(head_dim: int, units: int, device: Device) -> int:
+    """Of a block: with as many as there is room for it takes several tiles at once, but where there
+    are more units than multiprocessors, blocks run beside each other instead."""
+    if units > device.multiprocessors:
+        return TILE_WARPS
+    fitting = (
+        warps
+        for warps in (16, 8)
+        if groups_bytes(head_dim, warps, TOKEN_STAGES) <= device.shared_bytes
+    )
+    return next(fitting, TILE_WARPS)
+
+
+def groups_bytes(head_dim: int, warps: int, stages: int, results: int = 0) -> int:
+    """What ``attention_group.h`` has in shared memory: queries in two parts and their factors; of
+    every tile under way weights in two parts, p, maxima of pages and its records; of as many, or of
+    ``results`` tiles, U, l and o."""
+    groups, queries = warps // TILE_WARPS, HEADS * 2 * head_dim + 32
+    of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4
+    found = (results or groups) * HEADS * (8 + 4 * (head_dim + 8))
+    return queries + found + groups * (HEADS * of_head + stages * KV_TILE * (3 * head_dim + 2))
 
 
 BLOCK_WARPS = 4

@@ -43,7 +43,7 @@ class HeadRun:
 
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """One launch for the whole run."""
-    run = _found(ops)
+    run = head_run(ops)
     if run is None:
         return None
     kept = result(ops[run.q_rope]), result(ops[run.write])
@@ -63,12 +63,13 @@ def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         (max(1, blocks), 1, 1),
         (WARPS * 32, 1, 1),
         WARPS * ROW_FLOATS * 4,
-        {"DTYPE": write.dtype.ggml_id, "WARPS": WARPS} | _places(ops, run),
+        {"DTYPE": write.dtype.ggml_id, "WARPS": WARPS} | head_places(ops, run),
     )
     return Replacement(run.write + 1, (launch,))
 
 
-def _found(ops: Sequence[Op]) -> HeadRun | None:
+def head_run(ops: Sequence[Op]) -> HeadRun | None:
+    """The run that the ops begin with."""
     at, norms, ropes = 0, [], []
     for _ in range(2):
         norm = at if at < len(ops) and ops[at].name == "rms_norm" else None
@@ -112,7 +113,8 @@ def _index(op: Op, name: str) -> int:
     return [operand.name for operand in op.device.operands].index(name)
 
 
-def _places(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
+def head_places(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
+    """Macros of where kernels find its operands, packets and sizes."""
     q_first = run.q_rope if run.q_norm is None else run.q_norm
     k_first = run.k_rope if run.k_norm is None else run.k_norm
     return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import FLAG_BYTES, HEADS, tiles_bytes
+from accel.cuda.attention import FLAG_BYTES, HEADS, groups_bytes
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
@@ -162,10 +162,12 @@ class ProductPhase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
-    """What ``head_rows.cu`` and the ``attention_spans.cu`` behind it do."""
+    """What ``attention_clusters.cu`` does, or ``head_rows.cu`` and the ``attention_spans.cu``
+    behind it. ``part`` is its ``flash_attn_part``."""
 
     heads: Places
     spans: Places
+    part: int
     length: int
 
     @property
@@ -190,7 +192,7 @@ class AttentionPhase:
 
     @property
     def _part(self) -> Op:
-        return self.spans.ops[self.spans.first]
+        return self.spans.ops[self.part]
 
     @property
     def counters(self) -> int:
@@ -217,14 +219,14 @@ class AttentionPhase:
     def memory_bytes(self, tokens: int, warps: int) -> int:
         """Shared memory for it beside the ring."""
         rows = 4 * self.head_dim * (HEADS + 2 * tokens)
-        return tiles_bytes(self.head_dim, warps) + FLAG_BYTES + rows
+        return groups_bytes(self.head_dim, warps, 0) + FLAG_BYTES + rows
 
     def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""
         heads, spans, packets = self.heads, self.spans, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
-        part = packets[spans.first]
+        part = packets[self.part]
         one["kind"] = ATTENTION_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
@@ -303,6 +305,11 @@ def _selected(
 def _attention(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[AttentionPhase, int] | None:
+    if launches[0].entry == "attention_clusters":
+        run = _places(launches[0], ops)
+        part = run.number("PART")
+        assert part is not None
+        return AttentionPhase(run, run, part, launches[0].count), 1
     if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
         return None
     heads, spans = (_places(launch, ops) for launch in launches[:2])
@@ -311,7 +318,8 @@ def _attention(
         return None
     if reading.get(queries.buffer) != {spans.first}:
         return None
-    phase = AttentionPhase(heads, spans, launches[0].count + launches[1].count)
+    length = launches[0].count + launches[1].count
+    phase = AttentionPhase(heads, spans, spans.first, length)
     rope = ops[heads.first + heads.macros["Q_ROPE"]]
     return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
 

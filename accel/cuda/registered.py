@@ -10,6 +10,7 @@ from accel.cuda.attention import (
     attention_rule,
     attention_tokens_rule,
 )
+from accel.cuda.attention_clusters import attention_clusters_rule
 from accel.cuda.delta_net import (
     conv_rule,
     delta_inputs_rule,
@@ -33,6 +34,7 @@ from contract.shape_key import ShapeKey
 RULES: tuple[Rule, ...] = (
     gather_rule,
     embed_rule,
+    attention_clusters_rule,
     head_rows_rule,
     attention_rule,
     attention_tokens_rule,

@@ -16,7 +16,8 @@ from tests.needs import missing
 EMULATOR = Path(__file__).with_name("warp_emulator.h")
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
 ENTRY = re.compile(
-    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)'
+    r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
+    r"(?:__launch_bounds__\([^)]*\)\s+)?(?P<entry>\w+)\((?P<parameters>[^)]*)\)"
 )
 
 
@@ -27,7 +28,7 @@ class Emulated:
     library: ctypes.CDLL
 
     def run(self, entry: str, grid: tuple[int, int, int], threads: int, *arguments: int) -> None:
-        """Every block of a launch, one after the other."""
+        """Every block of a launch, or every cluster of them, one after the other."""
         run = getattr(self.library, f"run_{entry}")
         run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))
 
@@ -80,10 +81,10 @@ def _compile(compiler: str, *words: str, to: Path) -> None:
 
 def _runners(text: str) -> str:
     """A function for every kernel that runs it with arguments of 64 bits, packets by address."""
-    return "".join(_runner(*match.groups()) for match in ENTRY.finditer(text))
+    return "".join(_runner(**match.groupdict()) for match in ENTRY.finditer(text))
 
 
-def _runner(entry: str, parameters: str) -> str:
+def _runner(cluster: str | None, entry: str, parameters: str) -> str:
     kinds = [re.sub(r"\w+$", "", one.strip()).strip() for one in parameters.split(",")]
     values = ", ".join(
         f"*({kind.replace('__grid_constant__', '')} *)arguments[{i}]"
@@ -93,6 +94,9 @@ def _runner(entry: str, parameters: str) -> str:
     )
     names = ", ".join(f"uint64_t a{i}" for i in range(len(kinds)))
     stores = " ".join(f"arguments[{i}] = a{i};" for i in range(len(kinds)))
+    row = "emulator::run_blocks(grid_x, threads, body);"
+    if cluster:
+        row = f"emulator::run_clusters(grid_x / ({cluster}), {cluster}, threads, body);"
     return f"""
 namespace of_{entry} {{
 static uint64_t arguments[{len(kinds)}];
@@ -103,8 +107,7 @@ extern "C" void run_{entry}(unsigned grid_x, unsigned grid_y, unsigned threads, 
     {stores}
     gridDim = {{grid_x, grid_y, 1}};
     blockDim = {{threads, 1, 1}};
-    for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++)
-        for (blockIdx.x = 0; blockIdx.x < grid_x; blockIdx.x++) emulator::run_block(threads, body);
+    for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++) {row}
 }}
 extern "C" bool run_together_{entry}(unsigned blocks, unsigned threads, unsigned seed, {names}) {{
     using namespace of_{entry};

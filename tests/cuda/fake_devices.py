@@ -278,9 +278,9 @@ class EmulatedDevices(FakeDevices):
             before = DOT if "BLOCK_MEMORY" in text else REDEFINED + DOT
             changed = Source(source.name, before + text, source.macros)
             self._built[source] = emulate(changed, self.folder)
-        found = next(match for match in ENTRY.finditer(text) if match[1] == str(function))
+        found = next(match for match in ENTRY.finditer(text) if match["entry"] == str(function))
         return self._built[source], [
-            (kind.strip(), dict(source.macros)) for kind in found[2].split(",")
+            (kind.strip(), dict(source.macros)) for kind in found["parameters"].split(",")
         ]
 
 

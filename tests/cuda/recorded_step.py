@@ -174,6 +174,9 @@ class PersistentSteps:
             for name in outside(self.step.ops, self.step.scratch, inside, written=False):
                 self._scratch_of(scratch, name)[:] = self._recorded(name)
             assert self.launch(launch, scratch, seed + number), "it waits for what never comes"
+            for name, values in self._exchanged(launch).items():
+                want = self._recorded(name).view(np.float32)
+                assert np.array_equal(values[: want.size], want, equal_nan=True), name
             for name in outside(self.step.ops, self.step.scratch, inside, written=True):
                 got = self._scratch_of(scratch, name)
                 assert got.tobytes() == self._recorded(name).tobytes(), name
@@ -200,6 +203,21 @@ class PersistentSteps:
             table.ctypes.data,
             self.workspace.ctypes.data + launch.workspace,
         )
+
+    def _exchanged(self, launch: PlannedLaunch) -> dict[str, NDArray[np.float32]]:
+        """What the phases of a launch handed each other in the step before, from the bank it
+        used."""
+        table = launch.table
+        assert table is not None
+        assert launch.workspace is not None
+        own = self.workspace[launch.workspace :]
+        steps = int(own[:4].view(np.uint32)[0])
+        size = table.exchange.bank_bytes
+        first = table.exchange_at + (steps - 1) % 2 * size
+        bank = ~own[first : first + size].view(np.uint32)
+        offsets = table.exchange.offsets
+        known = [name for name in offsets if name in self.recorded.arrays]
+        return {name: bank[offsets[name] // 4 :].view(np.float32) for name in known}
 
     def _written_states(self, inside: range) -> set[str]:
         tensors: list[Tensor | None] = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel.cuda.device import Device
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from contract.dtypes import F32, I12, I32
@@ -148,6 +150,41 @@ def test_blocks_of_many_tokens(
 ) -> None:
     """Runs of (slot, first position, tokens) of both slots; up to four spans; broken rows. In a
     form of few tokens each is taken by itself, as in a larger one those alone in their slots."""
+    check_runs(heads, kv_heads, head_dim, window, most, runs, folder, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "window", "runs", "warps"),
+    [
+        (128, 0, ((1, 1, 2), (0, 190, 1), (1, 255, 3)), 16),
+        (64, 0, ((0, 1020, 6), (0, 2500, 1)), 16),
+        (128, 100, ((0, 1060, 5), (1, 90, 2)), 16),
+        (256, 0, ((0, 1023, 3), (1, 5, 2)), 8),
+    ],
+    ids=str,
+)
+def test_several_tiles_at_once(
+    head_dim: int, window: int, runs: tuple[tuple[int, int, int], ...], warps: int, folder: Path
+) -> None:
+    """Where there are more multiprocessors than tokens and heads, blocks are as large as can be."""
+    graph, device = attention(4, 1, head_dim, window, 0.0), replace(DEVICE, multiprocessors=132)
+    step = lower_graph(graph, ShapeKey(9, 0), PARTS, "cuda")
+    (launch,) = plan_launches(step.ops, device).launches
+    assert (launch.source.name, launch.block[0]) == ("attention_tokens.cu", 32 * warps)
+    check_runs(4, 1, head_dim, window, 9, runs, folder, device)
+
+
+def check_runs(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    most: int,
+    runs: tuple[tuple[int, int, int], ...],
+    folder: Path,
+    device: Device,
+) -> None:
+    """A step in the form of ``most`` tokens."""
     graph = attention(heads, kv_heads, head_dim, window, 0.0)
     query = np.zeros(sum(run[2] for run in runs), QUERY_TOKEN)
     query["slot"] = np.concatenate([np.full(count, slot) for slot, _, count in runs])
@@ -181,7 +218,7 @@ def test_blocks_of_many_tokens(
         "query": query.view(np.int32).reshape(key.tokens, 4),
     }
     form = ShapeKey(most, 0)
-    run_step(graph, (key, form), inputs, kept, {}, folder, parts=PARTS)
+    run_step(graph, (key, form), inputs, kept, {}, folder, parts=PARTS, device=device)
     want = flash_attn_batched(
         **inputs,
         kv=page_view(kept["kv"], I12, shape),

@@ -30,11 +30,12 @@ from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
+from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, aligned_memory
 from tests.cuda.recorded_step import PersistentSteps, RecordedModel, outside
-from tests.cuda.test_attention import filled_pages
+from tests.cuda.test_attention import EVEN, filled_pages
 
 SMALL = {"hidden": 128, "heads": 6, "kv_heads": 1, "head_dim": 64, "feed_forward": 320}
 """Two groups of heads share one KV head, so that two blocks write its rows."""
@@ -75,6 +76,18 @@ def fill_pages(model: RecordedModel) -> None:
     for decl in model.graph.of_kind(BufferKind.STATE):
         if decl.dtype is I12:
             filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng)
+
+
+def fill_evenly(model: RecordedModel) -> None:
+    """A past whose positions weigh about the same, so that the order of their sums matters."""
+    rng = np.random.default_rng(4)
+    for decl in model.graph.of_kind(BufferKind.STATE):
+        if decl.dtype is I12:
+            pool = page_view(model.raw[decl.name], I12, tuple(map(int, decl.shape)))
+            count, _, offsets, *shape = map(int, decl.shape)
+            for offset in range(offsets):
+                keys, values = rng.standard_normal((2, count, *shape)).astype(np.float32)
+                store(pool, np.arange(count), np.full(count, offset), keys * EVEN, values)
 
 
 def run(
@@ -151,14 +164,40 @@ def test_several_tokens(
         run(steps, list(range(7, 7 + len(slots))), later, slots, step)
 
 
-def test_contexts_of_several_spans(folder: Path) -> None:
-    """The block that comes last merges two spans; both steps count from 0."""
+@pytest.mark.parametrize(
+    ("context", "position", "blocks"),
+    [(1216, 1150, (4, 1)), (1088, 1022, (8, 1)), (4224, 4130, (8, 1)), (96, 62, (6, 1))],
+    ids=str,
+)
+def test_contexts_of_several_items(
+    context: int, position: int, blocks: tuple[int, int], folder: Path
+) -> None:
+    """The block that comes last merges tiles of two spans or, of more tiles than there is room for,
+    spans; both steps count from 0."""
     one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one, context=1088)
-    fill_pages(model)
+    model = recorded("qwen3", folder, one, context=context)
+    fill_evenly(model)
+    steps = PersistentSteps(model, one, DEVICE, (blocks,), folder)
+    for step in range(2):
+        run(steps, [11], [position + step], [0], position + step)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_broken_queries(broken: bool, folder: Path) -> None:
+    """The norm's weight of one channel of queries is not finite, those of keys are."""
+    one = ShapeKey(1, 1)
+    model = recorded("qwen3", folder, one)
+    if broken:
+        model.raw["model.attn_q_norm.weight[1]"].view(np.float32)[3] = np.inf
     steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
-    for position in (1050, 1051):
-        run(steps, [11], [position], [0], position)
+    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    scratch = aligned_memory(steps.schedule.shared_bytes)
+    scratch[:] = np.resize(np.float32([0.5, -1.0]).view(np.uint8), scratch.size)
+    assert steps.launch(launch, scratch, 1)
+    logits = steps.states["output.logits"].view(np.float32)
+    found = np.isnan(logits[: model.arrays["output.logits"].size])
+    assert found.all() if broken else not found.any()
 
 
 def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -278,7 +317,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     model = recorded("qwen3", folder, ShapeKey(1, 1))
     step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
     plan = plan_launches(step.ops, DEVICE, step.scratch)
-    for shared_bytes, warps, slots in ((227 << 10, 8, 2), (120 << 10, 8, 1), (16 << 10, 0, 0)):
+    for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
         device = replace(DEVICE, shared_bytes=shared_bytes)
         composed = compose(plan, step.ops, device, chosen_blocks("16x8") or (), step.scratch)
         found = [one for one in composed.launches if one.table is not None]

@@ -21,6 +21,7 @@ from contract.shape_key import ShapeKey
 from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.test_attention import PARTS, attention
+from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
 from tests.cuda.test_products import layer, spans_and_norm
@@ -55,6 +56,8 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (attention(4, 1, 128, 0, 0.0), (1, 9, 80)),
         (attention(4, 1, 256, 0, 0.0), (80,)),
         (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
+        (heads_and_attention(4, 1, 128), (1,)),
+        (heads_and_attention(4, 1, 256), (4,)),
     ]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
     for graph, counts in graphs:
@@ -122,11 +125,11 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
     assert names >= {"sample_bins.cu", "sample_draw.cu"}
-    of_device = {"unit_groups.cu", "unit_spans.cu", "unit_matrix.cu"} & names
+    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu"}
+    of_device = {"unit_matrix.cu", *newer} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
-    groups = {"unit_groups.cu", "unit_spans.cu"}
-    assert of_device == (groups if device is DEVICE else {"unit_matrix.cu"})
+    assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
     for source in every:
         macros = (f"-D{name}={value}" for name, value in source.macros)
         options = (*OPTIONS, *macros, *(QUICK if device is OLDER else ()))

@@ -23,6 +23,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Heap
 from tests.cuda import (
     test_attention,
+    test_attention_clusters,
     test_gated_rows,
     test_head_rows,
     test_products,
@@ -33,6 +34,12 @@ from tests.cuda.test_attention import (  # noqa: F401
     test_a_broken_row_breaks_its_head_alone,
     test_blocks_of_many_tokens,
     test_every_split_has_the_bits_of_the_definition,
+    test_several_tiles_at_once,
+)
+from tests.cuda.test_attention_clusters import (  # noqa: F401
+    test_a_broken_row_breaks_its_heads_alone,
+    test_every_split_has_the_bits_of_the_definitions,
+    test_rotations_of_neighbours_and_of_some_pairs_without_norms,
 )
 from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
 from tests.cuda.test_head_rows import (  # noqa: F401
@@ -75,7 +82,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 @pytest.fixture(autouse=True)
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
-    modules = test_attention, test_gated_rows, test_head_rows, test_products, test_sampling
+    modules = (
+        test_attention,
+        test_attention_clusters,
+        test_gated_rows,
+        test_head_rows,
+        test_products,
+        test_sampling,
+    )
     for module in modules:
         monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
 

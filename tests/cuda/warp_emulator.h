@@ -22,6 +22,7 @@ static inline unsigned min(unsigned a, int b) { return std::min(a, (unsigned)b);
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n)
 
@@ -65,6 +66,7 @@ struct Fiber {
     ucontext_t context;
     jmp_buf place;
     bool begun = false, done = false;
+    unsigned met;  // the meeting of the cluster it arrived for
     alignas(16) char stack[STACK_BYTES];
 };
 
@@ -89,6 +91,8 @@ static std::vector<Fiber *> idle;  // for the threads of the next block
 static unsigned current;
 static void (*body)();
 static std::vector<Store> under_way;
+static std::vector<Block> cluster;
+static unsigned at_meeting, meetings;
 static uint64_t random_state;
 
 static void yield() {
@@ -120,6 +124,15 @@ static void group_barrier(unsigned id) {
     const unsigned round = block->group_round[id];
     if (++block->at_group[id] == 4 * LANES) block->at_group[id] = 0, block->group_round[id]++;
     while (block->group_round[id] == round) yield();
+}
+
+// Of all threads of the cluster, which arrive before any of them ends.
+static void arrive_at_cluster() {
+    block->fibers[current]->met = meetings;
+    if (++at_meeting == cluster.size() * block->fibers.size()) at_meeting = 0, meetings++;
+}
+static void await_cluster() {
+    while (meetings == block->fibers[current]->met) yield();
 }
 
 static void enter() {
@@ -198,6 +211,38 @@ static void run_block(unsigned threads, void (*kernel)()) {
     open_block(only, threads, shared);
     while (only.left) pass();
     close_block(only);
+}
+
+static void run_blocks(unsigned blocks, unsigned threads, void (*kernel)()) {
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block(threads, kernel);
+}
+
+// Clusters from the last to the first, so that none has what one in front of it writes; the blocks of
+// one in turns that are drawn.
+static void run_clusters(unsigned clusters, unsigned size, unsigned threads, void (*kernel)()) {
+    body = kernel;
+    random_state = threads;
+    for (unsigned number = clusters; number--;) {
+        cluster.assign(size, Block{});
+        for (Block &one : cluster) {
+            unsigned char *memory = (unsigned char *)aligned_alloc(128, sizeof shared);
+            memset(memory, 0xFF, sizeof shared);
+            open_block(one, threads, memory);
+        }
+        at_meeting = meetings = 0;
+        for (unsigned left = size; left;) {
+            const unsigned next = random_below(size);
+            block = &cluster[next];
+            if (!block->left) continue;
+            blockIdx.x = number * size + next;
+            for (unsigned passes = 1 + random_below(24); passes && block->left; passes--) pass();
+            left -= !block->left;
+        }
+        for (Block &one : cluster) {
+            close_block(one);
+            free(one.memory);
+        }
+    }
 }
 
 static void publish(unsigned *place, unsigned word) { under_way.push_back({place, word}); }
@@ -296,6 +341,7 @@ static inline unsigned __ballot_sync(unsigned, bool value) {
 static inline unsigned __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline void __threadfence() {}
 static inline float __ldcg(const float *place) { return *place; }
+static inline void __stcg(float *place, float value) { *place = value; }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
     const uint64_t both = (uint64_t)b << 32 | a;
     unsigned result = 0;
@@ -416,6 +462,13 @@ DEVICE void release_to_system(unsigned *place, unsigned word) { emulator::publis
 DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
+DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
+DEVICE void await_cluster() { emulator::await_cluster(); }
+DEVICE float float_of_peer(const float *own, unsigned rank) {
+    const ptrdiff_t at = (const unsigned char *)own - emulator::block->memory;
+    return *(const float *)(emulator::cluster[rank].memory + at);
+}
+DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
 
 // groups.h: an operand is a place in shared memory and two strides; products are done at once.

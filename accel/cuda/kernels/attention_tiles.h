@@ -64,30 +64,34 @@ template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&w
     }
 }
 
-// Rows of queries as two bytes an element, by a warp a head; heads that are not there are zeros.
-DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
-                          int lane) {
-    if (warp >= HEADS) return;
-    const float *q = work.q + warp * HEAD_DIM;
-    const bool exists = warp < work.heads;
+// A query row as two bytes an element, by a warp; zeros where there is no such head.
+DEVICE void split_query(const float *q, bool exists, float scale, unsigned char *memory,
+                        unsigned head, int lane) {
     unsigned most = 0;
     for (int d = lane; d < HEAD_DIM && exists; d += WARP_LANES)
         most = max(most, __float_as_uint(q[d]) & MAGNITUDE);
     most = largest_of_warp(most);
     const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
     const float factor = row_factor(most, bits);
-    unsigned char *high = memory + AT_QUERIES + warp * 2 * HEAD_DIM, *low = high + HEAD_DIM;
+    unsigned char *high = memory + AT_QUERIES + head * 2 * HEAD_DIM, *low = high + HEAD_DIM;
     for (int d = lane; d < HEAD_DIM; d += WARP_LANES) {
         const int m = exists && factor != 0.0f ? row_integer(q[d], factor, (2 << bits) - 1) : 0;
         high[d] = (unsigned char)(m >> Q_SHIFT);
         low[d] = (unsigned char)(m & ((1 << Q_SHIFT) - 1));
     }
     if (lane == 0) {
-        float *unit = (float *)(memory + AT_UNITS) + 2 * warp;
+        float *unit = (float *)(memory + AT_UNITS) + 2 * head;
         const bool broken = exponent == BROKEN_ROW;
         unit[0] = broken ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
         unit[1] = broken ? 1.0f : 0.0f;
     }
+}
+
+// Rows of queries, by a warp a head.
+DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *memory, int warp,
+                          int lane) {
+    if (warp < HEADS)
+        split_query(work.q + warp * HEAD_DIM, warp < work.heads, scale, memory, warp, lane);
 }
 
 DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) {
@@ -151,6 +155,20 @@ struct PAGE_KEYS {
     }
 };
 
+DEVICE bool usable_top(float top) { return magnitude_of(top) < 1048576.0f; }
+
+// p of a position with this score, -infinity where it is not seen; its weight goes to `place` and
+// KV_TILE behind it in two parts.
+DEVICE float put_weight(unsigned char *place, float score, float value, float top) {
+    const float difference = score - top;
+    const bool seen = usable_top(top) && score != NEGATIVE_INFINITY;
+    const float p = seen ? exp2_of(difference < -80.0f ? -80.0f : difference) : 0.0f;
+    const int weight = seen ? rounded(p * value) : 0;
+    place[0] = (unsigned char)(weight >> Q_SHIFT);
+    place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
+    return p;
+}
+
 // U and l of a tile for head t, and its weights, which go to shared memory in two parts.
 DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
                             const unsigned (&query)[2][LANE_WORDS], unsigned char *weights,
@@ -183,19 +201,13 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     for (int lanes = 4; lanes < WARP_LANES; lanes *= 2)
         most = larger(most, __shfl_xor_sync(ALL_LANES, most, lanes));
     const float top = rint_small(most);
-    const bool usable = magnitude_of(top) < 1048576.0f;
     float p[TILE_PAGES][2];
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const float difference = score[page][r] - top;
-            const bool seen = usable && score[page][r] != NEGATIVE_INFINITY;
-            p[page][r] = seen ? exp2_of(difference < -80.0f ? -80.0f : difference) : 0.0f;
-            const int weight = seen ? rounded(p[page][r] * value[page][r]) : 0;
             unsigned char *place = weights + t * 2 * KV_TILE + page * PAGE_TOKENS + g + 8 * r;
-            place[0] = (unsigned char)(weight >> Q_SHIFT);
-            place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
+            p[page][r] = put_weight(place, score[page][r], value[page][r], top);
         }
     float total =
         ((p[0][0] + p[2][0]) + (p[1][0] + p[3][0])) + ((p[0][1] + p[2][1]) + (p[1][1] + p[3][1]));
@@ -203,7 +215,7 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     for (int lanes = 16; lanes > 2; lanes /= 2)
         total = total + __shfl_xor_sync(ALL_LANES, total, lanes);
     __syncwarp();
-    return usable ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
+    return usable_top(top) ? softmax_of(top, total) : softmax_of(NO_TOP, nan_value());
 }
 
 // Channels `channel` to channel + 15 and as many in the other half of a row: a lane's part of the values

@@ -1,14 +1,12 @@
 // FLASH_ATTN_BATCHED of tokens that are mostly of different slots, over I12 pages (rule R6): a block
 // takes one token and up to four heads that read one KV head.
 //
-// Compiled with the places of the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT
-// and Y_AT.
+// Compiled with WARPS, four for every tile of a round, and BLOCKS a multiprocessor; with the places of
+// the operands as packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
 
-#define WARPS 4
+#include "attention_rounds.h"
 
-#include "attention_tokens.h"
-
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 4)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     attention_tokens(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};

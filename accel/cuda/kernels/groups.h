@@ -56,11 +56,6 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 }
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(barrier, phase); }
 
-// A barrier of the four warps of a group; id from 1 on.
-DEVICE void group_barrier(unsigned id) {
-    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
-}
-
 // sum = A B, or where `more` sum += A B: A of bytes, unsigned or signed, B of signed ones. Sums as of
 // mma.m16n8k32, four for every 8 tokens. They must have had values before, whichever: a compiler may
 // leave out what reads those that have none.

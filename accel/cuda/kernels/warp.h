@@ -278,6 +278,29 @@ DEVICE unsigned acquire_from_system(const unsigned *place) {
     return word;
 }
 
+// A barrier of the four warps of a group; id from 1 on.
+DEVICE void group_barrier(unsigned id) {
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// The blocks of a cluster meet when all threads of all of them have arrived; between two meetings each
+// may read what the others have in shared memory, at the same place as the reader.
+DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+DEVICE float float_of_peer(const float *own, unsigned rank) {
+    unsigned place;
+    float value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(place)
+                 : "r"(shared_address(own)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(place) : "memory");
+    return value;
+}
+// Copies may go where this thread wrote or read before.
+DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+
 // The dynamic shared memory of a block.
 #define BLOCK_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 

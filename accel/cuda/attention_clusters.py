@@ -1,0 +1,110 @@
+"""Norms and rotation of heads, the write of keys and values and attention over I12 pages, as one
+launch for up to four tokens: a cluster of blocks takes a span.
+
+The run, whatever the family: that of ``accel.cuda.head_rows``, ``flash_attn_part``, ``flash_attn``.
+"""
+
+from __future__ import annotations
+
+from accel.cuda.attention import (
+    MOST_WARPS,
+    SPAN_TILES,
+    TILE_WARPS,
+    groups_bytes,
+    head_groups,
+    most_spans,
+    plain_parts,
+)
+from accel.cuda.device import Device
+from accel.cuda.head_rows import HeadRun, head_places, head_run
+from accel.cuda.runs import nobody_reads, operand_of, operand_place, result, size_places
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.packet import aligned
+from contract.dtypes import I12
+
+LEAST_CAPABILITY = (9, 0)
+"""Clusters, and copies that count their bytes."""
+MOST_TOKENS = 4
+"""Of a form that splits contexts."""
+ROOM_FOR_ALL = 0.75
+"""Of the clusters there could be by their blocks. Each lies within a part of the device, so that
+not quite as many run at once; one that waits for another to end costs more than one that takes two
+spans. With several tokens most of their blocks end at once."""
+SHARED_NAMES = ("kv", "page_table", "query")
+"""Operands that are the same of both runs."""
+
+
+def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """One launch for the whole run, without sinks or a soft cap."""
+    run = head_run(ops)
+    if run is None or device.capability < LEAST_CAPABILITY or not _agrees(ops, run):
+        return None
+    part = ops[run.write + 1]
+    sizes = part.most_sizes()
+    head_dim, tokens = sizes["head_dim"], sizes["tokens"]
+    warps = block_warps(head_dim, tokens)
+    nbytes = block_bytes(head_dim, warps)
+    if nbytes > device.shared_bytes:
+        return None
+    blocks = SPAN_TILES * TILE_WARPS // warps
+    beside = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
+    units = tokens * head_groups(part)
+    room = device.multiprocessors * beside // blocks
+    if tokens == 1:
+        room = int(room * ROOM_FOR_ALL)
+    clusters = min(units * most_spans(part), max(1, room))
+    launch = KernelLaunch(
+        "attention_clusters.cu",
+        "attention_clusters",
+        (clusters * blocks, 1, 1),
+        (warps * 32, 1, 1),
+        nbytes,
+        {
+            "DTYPE": I12.ggml_id,
+            "WARPS": warps,
+            "BLOCKS": beside,
+            "TOKENS": tokens,
+            "HEAD_DIM": head_dim,
+            "PART": run.write + 1,
+            "PARTS_AT": operand_place(ops, run.write + 1, "parts"),
+            "Y_AT": operand_place(ops, run.write + 2, "y"),
+            **head_places(ops, run),
+            **size_places("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+        },
+    )
+    return Replacement(run.write + 3, (launch,), aligned(4 * units * blocks))
+
+
+def block_warps(head_dim: int, tokens: int) -> int:
+    """Four for every tile of a block. Small blocks are done sooner, but with several tokens large
+    ones, which mostly are alone; the tiles of wide heads are large."""
+    return 8 if tokens == 1 or head_dim > 128 else 16
+
+
+def block_bytes(head_dim: int, warps: int) -> int:
+    """What ``attention_clusters.cu`` has in shared memory: tiles; of every warp a row and what it
+    is turned with, a barrier and a count; and a flag."""
+    return groups_bytes(head_dim, warps, 1) + warps * (4 * 3 * head_dim + 8 + 4) + 16
+
+
+def _agrees(ops: Remaining, run: HeadRun) -> bool:
+    """Whether attention of what the run leaves is behind it, and nobody else needs that. What is
+    read before the launch in front is done nobody writes in the step."""
+    if [op.name for op in ops[run.write + 1 : run.write + 3]] != ["flash_attn_part", "flash_attn"]:
+        return False
+    write, (part, merge) = ops[run.write], ops[run.write + 1 : run.write + 3]
+    sizes, rope = part.most_sizes(), ops[run.k_rope].most_sizes()
+    early = [operand_of(write, name) for name in SHARED_NAMES]
+    writers = [op for op in ops.step if op is not write]
+    written = {name for op in writers for name in op.results()}
+    return (
+        write.dtype == I12
+        and plain_parts(part, merge)
+        and sizes["tokens"] <= MOST_TOKENS
+        and operand_of(part, "q") == result(ops[run.q_rope])
+        and early == [operand_of(part, name) for name in SHARED_NAMES]
+        and not any(tensor is None or tensor.buffer in written for tensor in early)
+        and (sizes["head_dim"], sizes["kv_heads"]) == (rope["head_dim"], rope["heads"])
+        and 2 * rope["rotary_pairs"] <= sizes["head_dim"]
+        and nobody_reads(ops, run.write + 3, (result(write), result(merge)))
+    )

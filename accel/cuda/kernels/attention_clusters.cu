@@ -1,0 +1,401 @@
+// Norm and rotation of heads, the write of their keys and values, and FLASH_ATTN of few tokens over
+// I12 pages (rules R3, R4 and R6). A cluster of blocks takes a span of 1,024 positions of one token and
+// up to four heads that read one KV head, four warps a tile. Who needs a row of queries, or of new keys
+// or values, makes it; one block writes it to its page, and none reads it there.
+//
+// Compiled with WARPS and TOKENS, and BLOCKS a multiprocessor; with HEAD_DIM and DTYPE; with the places
+// of the operands as head_rows.cu has them, and PARTS_AT, where U, l and o of spans wait, and Y_AT; with
+// the numbers of packets Q_ROPE, K_ROPE, Q_NORM, K_NORM, -1 for norms that are absent, and PART.
+// workspace has a counter for every token, group of heads and block of a cluster, 0 between steps.
+
+#define STAGES 1
+#define RESULTS GROUPS
+
+#include "attention_group.h"
+#include "heads.h"
+
+#define CLUSTER (SPAN_TILES / GROUPS)
+#define SHARE_CHANNELS (HEADS * HEAD_DIM / CLUSTER)  // that a block of a cluster merges
+#define PART_FLOATS (PART_HEADER + HEAD_DIM)
+#define TASKS (HEADS + 2 * TOKENS)  // rows a block makes at most
+#define ROW_FLOATS (3 * HEAD_DIM)   // the row, weights of its norm, cosines and sines
+
+#define AT_ROWS AT_GROUPS_END
+#define AT_BARRIERS (AT_ROWS + WARPS * ROW_FLOATS * 4)  // of a warp's copy
+#define AT_FILLS (AT_BARRIERS + WARPS * 8)              // how often a warp copied
+#define AT_LAST (AT_FILLS + WARPS * 4)                  // whether the block came last
+
+// A block's part of a span: tile rank * GROUPS + group is that of a group.
+struct BLOCK_WORK : SPAN_WORK {
+    unsigned first_tile, end_tile;  // of the span, that the token sees
+    unsigned rank;                  // of the block in its cluster
+    bool works;                     // whether it has any of them
+    bool alone;                     // whether it has all there are
+    bool writes;                    // the token's keys and values
+
+    __device__ __forceinline__ void take_tiles(unsigned cluster_rank, bool only) {
+        const unsigned begin = span * SPAN_TILES;
+        rank = cluster_rank;
+        first_tile = max(begin, first / KV_TILE) - begin;
+        end_tile = min(begin + SPAN_TILES, position / KV_TILE + 1) - begin;
+        alone = only && first_tile / GROUPS == (end_tile - 1) / GROUPS;
+        works = first_tile < (rank + 1) * GROUPS && end_tile > rank * GROUPS;
+    }
+    __device__ __forceinline__ unsigned tile_start(unsigned group) const {
+        return (span * SPAN_TILES + rank * GROUPS + group) * KV_TILE;
+    }
+    __device__ __forceinline__ bool has_group(unsigned group) const {
+        const unsigned tile = rank * GROUPS + group;
+        return tile >= first_tile && tile < end_tile;
+    }
+    __device__ __forceinline__ bool has(unsigned at) const {
+        return at / (KV_TILE * GROUPS) == tile_start(0) / (KV_TILE * GROUPS) && at >= first &&
+               at <= position;
+    }
+};
+
+// Places of a warp.
+struct WARP_MEMORY {
+    unsigned char *memory;
+    __device__ __forceinline__ COPY_BARRIER *barrier(unsigned warp) const {
+        return (COPY_BARRIER *)(memory + AT_BARRIERS) + warp;
+    }
+    __device__ __forceinline__ unsigned &fills(unsigned warp) const {
+        return ((unsigned *)(memory + AT_FILLS))[warp];
+    }
+    __device__ __forceinline__ float *row(unsigned warp) const {
+        return (float *)(memory + AT_ROWS) + warp * ROW_FLOATS;
+    }
+    // Returns when the copy that the warp began last is there.
+    __device__ __forceinline__ void await(unsigned warp) const {
+        await_copy<1>(barrier(warp), fills(warp) - 1);
+    }
+};
+
+// What the kernel is given.
+struct HEAD_OPERANDS {
+    LAUNCH launch;
+    const PACKET *part, *q_rope, *k_rope;
+    unsigned tokens;
+
+    __device__ __forceinline__ const unsigned *query(unsigned token) const {
+        return (const unsigned *)operand_at(launch, QUERY_AT) + token * stride_at(launch, QUERY_AT);
+    }
+    __device__ __forceinline__ const float *row(int place, unsigned token, unsigned head) const {
+        return (const float *)operand_at(launch, place) + token * stride_at(launch, place) +
+               head * HEAD_DIM;
+    }
+};
+
+#define Q_ROW 0
+#define K_ROW 1
+#define V_ROW 2
+
+// A row that a warp makes.
+struct ROW_TASK {
+    int kind;  // -1 where there is none
+    unsigned head, token, position;
+
+    __device__ __forceinline__ ROW_TASK(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
+                                        unsigned number)
+        : kind(-1), head(number), token(work.token), position(work.position) {
+        if (number < HEADS) {
+            kind = Q_ROW;
+            return;
+        }
+        token = (number - HEADS) / 2;
+        if (token >= operands.tokens) return;
+        const unsigned *query = operands.query(token);
+        position = query[QUERY_POSITION];
+        const bool seen = query[QUERY_SLOT] == operands.query(work.token)[QUERY_SLOT];
+        if (seen && work.has(position)) kind = number % 2 == HEADS % 2 ? K_ROW : V_ROW;
+    }
+};
+
+// Lets what a row is turned with come into shared memory.
+DEVICE void fetch_factors(const HEAD_OPERANDS &operands, const ROW_TASK &task, float *row,
+                          int lane) {
+    if (task.kind < 0 || task.kind == V_ROW) return;
+    const bool queries = task.kind == Q_ROW;
+    const PACKET *rope = queries ? operands.q_rope : operands.k_rope;
+    const unsigned pairs = rope->size[ROPE_ROTARY_PAIRS];
+    const float *weight =
+        (const float *)operand_at(operands.launch, queries ? Q_WEIGHT_AT : K_WEIGHT_AT);
+    const float *cosine = (const float *)operand_at(operands.launch, TABLE_AT) +
+                          (size_t)task.position * 2 * pairs;
+    for (unsigned k = lane; k < HEAD_DIM; k += WARP_LANES)
+        row[HEAD_DIM + k] = weight ? weight[k] : 1.0f;
+    for (unsigned k = lane; k < 2 * pairs; k += WARP_LANES) row[2 * HEAD_DIM + k] = cosine[k];
+    __syncwarp();
+}
+
+// Norm and rotation of queries or keys.
+DEVICE void turn_row(const HEAD_OPERANDS &operands, const ROW_TASK &task, float *row, int lane) {
+    const bool queries = task.kind == Q_ROW;
+    const int norm = queries ? Q_NORM : K_NORM, weight = queries ? Q_WEIGHT_AT : K_WEIGHT_AT;
+    const PACKET *rope = queries ? operands.q_rope : operands.k_rope;
+    if (norm >= 0)
+        norm_row(row, HEAD_DIM, weight < 0 ? 0 : row + HEAD_DIM,
+                 packet_of(operands.launch, norm)->real[RMS_NORM_EPS], lane);
+    rotate_row(row, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
+               row + 2 * HEAD_DIM, lane);
+}
+
+// Queries become bytes, keys and values part of the record in shared memory.
+DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, const ROW_TASK &task,
+                     const WARP_MEMORY &own, float *row, int lane) {
+    if (task.kind < 0) return;
+    const bool exists = task.kind != Q_ROW || task.head < work.heads;
+    if (exists) {
+        const float *x = task.kind == Q_ROW
+                             ? operands.row(Q_AT, task.token, work.head + task.head)
+                             : operands.row(task.kind == K_ROW ? K_AT : V_AT, task.token,
+                                            work.kv_head);
+#pragma unroll
+        for (unsigned k = lane; k < HEAD_DIM; k += WARP_LANES) row[k] = x[k];
+        __syncwarp();
+        if (task.kind != V_ROW) turn_row(operands, task, row, lane);
+    }
+    if (task.kind == Q_ROW) {
+        split_query(row, exists, operands.part->real[FLASH_ATTN_PART_SCALE], own.memory, task.head,
+                    lane);
+        return;
+    }
+    const unsigned group = task.position / KV_TILE % GROUPS;
+    const unsigned page = task.position % KV_TILE / PAGE_TOKENS;
+    own.await(group * TILE_WARPS + page);
+    store_integers_of(row, HEAD_DIM, task.kind == V_ROW, group_record(own.memory, group, page),
+                      task.position % PAGE_TOKENS, lane);
+}
+
+// Tiles of the span from the left: of a channel of a head that the caller merges.
+DEVICE SOFTMAX merged_groups(const BLOCK_WORK &work, const unsigned char *memory, unsigned head,
+                             unsigned channel, float &sum) {
+    SOFTMAX part[SPAN_TILES];
+    float o[SPAN_TILES];
+#pragma unroll
+    for (unsigned tile = 0; tile < SPAN_TILES; tile++) {
+        if (tile < work.first_tile || tile >= work.end_tile) continue;
+        const unsigned i = head * HEAD_DIM + channel;
+        const float *top = group_top(memory, tile % GROUPS, i);
+        part[tile].top = float_of_peer(top, tile / GROUPS);
+        part[tile].total = float_of_peer(top + 1, tile / GROUPS);
+        o[tile] = float_of_peer(group_sum(memory, tile % GROUPS, i), tile / GROUPS);
+    }
+    const float *units = (const float *)(memory + AT_UNITS);
+    const bool broken = float_of_peer(units + 2 * head + 1, work.first_tile / GROUPS) != 0.0f;
+    SOFTMAX all = no_softmax();
+    sum = 0.0f;
+#pragma unroll
+    for (unsigned tile = 0; tile < SPAN_TILES; tile++) {
+        if (tile < work.first_tile || tile >= work.end_tile) continue;
+        const FACTORS factors = merge_later(all, part[tile]);
+        sum = sum * factors.keep + o[tile] * factors.add;
+    }
+    if (broken) all.total = nan_value();
+    return all;
+}
+
+// Spans of the token from the left.
+DEVICE SOFTMAX merged_spans(const float *part, unsigned spans, unsigned channel, float &sum) {
+    SOFTMAX all = no_softmax();
+    sum = 0.0f;
+#pragma unroll 4
+    for (unsigned span = 0; span < spans; span++, part += PART_FLOATS) {
+        const FACTORS factors = merge_later(all, softmax_of(__ldcg(part), __ldcg(part + 1)));
+        sum = sum * factors.keep + __ldcg(part + PART_HEADER + channel) * factors.add;
+    }
+    return all;
+}
+
+// Where results go, and parts of several spans.
+struct SPAN_RESULTS {
+    float *y, *parts;
+    unsigned slots, begin, end, *counter;
+};
+
+// All channels, of tiles that are the block's own.
+DEVICE void merge_own(const BLOCK_WORK &work, const SPAN_RESULTS &results,
+                      const unsigned char *memory) {
+    constexpr int threads = WARPS * WARP_LANES, each = (HEADS * HEAD_DIM + threads - 1) / threads;
+#pragma unroll
+    for (int n = 0; n < each; n++) {
+        const unsigned i = threadIdx.x + n * threads;
+        if (i >= work.heads * HEAD_DIM) break;
+        CHANNEL_SUM channel;
+        channel.begin();
+#pragma unroll
+        for (unsigned group = 0; group < GROUPS; group++)
+            if (work.has_group(group))
+                channel.add_tile(softmax_at(group_top(memory, group, i)),
+                                 *group_sum(memory, group, i));
+        if (broken_query(memory, i / HEAD_DIM)) channel.span.total = nan_value();
+        results.y[i] = attention_output(channel.part, channel.span.total);
+    }
+}
+
+// The block's channels, of tiles of the whole cluster: the result, or where there are several spans
+// a part.
+DEVICE void merge_block(const BLOCK_WORK &work, const SPAN_RESULTS &results,
+                        const unsigned char *memory) {
+    const unsigned i = work.rank * SHARE_CHANNELS + threadIdx.x;
+    const unsigned head = i / HEAD_DIM, channel = i % HEAD_DIM;
+    if (threadIdx.x >= SHARE_CHANNELS || head >= work.heads) return;
+    float sum;
+    const SOFTMAX all = merged_groups(work, memory, head, channel, sum);
+    if (results.end == results.begin + 1) {
+        results.y[i] = attention_output(sum, all.total);
+        return;
+    }
+    float *part = results.parts +
+                  ((size_t)head * results.slots + work.span - results.begin) * PART_FLOATS;
+    part[PART_HEADER + channel] = sum;
+    if (channel % SHARE_CHANNELS == 0) part[0] = all.top, part[1] = all.total;
+}
+
+DEVICE void merge_later_spans(const BLOCK_WORK &work, const SPAN_RESULTS &results,
+                              unsigned char *memory) {
+    unsigned *last = (unsigned *)(memory + AT_LAST), *counter = results.counter + work.rank;
+    const unsigned spans = results.end - results.begin;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last[0] = atomicAdd(counter, 1) + 1 == spans;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last[0]) return;
+    const unsigned i = work.rank * SHARE_CHANNELS + threadIdx.x, head = i / HEAD_DIM;
+    if (threadIdx.x < SHARE_CHANNELS && head < work.heads) {
+        const float *part = results.parts + (size_t)head * results.slots * PART_FLOATS;
+        float sum;
+        const SOFTMAX all = merged_spans(part, spans, i % HEAD_DIM, sum);
+        results.y[i] = attention_output(sum, all.total);
+    }
+    if (threadIdx.x == 0) *counter = 0;
+}
+
+// Which rows a warp makes: those of queries first warps, of keys and values the last ones.
+DEVICE unsigned first_task(unsigned warp) {
+    return warp < HEADS ? warp : HEADS + (WARPS - 1 - warp);
+}
+DEVICE unsigned later_task(unsigned task) {
+    return task < HEADS ? TASKS : task + WARPS - HEADS;
+}
+
+DEVICE void write_page(const BLOCK_WORK &work, const ROW_TASK &task, const float *row, int lane) {
+    if (task.kind < K_ROW || !work.writes || task.token != work.token) return;
+    store_row(row, HEAD_DIM, task.kind == V_ROW, work.kv, work.pages[task.position / PAGE_TOKENS],
+              task.position, work.kv_heads, work.kv_head, lane);
+}
+
+// A block's part of a span. All blocks of the cluster call.
+DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_OPERANDS &operands,
+                         const SPAN_RESULTS &results, const WARP_MEMORY &own) {
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned group = warp / TILE_WARPS, page = warp % TILE_WARPS;
+    const unsigned start = work.tile_start(group), page_start = start + page * PAGE_TOKENS;
+    const bool copies = work.has_group(group) && page_start <= work.position &&
+                        page_start + PAGE_TOKENS > work.first;
+    if (copies) {
+        begin_copy(own.barrier(warp), group_record(own.memory, group, page),
+                   record_of(work, page_start), RECORD);
+        if (lane == 0) own.fills(warp)++;
+    }
+    float *row = own.row(warp);
+    ROW_TASK task(work, operands, first_task(warp));
+    if (work.works) fetch_factors(operands, task, row, lane);
+    __syncthreads();
+    PRECEDING_DONE;
+    if (work.works) {
+        make_row(work, operands, task, own, row, lane);
+#if TASKS > WARPS
+        for (unsigned number = later_task(first_task(warp)); number < TASKS;
+             number = later_task(number)) {
+            write_page(work, task, row, lane);
+            task = ROW_TASK(work, operands, number);
+            __syncwarp();
+            fetch_factors(operands, task, row, lane);
+            make_row(work, operands, task, own, row, lane);
+        }
+#endif
+        if (copies) own.await(warp);
+    }
+    __syncthreads();
+    if (work.works) write_page(work, task, row, lane);
+    if (work.has_group(group))
+        attend_copied_tile(work, start, own.memory, 0, group, group, page, lane);
+    if (work.alone) {
+        __syncthreads();
+        merge_own(work, results, own.memory);
+    } else {
+        arrive_at_cluster();
+        await_cluster();
+        merge_block(work, results, own.memory);
+        arrive_at_cluster();
+        if (results.end > results.begin + 1) merge_later_spans(work, results, own.memory);
+        await_cluster();
+    }
+    show_to_copies();
+    __syncthreads();
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
+    attention_clusters(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    BLOCK_MEMORY(shared);
+    const WARP_MEMORY own = {shared};
+    HEAD_OPERANDS operands;
+    operands.launch = {scratch, inputs, (U64)&packets, 0u};
+    const LAUNCH &launch = operands.launch;
+    FOLLOWING_MAY_START;
+    const PACKET *part = operands.part = packet_of(launch, PART);
+    operands.q_rope = packet_of(launch, Q_ROPE), operands.k_rope = packet_of(launch, K_ROPE);
+    // Of the first token, which has a place whether it is there or not, asked for with the count.
+    const unsigned position = operands.query(0)[QUERY_POSITION];
+    const unsigned slot = operands.query(0)[QUERY_SLOT];
+    operands.tokens = count_of(launch, part);
+    const unsigned heads = part->size[FLASH_ATTN_PART_HEADS];
+    const unsigned slots = part->size[FLASH_ATTN_PART_MOST_PARTS];
+    BLOCK_WORK work;
+    work.kv_heads = part->size[FLASH_ATTN_PART_KV_HEADS];
+    work.kv = (U64)operand_at(launch, KV_AT);
+    const unsigned sharing = heads / work.kv_heads, groups = (sharing + HEADS - 1) / HEADS;
+    const unsigned each = work.kv_heads * groups;
+    open_copies(own.barrier(threadIdx.x / WARP_LANES), 1);
+    if (threadIdx.x < WARPS) own.fills(threadIdx.x) = 0;
+    __syncthreads();
+    unsigned unit = blockIdx.x / CLUSTER;
+#pragma unroll 1
+    for (work.token = 0; work.token < operands.tokens; work.token++) {
+        const unsigned *query = operands.query(work.token);
+        work.position = work.token ? query[QUERY_POSITION] : position;
+        work.first = first_visible(work.position, part->size[FLASH_ATTN_PART_WINDOW]);
+        work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
+                     (work.token ? query[QUERY_SLOT] : slot) * stride_at(launch, PAGES_AT);
+        SPAN_RESULTS results;
+        results.slots = slots;
+        results.begin = work.first / (KV_TILE * SPAN_TILES);
+        results.end = work.position / (KV_TILE * SPAN_TILES) + 1;
+        const unsigned units = (results.end - results.begin) * each;
+#pragma unroll 1
+        for (; unit < units; unit += gridDim.x / CLUSTER) {
+            const unsigned group = unit % each;
+            work.span = results.begin + unit / each;
+            work.take_group(group, sharing);
+            work.take_tiles(blockIdx.x % CLUSTER, results.end == results.begin + 1);
+            work.writes = group % groups == 0;
+            if (work.alone && !work.works) continue;
+            results.y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT) +
+                        work.head * HEAD_DIM;
+            results.parts = (float *)operand_at(launch, PARTS_AT) +
+                            (size_t)(work.token * heads + work.head) * slots * PART_FLOATS;
+            results.counter =
+                (unsigned *)workspace + (work.token * each + group) * CLUSTER;
+            attend_block(work, operands, results, own);
+        }
+        unit -= units;
+    }
+    // Who comes behind this launch is behind the one in front, too.
+    if (blockIdx.x == 0) PRECEDING_DONE;
+}
