@@ -229,24 +229,6 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(1, (launch,))
 
 
-def delta_inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """What the recurrence of many tokens needs of each."""
-    op = ops[0]
-    if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
-        return None
-    names = ("x", "alpha", "beta", "decay", "dt_bias", "qk", "gates")
-    return _by_tokens(
-        ops,
-        "delta_inputs",
-        {
-            "STATE_SIZE": op.most_sizes()["state_size"],
-            "INPUTS_OP": 0,
-            **{name.upper(): operand_place(ops, 0, name) for name in names},
-            **size_places("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
-        },
-    )
-
-
 def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
     """What stands behind the recurrence of many tokens."""
     op = ops[0]

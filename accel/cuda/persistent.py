@@ -3,9 +3,8 @@
 Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
 is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
 
-The environment variable ``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has:
-``8x3``, or ``auto``; ``off`` leaves a graph of launches. Unset, steps are one launch where that was
-measured to be faster.
+Slower on a device than the launches it replaces, so far, and off unless the environment variable
+``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has: ``8x3``, or ``auto``.
 """
 
 from __future__ import annotations
@@ -51,13 +50,8 @@ from contract.dtypes import I12, WEIGHT_DTYPES
 from contract.errors import ConfigError
 
 VARIABLE = "ZINC_RT_CUDA_STEP"
-AUTO, OFF = "auto", "off"
-MEASURED_CAPABILITY, LEAST_WEIGHT_BYTES = (9, 0), 4_000_000_000
-"""Where a step as one launch was found to be faster than a graph of launches: with 4.7 GB of
-weights; with 0.4 GB it was not, and nothing was measured in between."""
+AUTO = "auto"
 MOST_FORMATS = 4
-TUNED_PRODUCTS = ("unit_", "expert_")
-"""How kernels of products begin."""
 LEAST_PHASES = 3
 """Fewer are faster as launches that begin before the one in front has ended."""
 MOST_TOKENS = 4
@@ -71,23 +65,20 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 Block = tuple[int, int]
 
 
-def chosen_blocks(choice: str) -> tuple[Block, ...] | None:
-    """What the variable says: warps and slots to try in turn, none where it is off, None where it
-    is not set. A kernel for which the chosen ones are too much memory takes the next.
+def chosen_blocks(choice: str) -> tuple[Block, ...]:
+    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
+    which the chosen ones are too much memory takes the next.
 
     Raises ConfigError naming it.
     """
     if not choice:
-        return None
-    if choice == OFF:
         return ()
     if choice == AUTO:
         return BLOCKS
     found = re.fullmatch(r"(\d+)x(\d+)", choice)
     block = (int(found[1]), int(found[2])) if found else (0, 0)
     if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
-        known = f"{AUTO!r}, {OFF!r} nor 4 to 16 warps x slots"
-        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {known}")
+        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
     return (block, *BLOCKS)
 
 
@@ -132,24 +123,6 @@ class StepTable:
                 table.append(phase.record(bound, counters))
                 counters += phase.counters
         return np.concatenate([part.view(np.uint8) for part in table])
-
-
-def compose_measured(
-    plan: Plan, ops: Sequence[Op], device: Device, local: Collection[str] | None = None
-) -> Plan:
-    """What ``compose`` makes of it where that was measured to be faster: one token of a large model
-    of which one launch takes all tuned products, on Hopper; else the plan as it is."""
-    if device.capability != MEASURED_CAPABILITY:
-        return plan
-    composed = compose(plan, ops, device, BLOCKS, local)
-    found = [launch for launch in composed.launches if launch.table is not None]
-    left = any(launch.entry.startswith(TUNED_PRODUCTS) for launch in composed.launches)
-    if len(found) != 1 or left or dict(found[0].source.macros)["TOKENS"] != 1:
-        return plan
-    assert found[0].table is not None
-    products = [phase for phase in found[0].table.phases if isinstance(phase, ProductPhase)]
-    large = sum(phase.weight_bytes for phase in products) >= LEAST_WEIGHT_BYTES
-    return composed if large else plan
 
 
 def compose(

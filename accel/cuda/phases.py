@@ -25,7 +25,7 @@ from accel.cuda.step_table import (
     real_of,
     size_of,
 )
-from accel.cuda.units import UNIT_ROWS, tile_bytes, unit_count
+from accel.cuda.units import UNIT_ROWS, unit_count
 from accel.packets.step import Op
 
 
@@ -101,17 +101,6 @@ class ProductPhase:
         """Results."""
         count = 1 if self.places.number("GATE") is not None else len(self.formats)
         return tuple(self.places.needed(f"Y{i}") for i in range(count))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of its matrices, which a step reads once."""
-        found = 0
-        for i in range(len(self.formats)):
-            product = self.places.ops[self.places.needed(f"W{i}").op]
-            assert product.dtype is not None
-            tiles = -(-product.most_sizes()["rows"] // UNIT_ROWS)
-            found += tiles * tile_bytes(product.dtype, product.most_sizes()["columns"])
-        return found
 
     def row_units(self, warps: int) -> int:
         """Units of its rows that a warp quantizes."""

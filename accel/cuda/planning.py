@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from accel.cuda.device import TIER, Device
-from accel.cuda.persistent import Block, compose, compose_measured
+from accel.cuda.persistent import Block, compose
 from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_forms
 from accel.packets.binding import product_factors
@@ -63,7 +63,7 @@ class Planner:
     what a weight takes as products read it; ``planned`` is the graph that was asked for last."""
 
     device: Device
-    blocks: Sequence[Block] | None
+    blocks: Sequence[Block]
     share: Share
     arranged_bytes: Callable[[BufferDecl], int]
     planned: PlannedGraph | None = field(default=None)
@@ -116,23 +116,17 @@ class Planner:
 def planned_form(
     step: Step,
     device: Device,
-    blocks: Sequence[Block] | None = (),
+    blocks: Sequence[Block] = (),
     share: Share = ALONE,
     divided: Collection[str] = (),
 ) -> LoweredForm:
-    """What ``device`` does of a lowered step, with its share of the ``divided`` weights. ``blocks``
-    as ``chosen_blocks`` has them."""
+    """What ``device`` does of a lowered step, with its share of the ``divided`` weights."""
     shared = SharedStep(step, NO_ROWS)
     if share.count > 1:
         shared = share_step(step, share, divided)
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
-    if blocks is not None:
-        plan = compose(tuned, step.ops, device, blocks, step.scratch)
-    elif share.count == 1:
-        plan = compose_measured(tuned, step.ops, device, step.scratch)
-    else:
-        plan = tuned
+    plan = compose(tuned, step.ops, device, blocks, step.scratch)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredForm(step, schedule, plan, shared.first_rows)

@@ -13,7 +13,6 @@ from accel.cuda.attention import (
 from accel.cuda.attention_clusters import attention_clusters_rule
 from accel.cuda.delta_net import (
     conv_rule,
-    delta_inputs_rule,
     delta_step_rule,
     gated_norm_rule,
     recurrence_rule,
@@ -41,7 +40,6 @@ RULES: tuple[Rule, ...] = (
     attention_blocks_rule,
     delta_step_rule,
     conv_rule,
-    delta_inputs_rule,
     recurrence_rule,
     gated_norm_rule,
     expert_rule,

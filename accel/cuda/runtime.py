@@ -61,7 +61,7 @@ class Choices:
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Everything a tier needs of an opened device. ``blocks`` are the shapes persistent kernels may
-    have, as ``chosen_blocks`` says; ``stop`` ends them."""
+    have, none where there are to be none; ``stop`` ends them."""
 
     device: Device
     context: Context
@@ -72,7 +72,7 @@ class Runtime:
     compiler: str
     programmatic: bool
     graphs: bool
-    blocks: tuple[Block, ...] | None
+    blocks: tuple[Block, ...]
     stop: StopWord | None
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
-        stop = make_stop_word(memory, _stream(context)) if blocks != () or shared else None
+        stop = make_stop_word(memory, _stream(context)) if blocks or shared else None
     except CudaError as error:
         with suppress(CudaError):
             context.close()

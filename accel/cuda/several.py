@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import TIER, find_device
 from accel.cuda.driver import CudaError, Driver, open_driver
-from accel.cuda.persistent import OFF, VARIABLE
+from accel.cuda.persistent import VARIABLE
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
@@ -113,8 +113,7 @@ class SeveralTier(Closing):
     of one architecture that reach each other's memory; sizes are those of one of them.
 
     Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError for a
-    persistent step that is asked for, which knows one device. ``binding`` and ``compiler`` as in
-    ``CudaTier``.
+    persistent step, which knows one device. ``binding`` and ``compiler`` as in ``CudaTier``.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class SeveralTier(Closing):
         compiler: Compiler | None = None,
     ) -> None:
         choices = choices or Choices()
-        if choices.step not in ("", OFF):
+        if choices.step:
             raise ConfigError(f"{VARIABLE}: a step as one launch runs on one device")
         driver = open_driver(binding)
         ordinals = _checked(driver, devices)

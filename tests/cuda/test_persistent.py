@@ -12,19 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda import persistent
-from accel.cuda.persistent import (
-    BLOCKS,
-    VARIABLE,
-    chosen_blocks,
-    compose,
-    compose_measured,
-)
+from accel.cuda.persistent import BLOCKS, VARIABLE, chosen_blocks, compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
-from accel.cuda.units import UNIT_ROWS, tile_bytes
 from accel.packets.rules import lower_graph
-from contract.dtypes import F32, I12
+from contract.dtypes import I12
 from contract.errors import ConfigError
 from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
@@ -262,54 +254,17 @@ def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
             assert first.stop <= second.start or second.stop <= first.start, (name, other)
 
 
-def test_the_variable_names_shapes_of_a_block() -> None:
-    """Or turns phases on or off; anything else is refused by its name."""
-    assert chosen_blocks("") is None
-    assert chosen_blocks("off") == ()
+def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
+    """The variable names shapes of a block; anything else is refused by its name."""
+    model = recorded("qwen3", folder, ShapeKey(1, 1))
+    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
+    plan = plan_launches(step.ops, DEVICE, step.scratch)
+    assert compose(plan, step.ops, DEVICE, chosen_blocks(""), step.scratch) is plan
     assert chosen_blocks("auto") == BLOCKS
     assert chosen_blocks("8x2") == ((8, 2), *BLOCKS)
     for wrong in ("yes", "3x1", "17x1", "4x"):
         with pytest.raises(ConfigError, match=VARIABLE):
             chosen_blocks(wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "capability", "share", "expected"),
-    [
-        ("qwen3", 1, (9, 0), 1.0, True),
-        ("qwen3", 1, (9, 0), 1.01, False),
-        ("qwen3", 4, (9, 0), 0.0, False),
-        ("qwen3", 1, (10, 0), 0.0, False),
-        ("qwen3moe", 1, (9, 0), 0.0, False),
-        ("gemma3", 1, (9, 0), 0.0, False),
-    ],
-)
-def test_unset_one_launch_is_what_was_measured(
-    name: str,
-    tokens: int,
-    capability: tuple[int, int],
-    share: float,
-    expected: bool,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One token of a large model of which one launch takes all products, on Hopper; else nothing.
-    How large: `share` of what this one has."""
-    key = ShapeKey(tokens, tokens)
-    graph = recorded(name, folder, key).graph
-    step = lower_graph(graph, key, 64, "cuda")
-    device = replace(DEVICE, capability=capability)
-    plan = plan_launches(step.ops, device, step.scratch)
-    weights = {op.operands[op.matrix or 0]: op for op in step.ops if op.name == "matmul"}
-    held = sum(
-        -(-op.most_sizes()["rows"] // UNIT_ROWS) * tile_bytes(op.dtype, op.most_sizes()["columns"])
-        for op in weights.values()
-        if op.dtype is not None and op.dtype is not F32
-    )
-    monkeypatch.setattr(persistent, "LEAST_WEIGHT_BYTES", share * held)
-    composed = compose_measured(plan, step.ops, device, step.scratch)
-    whole = compose(plan, step.ops, device, BLOCKS, step.scratch)
-    assert composed.launches == (whole if expected else plan).launches
 
 
 def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
@@ -319,7 +274,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     plan = plan_launches(step.ops, DEVICE, step.scratch)
     for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
         device = replace(DEVICE, shared_bytes=shared_bytes)
-        composed = compose(plan, step.ops, device, chosen_blocks("16x8") or (), step.scratch)
+        composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
         shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
         assert shapes == ([(32 * warps, slots)] if warps else [])
