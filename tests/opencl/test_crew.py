@@ -154,7 +154,7 @@ def test_some_free_cores_are_found(
         return seconds * chance.uniform(1 - noise, 1 + noise)
 
     crews = Crews(most)
-    run(crews, machine, 3000, ahead)
+    run(crews, machine, 1500, ahead)
     steps = 3000
     ideal = steps * min(10.0 / min(most, free), 15.0 / free + 0.1 * most if most > free else 1e9)
     assert run(crews, machine, steps, ahead) <= ideal / 0.8
