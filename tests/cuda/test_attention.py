@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.plan import plain_ops, plan_launches
@@ -174,6 +176,14 @@ def test_several_tiles_at_once(
     check_runs(4, 1, head_dim, window, 9, runs, folder, device)
 
 
+def tokens_of(runs: tuple[tuple[int, int, int], ...]) -> NDArray[Any]:
+    """The query of runs of (slot, first position, tokens)."""
+    query = np.zeros(sum(run[2] for run in runs), QUERY_TOKEN)
+    query["slot"] = np.concatenate([np.full(count, slot) for slot, _, count in runs])
+    query["position"] = np.concatenate([first + np.arange(count) for _, first, count in runs])
+    return query
+
+
 def check_runs(
     heads: int,
     kv_heads: int,
@@ -186,9 +196,7 @@ def check_runs(
 ) -> None:
     """A step in the form of ``most`` tokens."""
     graph = attention(heads, kv_heads, head_dim, window, 0.0)
-    query = np.zeros(sum(run[2] for run in runs), QUERY_TOKEN)
-    query["slot"] = np.concatenate([np.full(count, slot) for slot, _, count in runs])
-    query["position"] = np.concatenate([first + np.arange(count) for _, first, count in runs])
+    query = tokens_of(runs)
     key = ShapeKey(len(query), 0)
     rng = np.random.default_rng(heads * head_dim + window)
     shape = (SLOT_PAGES, 2, 16, kv_heads, head_dim)

@@ -16,13 +16,12 @@ from contract.dtypes import F32, I12, I32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
-from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from reference.exact.kv_storage import page_view
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_write
 from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, in_device_memory, run_step
-from tests.cuda.test_attention import EVEN, PARTS, SLOT_PAGES, filled_pages
+from tests.cuda.test_attention import EVEN, PARTS, SLOT_PAGES, filled_pages, tokens_of
 
 SLOTS = 2
 POOL_PAGES = 2 * SLOT_PAGES
@@ -76,14 +75,6 @@ def heads_and_attention(
         soft_cap=0.0,
     )
     return builder.build()
-
-
-def tokens_of(runs: tuple[tuple[int, int, int], ...]) -> NDArray[Any]:
-    """Of (slot, first position, tokens)."""
-    query = np.zeros(sum(run[2] for run in runs), QUERY_TOKEN)
-    query["slot"] = np.concatenate([np.full(count, slot) for slot, _, count in runs])
-    query["position"] = np.concatenate([first + np.arange(count) for _, first, count in runs])
-    return query
 
 
 @pytest.mark.parametrize(

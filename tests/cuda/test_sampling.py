@@ -159,6 +159,13 @@ def test_small_vocabularies(vocab: int, rows: int, folder: Path) -> None:
     drawn(logits, np.array(records, SAMPLING), folder)
 
 
+@pytest.mark.parametrize("vocab", [3, 41])
+def test_a_row_ends_where_the_next_begins(vocab: int, folder: Path) -> None:
+    """Parts do not divide a vocabulary, all tokens are kept: one of another row would weigh."""
+    logits = np.random.default_rng(vocab).standard_normal((24, vocab)).astype(np.float32)
+    drawn(logits, np.array([record(seed_low=row) for row in range(24)], SAMPLING), folder)
+
+
 def test_sums_that_would_overflow_are_left_to_the_plain_kernel() -> None:
     """Of a vocabulary that nobody has."""
 

@@ -60,6 +60,7 @@ from tests.cuda.test_products import (  # noqa: F401
     test_three_matrices_share_a_launch,
 )
 from tests.cuda.test_sampling import (  # noqa: F401
+    test_a_row_ends_where_the_next_begins,
     test_every_rule_draws_what_the_definition_draws,
     test_more_equal_logits_than_are_kept_near,
     test_rows_without_a_token,
