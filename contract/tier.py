@@ -11,10 +11,10 @@ may write the next inputs at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,6 +224,24 @@ class DeviceTier(Protocol[B, P, F]):
 
 Tier: TypeAlias = DeviceTier[Any, Any, Any]
 """A tier for who hands its buffers, batches and fences back to it unseen."""
+
+Seen: TypeAlias = Callable[[int, NDArray[np.uint8]], None]
+"""Shown rows of an upload when they are read: the number of the first one, uint8[rows, row_bytes].
+Several threads call it, in any order; what it raises ends the upload."""
+
+
+@runtime_checkable
+class UploadsLater(Protocol):
+    """A tier that reads what is uploaded while its caller goes on.
+
+    So whoever wants to look at the data is shown them where they are read, once.
+    """
+
+    def upload_later(self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen) -> Any:
+        """As ``Tier.upload``. ``finish_uploads`` has to follow before anything is lowered."""
+
+    def finish_uploads(self) -> None:
+        """Return when all was read. Raises what the first ``seen`` raised, in order of uploads."""
 
 
 def check_form(form: ShapeKey, step: ShapeKey) -> None:

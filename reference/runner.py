@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
-from contract.tier import Buffer, Fence, Heap, Tier
+from contract.tier import Buffer, Fence, Heap, Seen, Tier, UploadsLater
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
-from reference.model.weights import constant_bytes, weight_bytes
+from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
 
 LOGITS = "output.logits"
 HIDDEN = "output.hidden"
@@ -39,6 +40,7 @@ EVENT_NUMBERS = 1 << 32
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
+_TELLING = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class ModelRunner(Closing):
             for decl in self.graph.buffers.values():
                 if decl.kind not in STEP_LOCAL:
                     self._buffers[decl.name] = self._provide(decl, progress)
+            if isinstance(tier, UploadsLater):
+                tier.finish_uploads()
         except BaseException:
             self.close()
             raise
@@ -219,7 +223,10 @@ class ModelRunner(Closing):
 
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
         buffer: Buffer
-        if decl.kind is BufferKind.WEIGHT:
+        if decl.kind is BufferKind.WEIGHT and isinstance(self.tier, UploadsLater):
+            data, check = unchecked_weight(self.model.file, decl)
+            buffer = self.tier.upload_later(decl, data, _watched(check, progress))
+        elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:
                 progress(data.nbytes)
@@ -256,6 +263,18 @@ class ModelRunner(Closing):
 
     def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
         return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def _watched(check: Seen, progress: Progress | None) -> Seen:
+    """Checks rows where a tier reads them, and tells ``progress``, in one thread at a time."""
+
+    def seen(first: int, rows: NDArray[np.uint8]) -> None:
+        check(first, rows)
+        if progress is not None:
+            with _TELLING:
+                progress(rows.nbytes)
+
+    return seen
 
 
 def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:

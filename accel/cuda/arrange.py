@@ -21,6 +21,7 @@ from accel.packets.mirrors import Bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
+from contract.tier import Seen
 
 Launch = Callable[[int, range], None]
 """Has some groups arranged whose stored rows lie at an address."""
@@ -49,15 +50,21 @@ class Arranger:
     uploader: Uploader
 
     def upload(
-        self, name: str, dtype: DType, data: Bytes, matrices: int, layout: WeightLayout
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        layout: WeightLayout,
+        seen: Seen | None = None,
     ) -> ArrangedMatrix[Allocation]:
-        """``data`` of ``matrices`` in device memory, see ``Stack``.
+        """``data`` of ``matrices`` in device memory, see ``Stack``; ``seen`` is shown them.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
         if dtype.storage is StorageClass.FLOAT:
             place = self.memory.allocate(name, data.nbytes, zeroed=False)
-            self.uploader.copy(data, place)
+            self.uploader.copy(data, place, seen)
             return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
         rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
         stack = Stack(dtype, data, rows, group_rows(layout))
@@ -67,7 +74,7 @@ class Arranger:
             launch = self._into_planes(stack, place)
         else:
             launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
-        self.uploader.arrange(stack, launch)
+        self.uploader.arrange(stack, launch, seen)
         return ArrangedMatrix(place, row_bytes, layout)
 
     def _into_planes(self, stack: Stack, place: Allocation) -> Launch:

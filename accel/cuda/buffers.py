@@ -14,6 +14,7 @@ from accel.cuda.runtime import Runtime
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from contract.dtypes import StorageClass
 from contract.ir.nodes import BufferDecl
+from contract.tier import Seen
 
 CudaBuffer = DeviceBuffer[Allocation]
 
@@ -24,18 +25,18 @@ class Weights:
 
     runtime: Runtime
 
-    def stored(self, buffer: CudaBuffer) -> Allocation:
-        """The bytes of a buffer as the graph declares them."""
+    def stored(self, buffer: CudaBuffer, seen: Seen | None = None) -> Allocation:
+        """The bytes of a buffer as the graph declares them; ``seen`` is shown those uploaded."""
         if buffer.allocation is None:
             assert buffer.source is not None
             memory = self.runtime.memory
             place = memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
-            self.runtime.uploader.copy(_rows(buffer.source), place)
+            self.runtime.uploader.copy(_rows(buffer.source), place, seen)
             buffer.allocation = place
         return buffer.allocation
 
-    def matrix(self, buffer: CudaBuffer) -> ArrangedMatrix[Allocation]:
-        """A weight as the products read it."""
+    def matrix(self, buffer: CudaBuffer, seen: Seen | None = None) -> ArrangedMatrix[Allocation]:
+        """A weight as the products read it; ``seen`` is shown what is uploaded."""
         if buffer.matrix is None:
             decl = buffer.decl
             assert buffer.source is not None, f"{decl.name} is no upload"
@@ -44,7 +45,9 @@ class Weights:
             layout = layout_of(decl, self.runtime.device)
             source, arranger = buffer.source, self.runtime.arranger
             source = source if is_share_of_stack(decl, source) else _rows(source)
-            return buffer.hold(arranger.upload(decl.name, decl.dtype, source, matrices, layout))
+            return buffer.hold(
+                arranger.upload(decl.name, decl.dtype, source, matrices, layout, seen)
+            )
         return buffer.matrix
 
     def arranged_bytes(self, decl: BufferDecl) -> int:

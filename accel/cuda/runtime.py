@@ -77,6 +77,7 @@ class Runtime:
 
     def close(self) -> None:
         """Wait for the device and give everything back."""
+        self.modules.close()
         self.uploader.close()
         self.memory.synchronize()
         self.context.close()
@@ -84,6 +85,7 @@ class Runtime:
 
     def give_up(self) -> None:
         """The device has failed: what it held is gone."""
+        self.modules.close()
         with suppress(CudaError):
             self.context.close()
         self.uploader.forget()
@@ -120,6 +122,7 @@ class Runtime:
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
         self.stop_waiting()
+        self.modules.close()
         self.context.abandon()
         self.uploader.forget()
         self.memory.pinned.abandon()

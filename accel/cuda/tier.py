@@ -41,7 +41,7 @@ from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, Heap, Seen, TierInfo, UploadsLater, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,10 @@ class CudaTier(Closing):
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory and the place of a step's inputs."""
+        """Make the scratch memory and the place of a step's inputs; kernels are built meanwhile."""
         planned = self._planner.plan(graph, largest)
+        for lowered in planned.forms.values():
+            self._runtime.modules.build_ahead(sources_of(lowered.plan))
         with self._guarded("reserving memory"):
             self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
 
@@ -151,13 +153,27 @@ class CudaTier(Closing):
 
         ``data`` is read until the first graph is lowered. Raises OutOfMemory before copying.
         """
+        return self._upload(decl, data)
+
+    def upload_later(self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen) -> CudaBuffer:
+        """See ``contract.tier.UploadsLater``."""
+        return self._upload(decl, data, seen)
+
+    def finish_uploads(self) -> None:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            self._runtime.uploader.close()
+
+    def _upload(
+        self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen | None = None
+    ) -> CudaBuffer:
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
             if matrices_of(decl) and (planned is None or decl.name in planned.factors):
-                self._weights.matrix(buffer)
+                self._weights.matrix(buffer, seen)
             else:
-                self._weights.stored(buffer)
+                self._weights.stored(buffer, seen)
         return self._keep(buffer)
 
     def free(self, buffer: CudaBuffer) -> None:
@@ -408,3 +424,4 @@ def _give_back(memory: Any, allocations: list[Allocation]) -> None:
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[CudaBuffer, CudaBatch, CudaFence]] = CudaTier
+    _uploads_later: type[UploadsLater] = CudaTier

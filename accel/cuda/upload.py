@@ -1,41 +1,53 @@
 """Stored weights on their way to the device: through page-locked memory, arranged on arrival.
 
-A part of a tensor is copied by several threads into a page-locked slot, from there by the device
-into staging memory of its own or where it stays, and arranged there, while the host fills the next
-slot. A thread does so one tensor after the other, so that whoever uploads can go on reading the
-file. So no more than the slots is held twice, and the link is kept busy.
+Threads share the parts of all tensors: one reads a part from the file into a page-locked slot,
+shows it to who wants to see it while it is in the caches, and has the device copy it from there to
+staging memory of its own or where it stays, and arrange it. Whoever uploads goes on meanwhile. So
+no more than the slots is held twice, and the link is kept busy.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
+from functools import partial
+from itertools import takewhile
+from queue import SimpleQueue
 
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
 from accel.packets.mirrors import Bytes
 from accel.packets.stacks import Stack
+from contract.errors import OutOfMemory
+from contract.mapped import copy_bytes
+from contract.tier import Seen
 
-SLOTS = 4
-SLOT_BYTES = 16 << 20
-COPYING_THREADS = 16
-LEAST_PIECE = 1 << 18
-"""Bytes below which a copy in host memory is not worth a thread of its own."""
+SLOT_BYTES = 8 << 20
+THREADS = min(16, os.cpu_count() or 1)
+SLOTS = THREADS + THREADS // 2
+"""More than there are threads: the link is at some while all threads read."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
     """``staging`` is device memory of the same size; ``sent`` is passed when both are free."""
 
     pinned: Bytes
     staging: Allocation
     sent: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """``nbytes`` of rows of an upload, the first of which is row ``first``."""
+
+    rows: Callable[[], Bytes]
+    first: int
+    nbytes: int
+    seen: Seen | None
 
 
 class Uploader:
@@ -45,43 +57,41 @@ class Uploader:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._slots: list[_Slot] = []
-        self._next = 0
-        self._jobs: list[Future[None]] = []
-        self._worker: ThreadPoolExecutor | None = None
-        self._copiers: ThreadPoolExecutor | None = None
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        self._jobs: deque[Future[None]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
 
-    def copy(self, data: Bytes, target: Allocation) -> None:
+    def copy(self, data: Bytes, target: Allocation, seen: Seen | None = None) -> None:
         """``data``, uint8[rows, row_bytes], as it is. Raises OutOfMemory."""
-        step = max(1, SLOT_BYTES // max(1, data.shape[1]))
-        parts = [range(n, min(n + step, len(data))) for n in range(0, len(data), step)]
+        row_bytes = max(1, data.shape[1])
+        step = max(1, SLOT_BYTES // row_bytes)
+        for first in range(0, len(data), step):
+            part = data[first : first + step]
 
-        def job() -> None:
-            for rows in parts:
-                part = data[rows.start : rows.stop]
-                with self._slot(part) as slot:
-                    host = slot.pinned[: part.size]
-                    self._memory.transfer(target, host, True, rows.start * data.shape[1])
+            def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
+                self._memory.transfer(target, host, True, start)
 
-        self._later(job, max((len(rows) for rows in parts), default=0) * data.shape[1])
+            self._later(_Part(partial(_same, part), first, part.size, seen), send)
 
-    def arrange(self, stack: Stack, launch: Callable[[int, range], None]) -> None:
+    def arrange(
+        self, stack: Stack, launch: Callable[[int, range], None], seen: Seen | None = None
+    ) -> None:
         """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
         lie at ``address`` on the device. Raises OutOfMemory."""
-        parts = stack.parts(SLOT_BYTES)
+        for groups in stack.parts(SLOT_BYTES):
 
-        def job() -> None:
-            for groups in parts:
-                part = stack.stored(groups)
-                with self._slot(part) as slot:
-                    self._memory.transfer(slot.staging, slot.pinned[: part.size], True, 0)
-                    launch(slot.staging.address, groups)
+            def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
+                self._memory.transfer(slot.staging, host, True, 0)
+                launch(slot.staging.address, groups)
 
-        self._later(job, max((stack.stored(groups).size for groups in parts), default=0))
+            first, stop = stack.first_row(groups.start), stack.first_row(groups.stop)
+            nbytes = (stop - first) * stack.data.shape[-1]
+            self._later(_Part(partial(stack.stored, groups), first, nbytes, seen), send)
 
     def finish(self) -> None:
-        """Return when everything was enqueued. Raises what went wrong meanwhile."""
-        while self._jobs:
-            self._jobs.pop(0).result()
+        """Return when everything was enqueued. Raises the first that went wrong meanwhile, in the
+        order of uploads; what is not under way then is given up."""
+        self._collect(len(self._jobs))
 
     def close(self) -> None:
         """As ``finish``, and give the slots back. Safe to call twice."""
@@ -92,51 +102,69 @@ class Uploader:
 
     def forget(self) -> None:
         """Give up what was not enqueued yet: the device is lost."""
-        for pool in (self._worker, self._copiers):
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
-        self._worker = self._copiers = None
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._threads = None
         self._jobs.clear()
         for slot in self._slots:
             self._memory.free(slot.staging)
         self._slots.clear()
 
-    def _later(self, job: Callable[[], None], slot_bytes: int) -> None:
-        if not slot_bytes:
+    def _collect(self, count: int) -> None:
+        """Wait for the oldest jobs."""
+        try:
+            for _ in range(count):
+                self._jobs.popleft().result()
+        except BaseException:
+            for job in self._jobs:
+                job.cancel()
+            wait(self._jobs)
+            self._jobs.clear()
+            raise
+
+    def _later(self, part: _Part, send: Callable[[_Slot, Bytes], None]) -> None:
+        """``send`` enqueues what is done with the rows."""
+        if not part.nbytes:
             return
-        if not self._slots or self._slots[0].pinned.size < slot_bytes:
+        if not self._slots or self._slots[0].pinned.size < part.nbytes:
             self.close()
-            self._slots = [self._new_slot(max(SLOT_BYTES, slot_bytes)) for _ in range(SLOTS)]
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "upload")
-            self._copiers = ThreadPoolExecutor(COPYING_THREADS, "copy")
-        while self._jobs and self._jobs[0].done():
-            self._jobs.pop(0).result()
-        self._jobs.append(self._worker.submit(job))
+            self._make_slots(max(SLOT_BYTES, part.nbytes))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "upload")
+        self._collect(sum(1 for _ in takewhile(Future.done, self._jobs)))
+        self._jobs.append(self._threads.submit(self._send, part, send))
 
-    def _new_slot(self, nbytes: int) -> _Slot:
-        staging = self._memory.allocate("staging of weights", nbytes, zeroed=False)
-        return _Slot(self._memory.pinned.take(nbytes), staging)
+    def _make_slots(self, nbytes: int) -> None:
+        """As many as there is memory for, at least one. Raises OutOfMemory."""
+        slots: list[_Slot] = []
+        while len(slots) < SLOTS:
+            try:
+                staging = self._memory.allocate("staging of weights", nbytes, zeroed=False)
+            except OutOfMemory:
+                if not slots:
+                    raise
+                break
+            slots.append(_Slot(self._memory.pinned.take(nbytes), staging))
+        self._slots, self._free = slots, SimpleQueue()
+        for slot in slots:
+            self._free.put(slot)
 
-    @contextmanager
-    def _slot(self, part: Bytes) -> Iterator[_Slot]:
-        """A slot that holds ``part``, used again once what is enqueued inside has ended."""
-        self._next = (self._next + 1) % len(self._slots)
-        slot = self._slots[self._next]
-        if slot.sent is not None:
-            slot.sent.wait()
-        self._fill(slot.pinned[: part.size].reshape(part.shape), part)
-        yield slot
-        slot.sent = Mark(self._memory.context, self._memory.stream)
+    def _send(self, part: _Part, send: Callable[[_Slot, Bytes], None]) -> None:
+        slot = self._free.get()
+        try:
+            if slot.sent is not None:
+                slot.sent.wait()
+            slot.sent = None
+            rows = part.rows()
+            host = slot.pinned[: rows.size]
+            copy_bytes(host.reshape(rows.shape), rows)
+            if part.seen is not None:
+                part.seen(part.first, host.reshape(rows.shape))
+            send(slot, host)
+            slot.sent = Mark(self._memory.context, self._memory.stream)
+        finally:
+            self._free.put(slot)
 
-    def _fill(self, target: Bytes, part: Bytes) -> None:
-        """Copy with several threads: one alone is slower than the link."""
-        pieces = min(COPYING_THREADS, os.cpu_count() or 1, max(1, part.size // LEAST_PIECE))
-        if pieces == 1 or self._copiers is None:
-            np.copyto(target, part)
-            return
-        if len(part) < pieces:
-            target, part = target.reshape(-1), np.ascontiguousarray(part).reshape(-1)
-        bounds = np.linspace(0, len(part), pieces + 1).astype(int)
-        ranges = [slice(a, b) for a, b in pairwise(bounds)]
-        list(self._copiers.map(lambda r: np.copyto(target[r], part[r]), ranges))
+
+def _same(part: Bytes) -> Bytes:
+    return part
