@@ -225,23 +225,40 @@ class DeviceTier(Protocol[B, P, F]):
 Tier: TypeAlias = DeviceTier[Any, Any, Any]
 """A tier for who hands its buffers, batches and fences back to it unseen."""
 
-Seen: TypeAlias = Callable[[int, NDArray[np.uint8]], None]
-"""Shown rows of an upload when they are read: the number of the first one, uint8[rows, row_bytes].
-Several threads call it, in any order; what it raises ends the upload."""
+
+@dataclass(frozen=True, slots=True)
+class FiniteWords:
+    """What of each block of ``block_bytes`` has to be finite: the little-endian words of
+    ``word_bytes`` at ``places``, one or two, which are not where all bits of ``exponent`` are set.
+    """
+
+    block_bytes: int
+    places: tuple[int, ...]
+    word_bytes: int
+    exponent: int
 
 
 @runtime_checkable
 class UploadsLater(Protocol):
     """A tier that reads what is uploaded while its caller goes on.
 
-    So whoever wants to look at the data is shown them where they are read, once.
+    So it is the tier that looks at the data, where it has them at hand, and reads them once.
     """
 
-    def upload_later(self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen) -> Any:
-        """As ``Tier.upload``. ``finish_uploads`` has to follow before anything is lowered."""
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> Any:
+        """As ``Tier.upload``; ``finish_uploads`` has to follow before anything is lowered.
 
-    def finish_uploads(self) -> None:
-        """Return when all was read. Raises what the first ``seen`` raised, in order of uploads."""
+        ``told`` is called with bytes as they are read, by several threads.
+        """
+
+    def finish_uploads(self) -> bool:
+        """Return when all was read: whether all that has to be finite is."""
 
 
 def check_form(form: ShapeKey, step: ShapeKey) -> None:

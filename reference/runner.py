@@ -18,12 +18,13 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
-from contract.tier import Buffer, Fence, Heap, Seen, Tier, UploadsLater
+from contract.tier import Buffer, Fence, Heap, Tier, UploadsLater
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
+from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = "output.hidden"
@@ -139,8 +140,8 @@ class ModelRunner(Closing):
             for decl in self.graph.buffers.values():
                 if decl.kind not in STEP_LOCAL:
                     self._buffers[decl.name] = self._provide(decl, progress)
-            if isinstance(tier, UploadsLater):
-                tier.finish_uploads()
+            if isinstance(tier, UploadsLater) and not tier.finish_uploads():
+                self._refuse_broken()
         except BaseException:
             self.close()
             raise
@@ -224,8 +225,9 @@ class ModelRunner(Closing):
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and isinstance(self.tier, UploadsLater):
-            data, check = unchecked_weight(self.model.file, decl)
-            buffer = self.tier.upload_later(decl, data, _watched(check, progress))
+            data = unchecked_weight(self.model.file, decl)
+            told = _in_turn(progress)
+            buffer = self.tier.upload_later(decl, data, finite_words(decl.dtype), told)
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:
@@ -237,6 +239,12 @@ class ModelRunner(Closing):
             heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
             buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
         return buffer
+
+    def _refuse_broken(self) -> None:
+        """Raise ModelFileError for the first weight with a number that is not finite."""
+        for decl in self.graph.of_kind(BufferKind.WEIGHT):
+            weight_bytes(self.model.file, decl)
+        raise DeviceLost(f"{self.tier.info.device} found a broken weight, and none is")
 
     def _put_pages(self, inputs: StepInput) -> InputRows | None:
         """Bring the page table of the block up to date; what tells the tier which rows changed."""
@@ -265,16 +273,15 @@ class ModelRunner(Closing):
         return self._input(name, dtype) if name in self.graph.buffers else None
 
 
-def _watched(check: Seen, progress: Progress | None) -> Seen:
-    """Checks rows where a tier reads them, and tells ``progress``, in one thread at a time."""
+def _in_turn(progress: Progress | None) -> Progress:
+    """What several threads may call at once."""
 
-    def seen(first: int, rows: NDArray[np.uint8]) -> None:
-        check(first, rows)
+    def told(nbytes: int) -> None:
         if progress is not None:
             with _TELLING:
-                progress(rows.nbytes)
+                progress(nbytes)
 
-    return seen
+    return told
 
 
 def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:

@@ -12,7 +12,7 @@ from accel.cuda.memory import Allocation, Memory
 from accel.cuda.program import Modules, plain_source, tuned_source
 from accel.cuda.registered import LAYOUTS
 from accel.cuda.tuned import ArrangedLayout
-from accel.cuda.upload import Uploader
+from accel.cuda.upload import Arrived, Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
@@ -21,7 +21,6 @@ from accel.packets.mirrors import Bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
-from contract.tier import Seen
 
 Launch = Callable[[int, range], None]
 """Has some groups arranged whose stored rows lie at an address."""
@@ -56,15 +55,15 @@ class Arranger:
         data: Bytes,
         matrices: int,
         layout: WeightLayout,
-        seen: Seen | None = None,
+        arrived: Arrived | None = None,
     ) -> ArrangedMatrix[Allocation]:
-        """``data`` of ``matrices`` in device memory, see ``Stack``; ``seen`` is shown them.
+        """``data`` of ``matrices`` in device memory, see ``Stack``.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
         if dtype.storage is StorageClass.FLOAT:
             place = self.memory.allocate(name, data.nbytes, zeroed=False)
-            self.uploader.copy(data, place, seen)
+            self.uploader.copy(data, place, arrived)
             return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
         rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
         stack = Stack(dtype, data, rows, group_rows(layout))
@@ -74,7 +73,7 @@ class Arranger:
             launch = self._into_planes(stack, place)
         else:
             launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
-        self.uploader.arrange(stack, launch, seen)
+        self.uploader.arrange(stack, launch, arrived)
         return ArrangedMatrix(place, row_bytes, layout)
 
     def _into_planes(self, stack: Stack, place: Allocation) -> Launch:

@@ -11,10 +11,10 @@ from accel.cuda.arrange import arranged_row_bytes, group_rows
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
+from accel.cuda.upload import Arrived
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from contract.dtypes import StorageClass
 from contract.ir.nodes import BufferDecl
-from contract.tier import Seen
 
 CudaBuffer = DeviceBuffer[Allocation]
 
@@ -25,18 +25,20 @@ class Weights:
 
     runtime: Runtime
 
-    def stored(self, buffer: CudaBuffer, seen: Seen | None = None) -> Allocation:
-        """The bytes of a buffer as the graph declares them; ``seen`` is shown those uploaded."""
+    def stored(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> Allocation:
+        """The bytes of a buffer as the graph declares them."""
         if buffer.allocation is None:
             assert buffer.source is not None
             memory = self.runtime.memory
             place = memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
-            self.runtime.uploader.copy(_rows(buffer.source), place, seen)
+            self.runtime.uploader.copy(_rows(buffer.source), place, arrived)
             buffer.allocation = place
         return buffer.allocation
 
-    def matrix(self, buffer: CudaBuffer, seen: Seen | None = None) -> ArrangedMatrix[Allocation]:
-        """A weight as the products read it; ``seen`` is shown what is uploaded."""
+    def matrix(
+        self, buffer: CudaBuffer, arrived: Arrived | None = None
+    ) -> ArrangedMatrix[Allocation]:
+        """A weight as the products read it."""
         if buffer.matrix is None:
             decl = buffer.decl
             assert buffer.source is not None, f"{decl.name} is no upload"
@@ -46,7 +48,7 @@ class Weights:
             source, arranger = buffer.source, self.runtime.arranger
             source = source if is_share_of_stack(decl, source) else _rows(source)
             return buffer.hold(
-                arranger.upload(decl.name, decl.dtype, source, matrices, layout, seen)
+                arranger.upload(decl.name, decl.dtype, source, matrices, layout, arrived)
             )
         return buffer.matrix
 

@@ -13,6 +13,7 @@ from typing import Any
 from accel.cuda.arrange import Arranger
 from accel.cuda.device import TIER, Device, find_device
 from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
+from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
 from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
@@ -69,6 +70,7 @@ class Runtime:
     modules: Modules
     uploader: Uploader
     arranger: Arranger
+    finite: FiniteCheck
     compiler: str
     programmatic: bool
     graphs: bool
@@ -175,6 +177,7 @@ def open_runtime(
         modules,
         uploader,
         Arranger(memory, modules, uploader),
+        FiniteCheck(memory, modules),
         compiler.version,
         programmatic,
         choices.graphs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from accel.cuda.program import Compiler, Source
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
+from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
@@ -41,7 +42,7 @@ from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, Seen, TierInfo, UploadsLater, check_range
+from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +156,40 @@ class CudaTier(Closing):
         """
         return self._upload(decl, data)
 
-    def upload_later(self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen) -> CudaBuffer:
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> CudaBuffer:
         """See ``contract.tier.UploadsLater``."""
-        return self._upload(decl, data, seen)
+        check = self._runtime.finite
+        with self._guarded(f"uploading {decl.name}"):
+            check.prepare()
 
-    def finish_uploads(self) -> None:
+        def arrived(address: int, nbytes: int) -> None:
+            check.look(address, nbytes, finite)
+            told(nbytes)
+
+        return self._upload(decl, data, arrived)
+
+    def finish_uploads(self) -> bool:
         """See ``contract.tier.UploadsLater``."""
         with self._guarded("uploading"):
             self._runtime.uploader.close()
+            return self._runtime.finite.passed()
 
     def _upload(
-        self, decl: BufferDecl, data: NDArray[np.uint8], seen: Seen | None = None
+        self, decl: BufferDecl, data: NDArray[np.uint8], arrived: Arrived | None = None
     ) -> CudaBuffer:
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
             if matrices_of(decl) and (planned is None or decl.name in planned.factors):
-                self._weights.matrix(buffer, seen)
+                self._weights.matrix(buffer, arrived)
             else:
-                self._weights.stored(buffer, seen)
+                self._weights.stored(buffer, arrived)
         return self._keep(buffer)
 
     def free(self, buffer: CudaBuffer) -> None:

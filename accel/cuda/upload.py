@@ -1,9 +1,9 @@
 """Stored weights on their way to the device: through page-locked memory, arranged on arrival.
 
-Threads share the parts of all tensors: one reads a part from the file into a page-locked slot,
-shows it to who wants to see it while it is in the caches, and has the device copy it from there to
-staging memory of its own or where it stays, and arrange it. Whoever uploads goes on meanwhile. So
-no more than the slots is held twice, and the link is kept busy.
+Threads share the parts of all tensors: one reads a part from the file into a page-locked slot, and
+has the device copy it from there to staging memory of its own or where it stays, look at it, and
+arrange it. Whoever uploads goes on meanwhile. So no more than the slots is held twice, and the link
+is kept busy. Parts are large, since threads wait for each other whenever one runs Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from accel.packets.mirrors import Bytes
 from accel.packets.stacks import Stack
 from contract.errors import OutOfMemory
 from contract.mapped import copy_bytes
-from contract.tier import Seen
+
+Arrived = Callable[[int, int], None]
+"""Called with the device address and the bytes of stored rows whose copy is enqueued, by several
+threads, to enqueue what looks at them."""
 
 SLOT_BYTES = 8 << 20
 THREADS = min(16, os.cpu_count() or 1)
@@ -40,16 +43,6 @@ class _Slot:
     sent: Mark | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """``nbytes`` of rows of an upload, the first of which is row ``first``."""
-
-    rows: Callable[[], Bytes]
-    first: int
-    nbytes: int
-    seen: Seen | None
-
-
 class Uploader:
     """Copies host memory to one device. What it is given is read some time before ``finish`` ends
     and must not change until then. Memory is allocated in the caller's thread only."""
@@ -61,7 +54,7 @@ class Uploader:
         self._jobs: deque[Future[None]] = deque()
         self._threads: ThreadPoolExecutor | None = None
 
-    def copy(self, data: Bytes, target: Allocation, seen: Seen | None = None) -> None:
+    def copy(self, data: Bytes, target: Allocation, arrived: Arrived | None = None) -> None:
         """``data``, uint8[rows, row_bytes], as it is. Raises OutOfMemory."""
         row_bytes = max(1, data.shape[1])
         step = max(1, SLOT_BYTES // row_bytes)
@@ -70,11 +63,16 @@ class Uploader:
 
             def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
                 self._memory.transfer(target, host, True, start)
+                if arrived is not None:
+                    arrived(target.address + start, host.size)
 
-            self._later(_Part(partial(_same, part), first, part.size, seen), send)
+            self._later(partial(_same, part), part.size, send)
 
     def arrange(
-        self, stack: Stack, launch: Callable[[int, range], None], seen: Seen | None = None
+        self,
+        stack: Stack,
+        launch: Callable[[int, range], None],
+        arrived: Arrived | None = None,
     ) -> None:
         """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
         lie at ``address`` on the device. Raises OutOfMemory."""
@@ -82,11 +80,12 @@ class Uploader:
 
             def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
                 self._memory.transfer(slot.staging, host, True, 0)
+                if arrived is not None:
+                    arrived(slot.staging.address, host.size)
                 launch(slot.staging.address, groups)
 
-            first, stop = stack.first_row(groups.start), stack.first_row(groups.stop)
-            nbytes = (stop - first) * stack.data.shape[-1]
-            self._later(_Part(partial(stack.stored, groups), first, nbytes, seen), send)
+            rows = stack.first_row(groups.stop) - stack.first_row(groups.start)
+            self._later(partial(stack.stored, groups), rows * stack.data.shape[-1], send)
 
     def finish(self) -> None:
         """Return when everything was enqueued. Raises the first that went wrong meanwhile, in the
@@ -122,17 +121,19 @@ class Uploader:
             self._jobs.clear()
             raise
 
-    def _later(self, part: _Part, send: Callable[[_Slot, Bytes], None]) -> None:
-        """``send`` enqueues what is done with the rows."""
-        if not part.nbytes:
+    def _later(
+        self, rows: Callable[[], Bytes], nbytes: int, send: Callable[[_Slot, Bytes], None]
+    ) -> None:
+        """``send`` enqueues what is done with the rows, which are read by another thread."""
+        if not nbytes:
             return
-        if not self._slots or self._slots[0].pinned.size < part.nbytes:
+        if not self._slots or self._slots[0].pinned.size < nbytes:
             self.close()
-            self._make_slots(max(SLOT_BYTES, part.nbytes))
+            self._make_slots(max(SLOT_BYTES, nbytes))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "upload")
         self._collect(sum(1 for _ in takewhile(Future.done, self._jobs)))
-        self._jobs.append(self._threads.submit(self._send, part, send))
+        self._jobs.append(self._threads.submit(self._send, rows, send))
 
     def _make_slots(self, nbytes: int) -> None:
         """As many as there is memory for, at least one. Raises OutOfMemory."""
@@ -149,19 +150,19 @@ class Uploader:
         for slot in slots:
             self._free.put(slot)
 
-    def _send(self, part: _Part, send: Callable[[_Slot, Bytes], None]) -> None:
+    def _send(self, rows: Callable[[], Bytes], send: Callable[[_Slot, Bytes], None]) -> None:
         slot = self._free.get()
         try:
             if slot.sent is not None:
                 slot.sent.wait()
-            slot.sent = None
-            rows = part.rows()
-            host = slot.pinned[: rows.size]
-            copy_bytes(host.reshape(rows.shape), rows)
-            if part.seen is not None:
-                part.seen(part.first, host.reshape(rows.shape))
+            part = rows()
+            host = slot.pinned[: part.size]
+            copy_bytes(host.reshape(part.shape), part)
             send(slot, host)
-            slot.sent = Mark(self._memory.context, self._memory.stream)
+            if slot.sent is None:
+                slot.sent = Mark(self._memory.context, self._memory.stream)
+            else:
+                slot.sent.move(self._memory.stream)
         finally:
             self._free.put(slot)
 

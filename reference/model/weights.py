@@ -11,7 +11,6 @@ from contract.dtypes import DType
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
-from contract.tier import Seen
 from reference.cpu.threads import for_each
 from reference.exact.rotary import rotary_table
 from reference.model.gguf import GgufFile
@@ -33,23 +32,21 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     if source.tensor == ONES:
         return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
     data = _stored(file, source)
-    _refuse(file, source, _first_broken(decl.dtype, data))
+    broken = _first_broken(decl.dtype, data)
+    if broken is not None:
+        raise ModelFileError(
+            file.path,
+            f"tensor {source}",
+            f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
+            "fetch the file again or convert it again",
+        )
     return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data
 
 
-def unchecked_weight(file: GgufFile, decl: BufferDecl) -> tuple[NDArray[np.uint8], Seen]:
-    """As ``weight_bytes`` before anybody looked at what they hold, and what looks at some rows of
-    them: it raises what ``weight_bytes`` does."""
+def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
+    """As ``weight_bytes`` before anybody looked at what they hold, which the caller has to do."""
     source = parse_source(decl.source)
-    if source.powers:
-        return weight_bytes(file, decl), _nothing
-
-    def check(first: int, rows: NDArray[np.uint8]) -> None:
-        broken = find_nonfinite_scale(decl.dtype, rows)
-        if broken is not None:
-            _refuse(file, source, (first + broken[0], broken[1]))
-
-    return _stored(file, source), check
+    return weight_bytes(file, decl) if source.powers else _stored(file, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
@@ -78,20 +75,6 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
 def _stored(file: GgufFile, source: WeightSource) -> NDArray[np.uint8]:
     data = file.tensor_bytes(source.tensor)
     return data if source.rows is None else source.rows.take(data)
-
-
-def _refuse(file: GgufFile, source: WeightSource, broken: tuple[int, int] | None) -> None:
-    if broken is not None:
-        raise ModelFileError(
-            file.path,
-            f"tensor {source}",
-            f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
-            "fetch the file again or convert it again",
-        )
-
-
-def _nothing(first: int, rows: NDArray[np.uint8]) -> None:
-    """Of rows that were checked."""
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Uploads that are read while their caller goes on: who wants to see the data sees all of them."""
+"""Uploads that are read while their caller goes on: the device looks at all of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from accel.cuda import upload
-from accel.cuda.program import Compiler
+from accel.cuda.program import Compiler, tuned_source
 from accel.cuda.tier import CudaTier
-from contract.dtypes import F32, I12
+from contract.dtypes import F32, I12, WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl, BufferKind
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
+from reference.quant import find_nonfinite_scale, finite_words, moderate_scales
 from reference.runner import ModelRunner
+from tests.cuda.emulator import emulate
 from tests.cuda.fake_devices import EmulatedDevices
 from tests.cuda.fake_driver import FakeNvrtc
 
@@ -24,53 +26,53 @@ LIMITS = Limits(1, 32, 2, I12, step_tokens=1, step_rows=1)
 ROWS, WIDTH = 1000, 48
 
 
-class Broken(Exception):
-    """What a look at some rows ends with."""
-
-
-def table(tier: CudaTier, data: np.ndarray, seen) -> object:
-    decl = BufferDecl("table", BufferKind.CONSTANT, F32, (len(data), WIDTH // 4))
-    return tier.upload_later(decl, data, seen)
-
-
-def rows_of_rows() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 256, (ROWS, WIDTH), np.uint8)
-
-
 @pytest.mark.parametrize("slot_bytes", [1, 1000, 1 << 20])
-def test_all_rows_are_seen_once(
+def test_all_bytes_are_told_and_looked_at(
     tier: CudaTier, monkeypatch: pytest.MonkeyPatch, slot_bytes: int
 ) -> None:
-    """With their numbers, whatever they are cut into."""
+    """Whatever they are cut into; what was found is forgotten with the uploads it was found in."""
     monkeypatch.setattr(upload, "SLOT_BYTES", slot_bytes)
-    data, found = rows_of_rows(), {}
+    decl = BufferDecl("table", BufferKind.CONSTANT, F32, (ROWS, WIDTH // 4))
+    data = np.zeros((ROWS, WIDTH), np.uint8)
+    for broken in (None, (0, 3), (ROWS - 1, WIDTH - 1), None):
+        told: list[int] = []
+        if broken is not None:
+            data[broken], data[broken[0], broken[1] - 1] = 0x7F, 0x80
+        buffer = tier.upload_later(decl, data, finite_words(F32), told.append)
+        assert tier.finish_uploads() == (broken is None)
+        assert sum(told) == data.nbytes
+        tier.free(buffer)
+        data[:] = 0
 
-    def seen(first: int, rows: np.ndarray) -> None:
-        found.update({first + n: row.tobytes() for n, row in enumerate(rows)})
 
-    table(tier, data, seen)
-    tier.finish_uploads()
-    assert found == {n: row.tobytes() for n, row in enumerate(data)}
-
-
-def test_the_first_error_counts(tier: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of uploads, whichever thread is first; the tier goes on with other uploads."""
-    monkeypatch.setattr(upload, "SLOT_BYTES", 100)
-
-    def seen(first: int, rows: np.ndarray) -> None:
-        if first % 400 == 300:
-            raise Broken(first)
-
-    def upload_twice() -> None:
-        for _ in range(2):
-            table(tier, rows_of_rows(), seen)
-        tier.finish_uploads()
-
-    for _ in range(3):
-        with pytest.raises(Broken, match=r"^300$"):
-            upload_twice()
-    table(tier, rows_of_rows(), lambda first, rows: None)
-    tier.finish_uploads()
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+def test_the_device_finds_what_the_host_finds(dtype: DType, folder: Path) -> None:
+    """In any word that has to be finite and in no other, of few blocks and of many."""
+    words = finite_words(dtype)
+    kernel = emulate(tuned_source("find_broken.cu", {}), folder)
+    rng = np.random.default_rng(dtype.ggml_id)
+    for blocks in (1, 700):
+        stored = rng.integers(0, 256, (1, blocks * dtype.block_bytes), np.uint8)
+        if dtype.storage is StorageClass.FLOAT:
+            stored &= 0x3F
+        else:
+            moderate_scales(dtype, stored)
+        for place in (None, *words.places):
+            at = (blocks - 1) * dtype.block_bytes
+            if place is not None:
+                word = slice(at + place, at + place + words.word_bytes)
+                stored[0, word] = list(words.exponent.to_bytes(words.word_bytes, "little"))
+            found = np.zeros(1, np.uint32)
+            numbers = blocks, words.block_bytes, words.places[0], words.places[-1]
+            kernel.run(
+                "find_broken", (2, 1, 1), 64, stored.ctypes.data, found.ctypes.data, *numbers,
+                words.word_bytes, words.exponent,
+            )  # fmt: skip
+            expected = find_nonfinite_scale(dtype, stored)
+            assert bool(found[0]) == (expected is not None) == (place is not None)
+            if place is not None:
+                assert expected == (0, blocks - 1)
+                stored[0, word] = 0
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
