@@ -40,8 +40,9 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
     """
     exponent = finite_words(dtype).exponent
     parts = blocks.view(_words_of(dtype))
-    first, *others = (parts[name] & exponent == exponent for name in parts.dtype.names or ())
-    broken = np.logical_or.reduce([first, *others]) if others else first
+    broken, *others = (parts[name] & exponent == exponent for name in parts.dtype.names or ())
+    for mark in others:
+        broken |= mark
     if not broken.any():
         return None
     row, at = np.unravel_index(int(broken.argmax()), broken.shape)
