@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,13 @@ class Weights:
                 arranger.upload(decl.name, decl.dtype, source, matrices, layout, arrived)
             )
         return buffer.matrix
+
+    def prepare(self, decls: Iterable[BufferDecl]) -> None:
+        """Have ready what arranges these weights."""
+        quantized = [d for d in decls if d.dtype.storage is not StorageClass.FLOAT]
+        device = self.runtime.device
+        self.runtime.arranger.prepare({(d.dtype, layout_of(d, device)) for d in quantized})
+        self.runtime.finite.build()
 
     def arranged_bytes(self, decl: BufferDecl) -> int:
         """What ``matrix`` takes beside the stored bytes."""

@@ -26,12 +26,17 @@ class FiniteCheck:
     _found: Allocation | None = None
     _function: Any = None
 
-    def prepare(self) -> None:
-        """Have the kernel and its result ready: ``look`` may then be called by any thread."""
-        if self._found is None:
-            self._found = self.memory.allocate("check of weights", WORD_BYTES)
+    def build(self) -> None:
+        """Have the kernel ready."""
+        if self._function is None:
             source = tuned_source("find_broken.cu", {})
             self._function = self.modules.function(source, "find_broken")
+
+    def prepare(self) -> None:
+        """Have the kernel and its result ready: ``look`` may then be called by any thread."""
+        self.build()
+        if self._found is None:
+            self._found = self.memory.allocate("check of weights", WORD_BYTES)
 
     def look(self, address: int, nbytes: int, words: FiniteWords) -> None:
         """Enqueue a look at ``nbytes`` of stored blocks at ``address``."""

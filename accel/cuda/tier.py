@@ -137,9 +137,11 @@ class CudaTier(Closing):
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Make the scratch memory and the place of a step's inputs; kernels are built meanwhile."""
         planned = self._planner.plan(graph, largest)
-        for lowered in planned.forms.values():
-            self._runtime.modules.build_ahead(sources_of(lowered.plan))
         with self._guarded("reserving memory"):
+            # Uploads begin at once, and need theirs.
+            self._weights.prepare(graph.buffers[name] for name in sorted(planned.factors))
+            for lowered in planned.forms.values():
+                self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:

@@ -1,9 +1,10 @@
 """Stored weights on their way to the device: through page-locked memory, arranged on arrival.
 
-Threads share the parts of all tensors: one reads a part from the file into a page-locked slot, and
-has the device copy it from there to staging memory of its own or where it stays, look at it, and
-arrange it. Whoever uploads goes on meanwhile. So no more than the slots is held twice, and the link
-is kept busy. Parts are large, since threads wait for each other whenever one runs Python.
+Threads read parts of tensors from the file into page-locked slots, one each. Another thread has the
+device copy them, in turn, from there to staging memory of their own or where they stay, look at
+them, and arrange them. Whoever uploads goes on meanwhile. So no more than the slots is held twice,
+and the link is kept busy. A reader does nothing but read, since threads wait for each other
+whenever one runs Python.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from queue import SimpleQueue
 
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
@@ -25,13 +25,13 @@ from contract.errors import OutOfMemory
 from contract.mapped import copy_bytes
 
 Arrived = Callable[[int, int], None]
-"""Called with the device address and the bytes of stored rows whose copy is enqueued, by several
-threads, to enqueue what looks at them."""
+"""Called with the device address and the bytes of stored rows whose copy is enqueued, by a thread
+of the uploader, to enqueue what looks at them."""
 
-SLOT_BYTES = 8 << 20
-THREADS = min(16, os.cpu_count() or 1)
-SLOTS = THREADS + THREADS // 2
-"""More than there are threads: the link is at some while all threads read."""
+SLOT_BYTES = 16 << 20
+READERS = min(12, os.cpu_count() or 1)
+SLOTS = READERS + 4
+"""More than are read at a time: the link is at some meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +43,15 @@ class _Slot:
     sent: Mark | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is being read into a slot, and what is to be done when that is ``done``."""
+
+    done: Future[None]
+    send: Callable[[], None]
+    slot: _Slot
+
+
 class Uploader:
     """Copies host memory to one device. What it is given is read some time before ``finish`` ends
     and must not change until then. Memory is allocated in the caller's thread only."""
@@ -50,23 +59,29 @@ class Uploader:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._slots: list[_Slot] = []
-        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        self._next = 0
+        self._reading: deque[_Reading] = deque()
         self._jobs: deque[Future[None]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
+        self._sender: ThreadPoolExecutor | None = None
+        self._readers: ThreadPoolExecutor | None = None
 
     def copy(self, data: Bytes, target: Allocation, arrived: Arrived | None = None) -> None:
         """``data``, uint8[rows, row_bytes], as it is. Raises OutOfMemory."""
         row_bytes = max(1, data.shape[1])
         step = max(1, SLOT_BYTES // row_bytes)
-        for first in range(0, len(data), step):
-            part = data[first : first + step]
 
-            def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
-                self._memory.transfer(target, host, True, start)
-                if arrived is not None:
-                    arrived(target.address + start, host.size)
+        def job() -> None:
+            for first in range(0, len(data), step):
 
-            self._later(partial(_same, part), part.size, send)
+                def send(slot: _Slot, host: Bytes, start: int = first * row_bytes) -> None:
+                    self._memory.transfer(target, host, True, start)
+                    if arrived is not None:
+                        arrived(target.address + start, host.size)
+
+                part = data[first : first + step]
+                self._read(partial(_same, part), part.size, send)
+
+        self._later(job, min(step, len(data)) * data.shape[1])
 
     def arrange(
         self,
@@ -76,21 +91,30 @@ class Uploader:
     ) -> None:
         """A stack in parts: ``launch(address, groups)`` has ``groups`` arranged, whose stored rows
         lie at ``address`` on the device. Raises OutOfMemory."""
-        for groups in stack.parts(SLOT_BYTES):
+        parts = stack.parts(SLOT_BYTES)
 
-            def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
-                self._memory.transfer(slot.staging, host, True, 0)
-                if arrived is not None:
-                    arrived(slot.staging.address, host.size)
-                launch(slot.staging.address, groups)
+        def job() -> None:
+            for groups in parts:
 
-            rows = stack.first_row(groups.stop) - stack.first_row(groups.start)
-            self._later(partial(stack.stored, groups), rows * stack.data.shape[-1], send)
+                def send(slot: _Slot, host: Bytes, groups: range = groups) -> None:
+                    self._memory.transfer(slot.staging, host, True, 0)
+                    if arrived is not None:
+                        arrived(slot.staging.address, host.size)
+                    launch(slot.staging.address, groups)
+
+                self._read(partial(stack.stored, groups), stack.stored_bytes(groups), send)
+
+        self._later(job, max(map(stack.stored_bytes, parts), default=0))
 
     def finish(self) -> None:
-        """Return when everything was enqueued. Raises the first that went wrong meanwhile, in the
-        order of uploads; what is not under way then is given up."""
+        """Return when everything was enqueued. Raises the first that went wrong meanwhile; what was
+        not sent then is given up."""
         self._collect(len(self._jobs))
+        try:
+            while self._reading:
+                self._send_oldest()
+        finally:
+            self._give_up()
 
     def close(self) -> None:
         """As ``finish``, and give the slots back. Safe to call twice."""
@@ -101,10 +125,12 @@ class Uploader:
 
     def forget(self) -> None:
         """Give up what was not enqueued yet: the device is lost."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        self._threads = None
+        for pool in (self._sender, self._readers):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+        self._sender = self._readers = None
         self._jobs.clear()
+        self._reading.clear()
         for slot in self._slots:
             self._memory.free(slot.staging)
         self._slots.clear()
@@ -115,25 +141,29 @@ class Uploader:
             for _ in range(count):
                 self._jobs.popleft().result()
         except BaseException:
-            for job in self._jobs:
-                job.cancel()
-            wait(self._jobs)
-            self._jobs.clear()
+            self._give_up()
             raise
 
-    def _later(
-        self, rows: Callable[[], Bytes], nbytes: int, send: Callable[[_Slot, Bytes], None]
-    ) -> None:
-        """``send`` enqueues what is done with the rows, which are read by another thread."""
-        if not nbytes:
+    def _give_up(self) -> None:
+        """Forget what is left to do, when nobody is at it any more."""
+        for job in self._jobs:
+            job.cancel()
+        wait(self._jobs)
+        wait([reading.done for reading in self._reading])
+        self._jobs.clear()
+        self._reading.clear()
+
+    def _later(self, job: Callable[[], None], slot_bytes: int) -> None:
+        if not slot_bytes:
             return
-        if not self._slots or self._slots[0].pinned.size < nbytes:
+        if not self._slots or self._slots[0].pinned.size < slot_bytes:
             self.close()
-            self._make_slots(max(SLOT_BYTES, nbytes))
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, "upload")
+            self._make_slots(max(SLOT_BYTES, slot_bytes))
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, "upload")
+            self._readers = ThreadPoolExecutor(READERS, "read")
         self._collect(sum(1 for _ in takewhile(Future.done, self._jobs)))
-        self._jobs.append(self._threads.submit(self._send, rows, send))
+        self._jobs.append(self._sender.submit(job))
 
     def _make_slots(self, nbytes: int) -> None:
         """As many as there is memory for, at least one. Raises OutOfMemory."""
@@ -146,26 +176,38 @@ class Uploader:
                     raise
                 break
             slots.append(_Slot(self._memory.pinned.take(nbytes), staging))
-        self._slots, self._free = slots, SimpleQueue()
-        for slot in slots:
-            self._free.put(slot)
+        self._slots, self._next = slots, 0
 
-    def _send(self, rows: Callable[[], Bytes], send: Callable[[_Slot, Bytes], None]) -> None:
-        slot = self._free.get()
-        try:
-            if slot.sent is not None:
-                slot.sent.wait()
-            part = rows()
-            host = slot.pinned[: part.size]
-            copy_bytes(host.reshape(part.shape), part)
-            send(slot, host)
-            if slot.sent is None:
-                slot.sent = Mark(self._memory.context, self._memory.stream)
-            else:
-                slot.sent.move(self._memory.stream)
-        finally:
-            self._free.put(slot)
+    def _read(
+        self, rows: Callable[[], Bytes], nbytes: int, send: Callable[[_Slot, Bytes], None]
+    ) -> None:
+        """Begin to read rows into the next slot; ``send`` enqueues what is done with them then."""
+        if len(self._reading) == min(READERS, len(self._slots)):
+            self._send_oldest()
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        if slot.sent is not None:
+            slot.sent.wait()
+        host = slot.pinned[:nbytes]
+        assert self._readers is not None
+        done = self._readers.submit(_read_into, host, rows)
+        self._reading.append(_Reading(done, partial(send, slot, host), slot))
+
+    def _send_oldest(self) -> None:
+        reading = self._reading.popleft()
+        reading.done.result()
+        reading.send()
+        slot, stream = reading.slot, self._memory.stream
+        if slot.sent is None:
+            slot.sent = Mark(self._memory.context, stream)
+        else:
+            slot.sent.move(stream)
 
 
 def _same(part: Bytes) -> Bytes:
     return part
+
+
+def _read_into(host: Bytes, rows: Callable[[], Bytes]) -> None:
+    part = rows()
+    copy_bytes(host.reshape(part.shape), part)
