@@ -36,10 +36,11 @@ SLOTS = READERS + 4
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """``staging`` is device memory of the same size; ``sent`` is passed when both are free."""
+    """``pinned`` is page-locked memory of the size of ``staging``, made by the first who reads into
+    it; ``sent`` is passed when both are free."""
 
-    pinned: Bytes
     staging: Allocation
+    pinned: Bytes | None = None
     sent: Mark | None = None
 
 
@@ -47,8 +48,8 @@ class _Slot:
 class _Reading:
     """What is being read into a slot, and what is to be done when that is ``done``."""
 
-    done: Future[None]
-    send: Callable[[], None]
+    done: Future[Bytes]
+    send: Callable[[_Slot, Bytes], None]
     slot: _Slot
 
 
@@ -79,7 +80,7 @@ class Uploader:
                         arrived(target.address + start, host.size)
 
                 part = data[first : first + step]
-                self._read(partial(_same, part), part.size, send)
+                self._read(partial(_same, part), send)
 
         self._later(job, min(step, len(data)) * data.shape[1])
 
@@ -102,7 +103,7 @@ class Uploader:
                         arrived(slot.staging.address, host.size)
                     launch(slot.staging.address, groups)
 
-                self._read(partial(stack.stored, groups), stack.stored_bytes(groups), send)
+                self._read(partial(stack.stored, groups), send)
 
         self._later(job, max(map(stack.stored_bytes, parts), default=0))
 
@@ -156,7 +157,7 @@ class Uploader:
     def _later(self, job: Callable[[], None], slot_bytes: int) -> None:
         if not slot_bytes:
             return
-        if not self._slots or self._slots[0].pinned.size < slot_bytes:
+        if not self._slots or self._slots[0].staging.nbytes < slot_bytes:
             self.close()
             self._make_slots(max(SLOT_BYTES, slot_bytes))
         if self._sender is None:
@@ -175,12 +176,10 @@ class Uploader:
                 if not slots:
                     raise
                 break
-            slots.append(_Slot(self._memory.pinned.take(nbytes), staging))
+            slots.append(_Slot(staging))
         self._slots, self._next = slots, 0
 
-    def _read(
-        self, rows: Callable[[], Bytes], nbytes: int, send: Callable[[_Slot, Bytes], None]
-    ) -> None:
+    def _read(self, rows: Callable[[], Bytes], send: Callable[[_Slot, Bytes], None]) -> None:
         """Begin to read rows into the next slot; ``send`` enqueues what is done with them then."""
         if len(self._reading) == min(READERS, len(self._slots)):
             self._send_oldest()
@@ -188,26 +187,27 @@ class Uploader:
         self._next = (self._next + 1) % len(self._slots)
         if slot.sent is not None:
             slot.sent.wait()
-        host = slot.pinned[:nbytes]
         assert self._readers is not None
-        done = self._readers.submit(_read_into, host, rows)
-        self._reading.append(_Reading(done, partial(send, slot, host), slot))
+        done = self._readers.submit(self._read_into, slot, rows)
+        self._reading.append(_Reading(done, send, slot))
 
     def _send_oldest(self) -> None:
         reading = self._reading.popleft()
-        reading.done.result()
-        reading.send()
         slot, stream = reading.slot, self._memory.stream
+        reading.send(slot, reading.done.result())
         if slot.sent is None:
             slot.sent = Mark(self._memory.context, stream)
         else:
             slot.sent.move(stream)
 
+    def _read_into(self, slot: _Slot, rows: Callable[[], Bytes]) -> Bytes:
+        if slot.pinned is None:
+            slot.pinned = self._memory.pinned.take(slot.staging.nbytes)
+        part = rows()
+        host = slot.pinned[: part.size]
+        copy_bytes(host.reshape(part.shape), part)
+        return host
+
 
 def _same(part: Bytes) -> Bytes:
     return part
-
-
-def _read_into(host: Bytes, rows: Callable[[], Bytes]) -> None:
-    part = rows()
-    copy_bytes(host.reshape(part.shape), part)
