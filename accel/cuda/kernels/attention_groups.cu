@@ -1,0 +1,406 @@
+// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a): a block
+// takes 128 rows of one KV head, a row being a head of a token, of a few tokens that follow each other
+// in one slot, and passes over the tiles they see. Four warps bring tiles near and make planes of bytes
+// of them; two groups of four multiply 64 rows each. Queries are 128 high + low, weights 256 high + low.
+//
+// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves,
+// behind all others.
+//
+// HEAD_DIM is 64 or 128. MOST_TOKENS is that of the form. Compiled with the places of the operands as
+// packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
+
+#define WARPS 8  // that multiply
+#define TOKEN_BARRIER part_barrier<WARPS * 32>()
+
+#include "groups.h"
+#include "attention_rounds.h"
+#include "attention_supply.h"
+
+#define GROUP_ROWS 64
+#define ROWS (GROUP_ROWS * WARPS / GROUP_WARPS)
+#define THREADS ((WARPS + SUPPLY_WARPS) * WARP_LANES)
+#define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
+#define PARTS_OF_TILE 2            // of 32 positions
+#define CHUNKS (HEAD_DIM / 32)     // of 32 channels
+#define VALUES (HEAD_DIM / 2)      // sums of a thread
+// A block has as many as all threads begin with.
+#define USER_REGISTERS 232
+#define SUPPLY_REGISTERS 40
+
+#define AT_TOTALS AT_PLANES_END  // [value][thread that multiplies]
+#define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
+#define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
+
+// The two rows of a lane.
+struct ROW_PAIR {
+    unsigned high[ROW_STEPS][4], low[ROW_STEPS][4];
+    float unit[2];
+    unsigned position[2], first[2];
+    bool broken[2];
+    SOFTMAX span[2], total[2];
+    float sum[VALUES];
+};
+
+// Sums of the parts of 32 columns: those of mma.m16n8k32, four for every eight.
+struct PART_SUMS {
+    int high[16], mixed[16], low[16];
+
+    __device__ __forceinline__ void take() {
+        take_sums(high), take_sums(mixed), take_sums(low);
+    }
+};
+
+DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) {
+    float x[HEAD_DIM / 4];
+#pragma unroll
+    for (int word = 0; word < HEAD_DIM / 16; word++) {
+        const float4 v = q ? *(const float4 *)(q + 16 * word + 4 * t) : float4{};
+        x[4 * word] = v.x, x[4 * word + 1] = v.y, x[4 * word + 2] = v.z, x[4 * word + 3] = v.w;
+    }
+    unsigned high[HEAD_DIM / 16], low[HEAD_DIM / 16];
+    rows.unit[r] = split_row(x, scale, high, low, rows.broken[r]);
+#pragma unroll
+    for (int word = 0; word < HEAD_DIM / 16; word++) {
+        rows.high[word / 2][word % 2 * 2 + r] = high[word];
+        rows.low[word / 2][word % 2 * 2 + r] = low[word];
+    }
+}
+
+// Begins q.k of 32 positions.
+DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, int part,
+                         PART_SUMS &sum) {
+    const unsigned char *first = planes + part * 4 * KEY_EIGHT;
+    const U64 high = group_operand(first + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 large = group_operand(first + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 low = group_operand(first + LOW_KEYS, KEYS_APART, KEY_EIGHT);
+    begin_group_product();
+#pragma unroll
+    for (int k = 0; k < ROW_STEPS; k++) {
+        const unsigned at = k * 2 * KEYS_APART;
+        if (k == 0) {
+            set_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
+            set_signed_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            set_signed_sums(sum.low, rows.low[k], operand_behind(low, at));
+        } else {
+            add_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
+            add_signed_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            add_signed_sums(sum.low, rows.low[k], operand_behind(low, at));
+        }
+        add_signed_sums(sum.mixed, rows.high[k], operand_behind(large, at));
+    }
+    end_group_product();
+}
+
+// Begins the sums of 32 channels over all positions of a tile.
+DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][4],
+                         const unsigned char *records, const unsigned char *planes, int chunk,
+                         PART_SUMS &sum) {
+    const unsigned at = chunk * 32 * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
+    const unsigned page = PAGE_TOKENS * HEAD_DIM;
+    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD, apart);
+    const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
+    const U64 small = group_operand(planes + LOW_VALUES + at, page, apart);
+    begin_group_product();
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const U64 of_high = operand_behind(stored, k * 2 * RECORD);
+        const U64 of_large = operand_behind(large, k * 2 * page);
+        const U64 of_low = operand_behind(small, k * 2 * page);
+        if (k == 0) {
+            set_sums(sum.high, high[k], of_high);
+            set_sums(sum.mixed, low[k], of_high);
+            set_unsigned_sums(sum.low, low[k], of_low);
+        } else {
+            add_sums(sum.high, high[k], of_high);
+            add_sums(sum.mixed, low[k], of_high);
+            add_unsigned_sums(sum.low, low[k], of_low);
+        }
+        add_unsigned_sums(sum.mixed, high[k], of_large);
+    }
+    end_group_product();
+}
+
+// Of a page, what a lane has of its positions 4 t to 4 t + 3.
+DEVICE void load_floats(const unsigned char *planes, int which, int page, int t,
+                        float (&value)[4]) {
+    const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
+    const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
+    value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
+}
+
+// Whether row r of the lane sees place `place` of the tile's positions from `start` on.
+DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, int place) {
+    const unsigned position = start + page * PAGE_TOKENS + 4 * t + place;
+    return position >= rows.first[r] && position <= rows.position[r];
+}
+
+// Scores of a part, [row][page of the tile][position] before the key's exponent, and the largest that
+// U has to reach.
+template <bool EDGE>
+DEVICE void end_scores(const ROW_PAIR &rows, const PART_SUMS &sum, const unsigned char *planes,
+                       unsigned start, int part, int t, float (&score)[2][TILE_PAGES][4],
+                       float (&most)[2]) {
+#pragma unroll
+    for (int n = 0; n < TILE_PAGES / PARTS_OF_TILE; n++) {
+        const int page = part * (TILE_PAGES / PARTS_OF_TILE) + n;
+        float key[4], exponent[4];
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 1, page, t, exponent);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int i = 8 * n + place / 2 * 4 + 2 * r + place % 2;
+                const int dot = (sum.high[i] * (1 << Q_SHIFT) + sum.mixed[i]) * 16 + sum.low[i];
+                const float value = (float)dot * rows.unit[r];
+                score[r][page][place] = value;
+                // One rounding: products with powers of two are exact.
+                const float reached = __fmaf_rn(value, key[place], exponent[place]);
+                if (!EDGE || sees(rows, r, start, page, t, place))
+                    most[r] = fmaxf(most[r], reached);
+            }
+    }
+}
+
+// Of both rows U and l of a tile, and weights as operands in two parts.
+template <bool EDGE>
+DEVICE void tile_weights(const ROW_PAIR &rows, const unsigned char *planes, unsigned start, int t,
+                         float (&score)[2][TILE_PAGES][4], float (&most)[2], SOFTMAX (&tile)[2],
+                         unsigned (&high)[2][4], unsigned (&low)[2][4]) {
+    float top[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 2));
+        top[r] = rint_small(most[r]);
+    }
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float key[4], scale[4];
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 2, page, t, scale);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            unsigned weight[4];
+#pragma unroll
+            for (int place = 0; place < 4; place++) {
+                const float difference = __fmaf_rn(score[r][page][place], key[place], -top[r]);
+                float p = exp2_of(fmaxf(difference, -80.0f));
+                if (EDGE && !sees(rows, r, start, page, t, place)) p = 0.0f;
+                score[r][page][place] = p;
+                weight[place] = __float_as_uint(__fmaf_rn(p, scale[place], ROUNDER));
+            }
+            const unsigned first = __byte_perm(weight[0], weight[1], 0x5140);
+            const unsigned second = __byte_perm(weight[2], weight[3], 0x5140);
+            low[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x5410);
+            high[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x7632);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        // Rule R4: positions 32, 16, 8, 4, 2 and 1 apart.
+        float fold[4];
+#pragma unroll
+        for (int place = 0; place < 4; place++) {
+            fold[place] = (score[r][0][place] + score[r][2][place]) +
+                          (score[r][1][place] + score[r][3][place]);
+            fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 2);
+            fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 1);
+        }
+        tile[r] = softmax_of(top[r], (fold[0] + fold[2]) + (fold[1] + fold[3]));
+        if (!usable_top(top[r]))
+            tile[r] = softmax_of(NO_TOP, most[r] != NEGATIVE_INFINITY ? nan_value() : 0.0f);
+    }
+}
+
+// Adds a tile to the span so far.
+template <bool EDGE>
+DEVICE void attend_tile(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
+                        unsigned start, int t) {
+    PART_SUMS sum[2];
+    float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+    begin_scores(rows, planes, 0, sum[0]);
+    begin_scores(rows, planes, 1, sum[1]);
+    await_operands<1>();
+    sum[0].take();
+    end_scores<EDGE>(rows, sum[0], planes, start, 0, t, score, most);
+    await_operands<0>();
+    sum[1].take();
+    end_scores<EDGE>(rows, sum[1], planes, start, 1, t, score, most);
+    SOFTMAX tile[2];
+    unsigned high[2][4], low[2][4];
+    tile_weights<EDGE>(rows, planes, start, t, score, most, tile, high, low);
+    begin_values(high, low, records, planes, 0, sum[0]);
+    FACTORS factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) factors[r] = merge_later(rows.span[r], tile[r]);
+    if (__ballot_sync(ALL_LANES, factors[0].keep != 1.0f || factors[1].keep != 1.0f))
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) rows.sum[i] = rows.sum[i] * factors[i / 2 % 2].keep;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (chunk + 1 < CHUNKS) {
+            begin_values(high, low, records, planes, chunk + 1, sum[(chunk + 1) % 2]);
+            await_operands<1>();
+        } else {
+            await_operands<0>();
+        }
+        PART_SUMS &done = sum[chunk % 2];
+        done.take();
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int o = (done.high[i] * 256 + done.mixed[i]) * 16 + done.low[i];
+            float &so_far = rows.sum[16 * chunk + i];
+            so_far = __fmaf_rn((float)o, factors[i / 2 % 2].add, so_far);
+        }
+    }
+}
+
+// Ends a span: `totals` has the sum of those before it.
+DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
+    FACTORS factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        factors[r] = merge_later(rows.total[r], rows.span[r]);
+        rows.span[r] = no_softmax();
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        float *place = totals + i * WARPS * WARP_LANES;
+        const float before = first ? 0.0f : *place * factors[i / 2 % 2].keep;
+        rows.sum[i] = __fmaf_rn(rows.sum[i], factors[i / 2 % 2].add, before);
+        *place = rows.sum[i];
+    }
+}
+
+DEVICE void store_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const ROW_PAIR &rows,
+                       const float *totals, unsigned row, int t) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= work.rows()) continue;
+        float *y = operands.y_of(work, row + 8 * r) + 2 * t;
+        const float total = rows.broken[r] ? nan_value() : rows.total[r].total;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+            const float *sum = totals + (4 * n + 2 * r) * WARPS * WARP_LANES;
+            *(float2 *)(y + 8 * n) = {attention_output(sum[0], total),
+                                      attention_output(sum[WARPS * WARP_LANES], total)};
+        }
+    }
+}
+
+// What the rows of a group see, together.
+struct GROUP_RANGE {
+    unsigned furthest, nearest, latest_first, earliest_first;
+
+    __device__ __forceinline__ void find(const BLOCK_WORK &work, unsigned group, unsigned window) {
+        furthest = 0, nearest = 0xFFFFFFFFu, latest_first = 0, earliest_first = 0xFFFFFFFFu;
+        const unsigned end = min((group + 1) * GROUP_ROWS, work.rows());
+        for (unsigned row = group * GROUP_ROWS + threadIdx.x % WARP_LANES; row < end;
+             row += WARP_LANES) {
+            const unsigned position = work.position(work.begin + row / work.sharing);
+            const unsigned first = first_visible(position, window);
+            furthest = max(furthest, position), nearest = min(nearest, position);
+            latest_first = max(latest_first, first), earliest_first = min(earliest_first, first);
+        }
+        furthest = largest_of_warp(furthest), nearest = smallest_of_warp(nearest);
+        latest_first = largest_of_warp(latest_first);
+        earliest_first = smallest_of_warp(earliest_first);
+    }
+    __device__ __forceinline__ bool sees(unsigned start) const {
+        return start <= furthest && start + KV_TILE > earliest_first;
+    }
+    // Whether a row sees less than all of the tile.
+    __device__ __forceinline__ bool is_edge(unsigned start) const {
+        return start + KV_TILE - 1 > nearest || start < latest_first;
+    }
+};
+
+// All tiles of the block's work for the 64 rows of a group.
+DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const TILE_RING &ring,
+                        unsigned &number, float *totals) {
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, t = lane % 4;
+    const unsigned row = warp * 16 + lane / 4;
+    GROUP_RANGE range;
+    range.find(work, warp / GROUP_WARPS, operands.window);
+    ROW_PAIR rows;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool exists = row + 8 * r < work.rows();
+        open_row(exists ? operands.q_of(work, row + 8 * r) : 0, operands.scale, r, t, rows);
+        rows.position[r] = 0, rows.first[r] = 1;
+        rows.span[r] = rows.total[r] = no_softmax();
+        if (!exists) continue;
+        rows.position[r] = work.position(work.begin + (row + 8 * r) / work.sharing);
+        rows.first[r] = first_visible(rows.position[r], operands.window);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
+    bool folded = false;
+    const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
+    for (unsigned tile = begin; tile < end; tile++, number++) {
+        ring.await_spread(number);
+        ring.await_stored(number);
+        const unsigned start = tile * KV_TILE;
+        if (range.sees(start)) {
+            if (tile % SPAN_TILES == 0 && tile != begin) {
+                end_span(rows, totals, !folded);
+                folded = true;
+#pragma unroll
+                for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
+            }
+            if (range.is_edge(start))
+                attend_tile<true>(ring.records(number), ring.planes(number), rows, start, t);
+            else
+                attend_tile<false>(ring.records(number), ring.planes(number), rows, start, t);
+        }
+        __syncwarp();
+        if (lane == 0) ring.end_use(number);
+    }
+    end_span(rows, totals, !folded);
+    store_rows(work, operands, rows, totals, row, t);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    const PACKET *packet = packet_of(launch, 0);
+    const unsigned tokens = count_of(launch, packet);
+    unsigned *starts = (unsigned *)(shared + AT_STARTS);
+    BLOCK_WORK work;
+    HEAD_ROWS operands;
+    TILE_RING ring;
+    ring.place(shared, AT_BARRIERS);
+    if (threadIdx.x == 0) ring.open(WARPS);
+    const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
+    const unsigned units = runs * work.kv_heads;
+    work.part = 0;
+    unsigned number = 0;
+    // use(token or run) for every unit of the block, those that see most first.
+    const auto for_units = [&](bool alone, const auto &use) {
+        for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
+            work.kv_head = unit % work.kv_heads;
+            open_run(work, starts, runs - 1 - unit / work.kv_heads, tokens, operands.window);
+            work.pages = pages_of(launch, work);
+            if (alone == (work.count == 1)) use();
+        }
+    };
+    if (threadIdx.x / WARP_LANES >= WARPS) {
+        give_registers<SUPPLY_REGISTERS>();
+        for_units(false, [&]() {
+            supply_tiles(work, ring, number, threadIdx.x / WARP_LANES - WARPS,
+                         threadIdx.x % WARP_LANES);
+        });
+        return;
+    }
+    take_registers<USER_REGISTERS>();
+    float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
+    for_units(false, [&]() { attend_rows(work, operands, ring, number, totals); });
+    part_barrier<WARPS * WARP_LANES>();
+    for_units(true, [&]() {
+        for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {
+            attend_token(token, operands.scale, shared, y);
+        });
+    });
+}
