@@ -537,12 +537,14 @@ template <int N>
 DEVICE void multiply_signed_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     multiply_rows_of_group<true>(sum, a, b, more);
 }
-#define GROUP_SUMS(NAME, SIGNED, SIGNED_B)                                        \
-    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], uint64_t b) {  \
-        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, false);               \
-    }                                                                             \
-    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], uint64_t b) {  \
-        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, true);                \
+#define GROUP_SUMS(NAME, SIGNED, SIGNED_B)                                       \
+    template <int N>                                                             \
+    DEVICE void set_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, false);              \
+    }                                                                            \
+    template <int N>                                                             \
+    DEVICE void add_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, true);               \
     }
 GROUP_SUMS(signed_sums, true, true)
 GROUP_SUMS(sums, false, true)

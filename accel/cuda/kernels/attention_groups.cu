@@ -20,12 +20,19 @@
 #define ROWS (GROUP_ROWS * WARPS / GROUP_WARPS)
 #define THREADS ((WARPS + SUPPLY_WARPS) * WARP_LANES)
 #define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
-#define PARTS_OF_TILE 2            // of 32 positions
-#define CHUNKS (HEAD_DIM / 32)     // of 32 channels
+#ifndef SCORE_PARTS
+#define SCORE_PARTS 1  // of a tile's positions, whose scores are sums under way together
+#endif
+#ifndef CHANNELS
+#define CHANNELS 32  // whose sums are under way together
+#endif
+#define CHUNKS (HEAD_DIM / CHANNELS)
 #define VALUES (HEAD_DIM / 2)      // sums of a thread
 // A block has as many as all threads begin with.
-#define USER_REGISTERS 232
-#define SUPPLY_REGISTERS 40
+#ifndef USER_REGISTERS
+#define USER_REGISTERS 240
+#define SUPPLY_REGISTERS 24
+#endif
 
 #define AT_TOTALS AT_PLANES_END  // [value][thread that multiplies]
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
@@ -41,9 +48,9 @@ struct ROW_PAIR {
     float sum[VALUES];
 };
 
-// Sums of the parts of 32 columns: those of mma.m16n8k32, four for every eight.
-struct PART_SUMS {
-    int high[16], mixed[16], low[16];
+// Sums of the parts of some columns: those of mma.m16n8k32, four for every eight.
+template <int COLUMNS> struct PART_SUMS {
+    int high[COLUMNS / 2], mixed[COLUMNS / 2], low[COLUMNS / 2];
 
     __device__ __forceinline__ void take() {
         take_sums(high), take_sums(mixed), take_sums(low);
@@ -66,10 +73,13 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
     }
 }
 
-// Begins q.k of 32 positions.
+typedef PART_SUMS<KV_TILE / SCORE_PARTS> SCORE_SUMS;
+typedef PART_SUMS<CHANNELS> VALUE_SUMS;
+
+// Begins q.k of a part's positions.
 DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, int part,
-                         PART_SUMS &sum) {
-    const unsigned char *first = planes + part * 4 * KEY_EIGHT;
+                         SCORE_SUMS &sum) {
+    const unsigned char *first = planes + part * (KV_TILE / SCORE_PARTS / 8) * KEY_EIGHT;
     const U64 high = group_operand(first + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
     const U64 large = group_operand(first + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
     const U64 low = group_operand(first + LOW_KEYS, KEYS_APART, KEY_EIGHT);
@@ -91,11 +101,11 @@ DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, int 
     end_group_product();
 }
 
-// Begins the sums of 32 channels over all positions of a tile.
+// Begins the sums of a chunk of channels over all positions of a tile.
 DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][4],
                          const unsigned char *records, const unsigned char *planes, int chunk,
-                         PART_SUMS &sum) {
-    const unsigned at = chunk * 32 * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
+                         VALUE_SUMS &sum) {
+    const unsigned at = chunk * CHANNELS * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
     const unsigned page = PAGE_TOKENS * HEAD_DIM;
     const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD, apart);
     const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
@@ -137,12 +147,12 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
 // Scores of a part, [row][page of the tile][position] before the key's exponent, and the largest that
 // U has to reach.
 template <bool EDGE>
-DEVICE void end_scores(const ROW_PAIR &rows, const PART_SUMS &sum, const unsigned char *planes,
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes,
                        unsigned start, int part, int t, float (&score)[2][TILE_PAGES][4],
                        float (&most)[2]) {
 #pragma unroll
-    for (int n = 0; n < TILE_PAGES / PARTS_OF_TILE; n++) {
-        const int page = part * (TILE_PAGES / PARTS_OF_TILE) + n;
+    for (int n = 0; n < TILE_PAGES / SCORE_PARTS; n++) {
+        const int page = part * (TILE_PAGES / SCORE_PARTS) + n;
         float key[4], exponent[4];
         load_floats(planes, 0, page, t, key);
         load_floats(planes, 1, page, t, exponent);
@@ -217,19 +227,25 @@ DEVICE void tile_weights(const ROW_PAIR &rows, const unsigned char *planes, unsi
 template <bool EDGE>
 DEVICE void attend_tile(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
                         unsigned start, int t) {
-    PART_SUMS sum[2];
     float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
-    begin_scores(rows, planes, 0, sum[0]);
-    begin_scores(rows, planes, 1, sum[1]);
-    await_operands<1>();
-    sum[0].take();
-    end_scores<EDGE>(rows, sum[0], planes, start, 0, t, score, most);
-    await_operands<0>();
-    sum[1].take();
-    end_scores<EDGE>(rows, sum[1], planes, start, 1, t, score, most);
+    {
+        SCORE_SUMS sum[SCORE_PARTS];
+#pragma unroll
+        for (int part = 0; part < SCORE_PARTS; part++) begin_scores(rows, planes, part, sum[part]);
+#pragma unroll
+        for (int part = 0; part < SCORE_PARTS; part++) {
+            if (part + 1 < SCORE_PARTS)
+                await_operands<1>();
+            else
+                await_operands<0>();
+            sum[part].take();
+            end_scores<EDGE>(rows, sum[part], planes, start, part, t, score, most);
+        }
+    }
     SOFTMAX tile[2];
     unsigned high[2][4], low[2][4];
     tile_weights<EDGE>(rows, planes, start, t, score, most, tile, high, low);
+    VALUE_SUMS sum[2];
     begin_values(high, low, records, planes, 0, sum[0]);
     FACTORS factors[2];
 #pragma unroll
@@ -245,12 +261,12 @@ DEVICE void attend_tile(const unsigned char *records, const unsigned char *plane
         } else {
             await_operands<0>();
         }
-        PART_SUMS &done = sum[chunk % 2];
+        VALUE_SUMS &done = sum[chunk % 2];
         done.take();
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < CHANNELS / 2; i++) {
             const int o = (done.high[i] * 256 + done.mixed[i]) * 16 + done.low[i];
-            float &so_far = rows.sum[16 * chunk + i];
+            float &so_far = rows.sum[CHANNELS / 2 * chunk + i];
             so_far = __fmaf_rn((float)o, factors[i / 2 % 2].add, so_far);
         }
     }

@@ -102,27 +102,43 @@ DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(b
 GROUP_PRODUCTS(multiply_group, "u8")
 GROUP_PRODUCTS(multiply_signed_group, "s8")
 
-// The same of 32 columns, KIND being the types of A and B; `set_` begins sums that need not have had
-// values, `add_` adds to them.
-#define GROUP_SUMS(NAME, KIND)                                                           \
-    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {              \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0;\n" GROUP_SUM_TEXT(KIND)       \
-                     : GROUP_SUM_PLACES("=r")                                            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));              \
-    }                                                                                    \
-    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {              \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n" GROUP_SUM_TEXT(KIND)       \
-                     : GROUP_SUM_PLACES("+r")                                            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));              \
+// The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that need not have
+// had values, `add_` adds to them.
+#define GROUP_SUMS(NAME, KIND)                                                               \
+    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "0") : GROUP_SUM_PLACES("=r", 0)                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "1") : GROUP_SUM_PLACES("+r", 0)                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void set_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "0")                                            \
+                     : GROUP_SUM_PLACES("=r", 0), GROUP_SUM_PLACES("=r", 16)                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void add_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "1")                                            \
+                     : GROUP_SUM_PLACES("+r", 0), GROUP_SUM_PLACES("+r", 16)                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
     }
-#define GROUP_SUM_TEXT(KIND)                                     \
-    "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND " "       \
+#define GROUP_SUM_TEXT_32(KIND, MORE)                           \
+    "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"             \
+    "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND " "      \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, " \
     "{%16,%17,%18,%19}, %20, p; }"
-#define GROUP_SUM_PLACES(USE)                                                                  \
-    USE(sum[0]), USE(sum[1]), USE(sum[2]), USE(sum[3]), USE(sum[4]), USE(sum[5]), USE(sum[6]), \
-        USE(sum[7]), USE(sum[8]), USE(sum[9]), USE(sum[10]), USE(sum[11]), USE(sum[12]),       \
-        USE(sum[13]), USE(sum[14]), USE(sum[15])
+#define GROUP_SUM_TEXT_64(KIND, MORE)                                     \
+    "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"                       \
+    "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND " "                \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
+    "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "              \
+    "{%32,%33,%34,%35}, %36, p; }"
+#define GROUP_SUM_PLACES(USE, i)                                                                  \
+    USE(sum[i]), USE(sum[i + 1]), USE(sum[i + 2]), USE(sum[i + 3]), USE(sum[i + 4]),              \
+        USE(sum[i + 5]), USE(sum[i + 6]), USE(sum[i + 7]), USE(sum[i + 8]), USE(sum[i + 9]),      \
+        USE(sum[i + 10]), USE(sum[i + 11]), USE(sum[i + 12]), USE(sum[i + 13]), USE(sum[i + 14]), \
+        USE(sum[i + 15])
 GROUP_SUMS(signed_sums, "s8.s8")
 GROUP_SUMS(sums, "u8.s8")
 GROUP_SUMS(unsigned_sums, "u8.u8")
