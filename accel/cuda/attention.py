@@ -178,6 +178,7 @@ GROUP_WARPS, SUPPLY_WARPS = 8, 4
 """Of a block: those that multiply and those that bring tiles near."""
 GROUP_ROWS = 16 * GROUP_WARPS
 STORED_STAGES, PLANE_STAGES, PLANES = 3, 2, 5
+RECORD_ALIGNMENT = 128
 
 
 def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -208,7 +209,8 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
 def group_shared_bytes(head_dim: int, tokens: int) -> int:
     """What ``attention_groups.cu`` has in shared memory: tiles as stored, planes of bytes and three
     floats a position, sums of all rows, barriers, and a bit a token."""
-    stored = STORED_STAGES * KV_TILE * (3 * head_dim + 2)
+    record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    stored = STORED_STAGES * KV_TILE // PAGE_TOKENS * record
     planes = PLANE_STAGES * KV_TILE * (PLANES * head_dim + 3 * 4)
     barriers = 8 * (STORED_STAGES + 2 * PLANE_STAGES)
     return stored + planes + 4 * GROUP_ROWS * head_dim + barriers + 4 * -(-tokens // 32)

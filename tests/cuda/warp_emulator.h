@@ -547,6 +547,7 @@ DEVICE void multiply_signed_group(int (&sum)[N], const unsigned (&a)[4], uint64_
         multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, true);               \
     }
 GROUP_SUMS(signed_sums, true, true)
+GROUP_SUMS(mixed_sums, true, false)
 GROUP_SUMS(sums, false, true)
 GROUP_SUMS(unsigned_sums, false, false)
 DEVICE void await_arrivals(unsigned long long *place, unsigned turn) {

@@ -144,7 +144,7 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
         const float4 v = q ? *(const float4 *)(q + channel) : float4{};
         x[4 * piece] = v.x, x[4 * piece + 1] = v.y, x[4 * piece + 2] = v.z, x[4 * piece + 3] = v.w;
     }
-    rows.unit[r] = split_row(x, scale, rows.high[r], rows.low[r], rows.broken[r]);
+    rows.unit[r] = split_row<Q_SHIFT>(x, scale, rows.high[r], rows.low[r], rows.broken[r]);
 }
 
 DEVICE int joined(int high, int mixed, int low) {

@@ -1,7 +1,7 @@
 // FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a): a block
 // takes 128 rows of one KV head, a row being a head of a token, of a few tokens that follow each other
 // in one slot, and passes over the tiles they see. Four warps bring tiles near and make planes of bytes
-// of them; two groups of four multiply 64 rows each. Queries are 128 high + low, weights 256 high + low.
+// of them; two groups of four multiply 64 rows each. Queries and weights are 256 high + low.
 //
 // A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves,
 // behind all others.
@@ -28,6 +28,7 @@
 #endif
 #define CHUNKS (HEAD_DIM / CHANNELS)
 #define VALUES (HEAD_DIM / 2)      // sums of a thread
+#define LOW_BITS 8
 // A block has as many as all threads begin with.
 #ifndef USER_REGISTERS
 #define USER_REGISTERS 240
@@ -65,7 +66,7 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
         x[4 * word] = v.x, x[4 * word + 1] = v.y, x[4 * word + 2] = v.z, x[4 * word + 3] = v.w;
     }
     unsigned high[HEAD_DIM / 16], low[HEAD_DIM / 16];
-    rows.unit[r] = split_row(x, scale, high, low, rows.broken[r]);
+    rows.unit[r] = split_row<LOW_BITS>(x, scale, high, low, rows.broken[r]);
 #pragma unroll
     for (int word = 0; word < HEAD_DIM / 16; word++) {
         rows.high[word / 2][word % 2 * 2 + r] = high[word];
@@ -89,14 +90,14 @@ DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, int 
         const unsigned at = k * 2 * KEYS_APART;
         if (k == 0) {
             set_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
-            set_signed_sums(sum.mixed, rows.low[k], operand_behind(high, at));
-            set_signed_sums(sum.low, rows.low[k], operand_behind(low, at));
+            set_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            set_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
         } else {
             add_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
-            add_signed_sums(sum.mixed, rows.low[k], operand_behind(high, at));
-            add_signed_sums(sum.low, rows.low[k], operand_behind(low, at));
+            add_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            add_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
         }
-        add_signed_sums(sum.mixed, rows.high[k], operand_behind(large, at));
+        add_mixed_sums(sum.mixed, rows.high[k], operand_behind(large, at));
     }
     end_group_product();
 }
@@ -107,13 +108,13 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
                          VALUE_SUMS &sum) {
     const unsigned at = chunk * CHANNELS * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
     const unsigned page = PAGE_TOKENS * HEAD_DIM;
-    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD, apart);
+    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD_PLACE, apart);
     const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
     const U64 small = group_operand(planes + LOW_VALUES + at, page, apart);
     begin_group_product();
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        const U64 of_high = operand_behind(stored, k * 2 * RECORD);
+        const U64 of_high = operand_behind(stored, k * 2 * RECORD_PLACE);
         const U64 of_large = operand_behind(large, k * 2 * page);
         const U64 of_low = operand_behind(small, k * 2 * page);
         if (k == 0) {
@@ -161,7 +162,7 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsign
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int i = 8 * n + place / 2 * 4 + 2 * r + place % 2;
-                const int dot = (sum.high[i] * (1 << Q_SHIFT) + sum.mixed[i]) * 16 + sum.low[i];
+                const int dot = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
                 const float value = (float)dot * rows.unit[r];
                 score[r][page][place] = value;
                 // One rounding: products with powers of two are exact.
@@ -265,7 +266,7 @@ DEVICE void attend_tile(const unsigned char *records, const unsigned char *plane
         done.take();
 #pragma unroll
         for (int i = 0; i < CHANNELS / 2; i++) {
-            const int o = (done.high[i] * 256 + done.mixed[i]) * 16 + done.low[i];
+            const int o = (done.high[i] * (1 << LOW_BITS) + done.mixed[i]) * 16 + done.low[i];
             float &so_far = rows.sum[CHANNELS / 2 * chunk + i];
             so_far = __fmaf_rn((float)o, factors[i / 2 % 2].add, so_far);
         }

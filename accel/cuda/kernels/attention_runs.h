@@ -42,9 +42,9 @@ struct HEAD_ROWS {
 
 DEVICE unsigned smallest_of_warp(unsigned value) { return ~largest_of_warp(~value); }
 
-// A part of a query, word by word in the order of `x`, as integers in two parts; four lanes share the
-// row. What scores are multiplied by, 0 of a broken row.
-template <int WORDS>
+// A part of a query, word by word in the order of `x`, as integers in two parts, the low one of SHIFT
+// bits; four lanes share the row. What scores are multiplied by, 0 of a broken row.
+template <int SHIFT, int WORDS>
 DEVICE float split_row(const float (&x)[4 * WORDS], float scale, unsigned (&high)[WORDS],
                        unsigned (&low)[WORDS], bool &broken) {
     unsigned most = 0;
@@ -61,8 +61,8 @@ DEVICE float split_row(const float (&x)[4 * WORDS], float scale, unsigned (&high
         for (int i = 0; i < 4; i++) {
             const float value = x[4 * word + i];
             const int m = factor != 0.0f ? row_integer(value, factor, (2 << bits) - 1) : 0;
-            high[word] |= (unsigned)(m >> Q_SHIFT & 255) << 8 * i;
-            low[word] |= (unsigned)(m & ((1 << Q_SHIFT) - 1)) << 8 * i;
+            high[word] |= (unsigned)(m >> SHIFT & 255) << 8 * i;
+            low[word] |= (unsigned)(m & ((1 << SHIFT) - 1)) << 8 * i;
         }
     }
     broken = exponent == BROKEN_ROW;

@@ -2,7 +2,7 @@
 // hardware, and what four warps make of each: planes of bytes in the order of those products.
 //
 // A key is 16 high + low, and so is a value. Beside the high parts products take the low ones twice:
-// times 8 and 16, so that both mixed products add up in one sum, and as they are.
+// times 16, so that both mixed products add up in one sum, and as they are.
 
 #ifndef ATTENTION_SUPPLY_H
 #define ATTENTION_SUPPLY_H
@@ -13,7 +13,9 @@
 #define SUPPLY_WARPS TILE_PAGES
 #define STORED_STAGES 3
 #define PLANE_STAGES 2
-#define STORED_BYTES (TILE_PAGES * RECORD)
+// Records begin where rows of keys lie in the same banks.
+#define RECORD_PLACE ((RECORD + 127) / 128 * 128)
+#define STORED_BYTES (TILE_PAGES * RECORD_PLACE)
 
 // Of a tile's planes, in bytes. Keys lie by eights of columns of a product: 16 channels of each, then
 // the next 16 channels. Values lie as they are stored, 16 positions of a channel.
@@ -85,34 +87,35 @@ DEVICE unsigned page_of_lane(const BLOCK_WORK &work, unsigned tile, int lane) {
 DEVICE void copy_tile(const BLOCK_WORK &work, const TILE_RING &ring, unsigned number,
                       unsigned page, int lane) {
     COPY_BARRIER *barrier = ring.stored + number % STORED_STAGES;
-    if (lane == 0) announce(barrier, STORED_BYTES);
+    if (lane == 0) announce(barrier, TILE_PAGES * RECORD);
     __syncwarp();
     if (lane < TILE_PAGES)
-        copy_to_stage(barrier, ring.records(number) + lane * RECORD,
+        copy_to_stage(barrier, ring.records(number) + lane * RECORD_PLACE,
                       (const unsigned char *)i12_record(work.kv, page, work.kv_heads,
                                                         work.kv_head, HEAD_DIM),
                       RECORD);
     __syncwarp();
 }
 
-// Low or high nibbles, shifted left by `shift`.
-DEVICE unsigned nibbles(unsigned word, bool upper, int shift) {
-    const unsigned mask = 0x0F0F0F0Fu << shift;
-    return (upper ? word >> (4 - shift) : word << shift) & mask;
-}
-DEVICE uint4 nibbles_of(const uint4 &v, bool upper, int shift) {
-    return make_uint4(nibbles(v.x, upper, shift), nibbles(v.y, upper, shift),
-                      nibbles(v.z, upper, shift), nibbles(v.w, upper, shift));
+// Both low planes of a word as stored, its low or its high nibbles: as they are, and times 16.
+DEVICE void spread_word(unsigned both, bool upper, unsigned &small, unsigned &large) {
+    const unsigned low = both & 0x0F0F0F0Fu, high = both & 0xF0F0F0F0u;
+    small = upper ? high >> 4 : low;
+    large = upper ? high : low << 4;
 }
 
-// Both low planes of 16 bytes as stored: `place` of the first half of a row, `apart` the other's.
-DEVICE void spread_nibbles(const unsigned char *from, unsigned char *large, unsigned char *small,
-                           unsigned apart, int shift) {
+// Of 16 bytes as stored; `apart` bytes behind the first half of a row lies the other one.
+DEVICE void spread_nibbles(const unsigned char *from, unsigned char *small, unsigned char *large,
+                           unsigned apart) {
     const uint4 both = *(const uint4 *)from;
-    *(uint4 *)large = nibbles_of(both, false, shift);
-    *(uint4 *)(large + apart) = nibbles_of(both, true, shift);
-    *(uint4 *)small = nibbles_of(both, false, 0);
-    *(uint4 *)(small + apart) = nibbles_of(both, true, 0);
+#pragma unroll
+    for (int upper = 0; upper < 2; upper++) {
+        uint4 low, high;
+        spread_word(both.x, upper, low.x, high.x), spread_word(both.y, upper, low.y, high.y);
+        spread_word(both.z, upper, low.z, high.z), spread_word(both.w, upper, low.w, high.w);
+        *(uint4 *)(small + upper * apart) = low;
+        *(uint4 *)(large + upper * apart) = high;
+    }
 }
 
 // Keys of a page, by a warp. Column 8 b + 2 t + i of its sixteen is position 4 t + 2 b + i: a lane has
@@ -120,22 +123,24 @@ DEVICE void spread_nibbles(const unsigned char *from, unsigned char *large, unsi
 // different positions and pieces, so that what they read and write lies in all banks.
 DEVICE void spread_keys(const unsigned char *record, unsigned char *planes, unsigned page,
                         int lane) {
-    constexpr int pieces = HEAD_DIM / 16, low_pieces = pieces / 2;
-    const int j = lane % 8, b = lane / 8 % 2;
-    const int position = j / 2 * 4 + b * 2 + j % 2;
+    constexpr unsigned pieces = HEAD_DIM / 16, low_pieces = pieces / 2;
+    const unsigned j = lane % 8, b = lane / 8 % 2, upper = lane / 16;
+    const unsigned position = j / 2 * 4 + b * 2 + j % 2;
     unsigned char *to = planes + (2 * page + b) * KEY_EIGHT + j * 16;
+    const unsigned char *high = record + position * HEAD_DIM;
+    const unsigned char *low = record + I12_LOW(HEAD_DIM) + position * HALF_DIM;
+    const unsigned first = upper ^ (HEAD_DIM < 128 ? j / 2 : j) % pieces;
+    const unsigned first_low = (upper ^ j / 2) % low_pieces;
 #pragma unroll
-    for (int i = lane / 16; i < pieces; i += 2) {
-        const int piece = (i + (HEAD_DIM < 128 ? j / 2 : j)) % pieces;
-        *(uint4 *)(to + HIGH_KEYS + piece * KEYS_APART) =
-            *(const uint4 *)(record + position * HEAD_DIM + piece * 16);
+    for (unsigned i = 0; i < pieces; i += 2) {
+        const unsigned piece = first ^ i;
+        *(uint4 *)(to + HIGH_KEYS + piece * KEYS_APART) = *(const uint4 *)(high + piece * 16);
     }
 #pragma unroll
-    for (int i = lane / 16; i < low_pieces; i += 2) {
-        const int piece = (i + j / 2) % low_pieces;
-        spread_nibbles(record + I12_LOW(HEAD_DIM) + position * HALF_DIM + piece * 16,
-                       to + LARGE_LOW_KEYS + piece * KEYS_APART,
-                       to + LOW_KEYS + piece * KEYS_APART, low_pieces * KEYS_APART, 3);
+    for (unsigned i = 0; i < low_pieces; i += 2) {
+        const unsigned piece = first_low ^ i, at = piece * KEYS_APART;
+        spread_nibbles(low + piece * 16, to + LOW_KEYS + at, to + LARGE_LOW_KEYS + at,
+                       low_pieces * KEYS_APART);
     }
 }
 
@@ -147,8 +152,8 @@ DEVICE void spread_values(const unsigned char *record, unsigned char *planes, un
 #pragma unroll
     for (int channel = lane; channel < HALF_DIM; channel += WARP_LANES) {
         const unsigned at = channel * PAGE_TOKENS;
-        spread_nibbles(low + at, to + LARGE_LOW_VALUES + at, to + LOW_VALUES + at,
-                       HALF_DIM * PAGE_TOKENS, 4);
+        spread_nibbles(low + at, to + LOW_VALUES + at, to + LARGE_LOW_VALUES + at,
+                       HALF_DIM * PAGE_TOKENS);
     }
     if (lane < (int)PAGE_TOKENS) {
         const signed char *exponents =
@@ -172,7 +177,7 @@ DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned
         if (number >= PLANE_STAGES) ring.await_used(number - PLANE_STAGES);
         if (warp == 0 && tile + 1 < end) copy_tile(work, ring, number + 1, next, lane);
         ring.await_stored(number);
-        const unsigned char *record = ring.records(number) + warp * RECORD;
+        const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
         spread_keys(record, ring.planes(number), warp, lane);
         spread_values(record, ring.planes(number), warp, lane);
         show_to_products();

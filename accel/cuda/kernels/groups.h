@@ -140,6 +140,7 @@ GROUP_PRODUCTS(multiply_signed_group, "s8")
         USE(sum[i + 10]), USE(sum[i + 11]), USE(sum[i + 12]), USE(sum[i + 13]), USE(sum[i + 14]), \
         USE(sum[i + 15])
 GROUP_SUMS(signed_sums, "s8.s8")
+GROUP_SUMS(mixed_sums, "s8.u8")
 GROUP_SUMS(sums, "u8.s8")
 GROUP_SUMS(unsigned_sums, "u8.u8")
 
