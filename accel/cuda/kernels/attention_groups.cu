@@ -20,12 +20,7 @@
 #define ROWS (GROUP_ROWS * WARPS / GROUP_WARPS)
 #define THREADS ((WARPS + SUPPLY_WARPS) * WARP_LANES)
 #define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
-#ifndef SCORE_PARTS
-#define SCORE_PARTS 1  // of a tile's positions, whose scores are sums under way together
-#endif
-#ifndef CHANNELS
 #define CHANNELS 32  // whose sums are under way together
-#endif
 #define CHUNKS (HEAD_DIM / CHANNELS)
 #define VALUES (HEAD_DIM / 2)      // sums of a thread
 #define LOW_BITS 8
@@ -74,16 +69,14 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
     }
 }
 
-typedef PART_SUMS<KV_TILE / SCORE_PARTS> SCORE_SUMS;
+typedef PART_SUMS<KV_TILE> SCORE_SUMS;
 typedef PART_SUMS<CHANNELS> VALUE_SUMS;
 
-// Begins q.k of a part's positions.
-DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, int part,
-                         SCORE_SUMS &sum) {
-    const unsigned char *first = planes + part * (KV_TILE / SCORE_PARTS / 8) * KEY_EIGHT;
-    const U64 high = group_operand(first + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
-    const U64 large = group_operand(first + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
-    const U64 low = group_operand(first + LOW_KEYS, KEYS_APART, KEY_EIGHT);
+// Begins q.k of a tile.
+DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, SCORE_SUMS &sum) {
+    const U64 high = group_operand(planes + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 large = group_operand(planes + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 low = group_operand(planes + LOW_KEYS, KEYS_APART, KEY_EIGHT);
     begin_group_product();
 #pragma unroll
     for (int k = 0; k < ROW_STEPS; k++) {
@@ -145,15 +138,14 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
     return position >= rows.first[r] && position <= rows.position[r];
 }
 
-// Scores of a part, [row][page of the tile][position] before the key's exponent, and the largest that
+// Scores of a tile, [row][page][position] before the key's exponent, and the largest that
 // U has to reach.
 template <bool EDGE>
 DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes,
-                       unsigned start, int part, int t, float (&score)[2][TILE_PAGES][4],
+                       unsigned start, int t, float (&score)[2][TILE_PAGES][4],
                        float (&most)[2]) {
 #pragma unroll
-    for (int n = 0; n < TILE_PAGES / SCORE_PARTS; n++) {
-        const int page = part * (TILE_PAGES / SCORE_PARTS) + n;
+    for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
         load_floats(planes, 0, page, t, key);
         load_floats(planes, 1, page, t, exponent);
@@ -161,7 +153,7 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsign
         for (int place = 0; place < 4; place++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int i = 8 * n + place / 2 * 4 + 2 * r + place % 2;
+                const int i = 8 * page + place / 2 * 4 + 2 * r + place % 2;
                 const int dot = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
                 const float value = (float)dot * rows.unit[r];
                 score[r][page][place] = value;
@@ -224,40 +216,40 @@ DEVICE void tile_weights(const ROW_PAIR &rows, const unsigned char *planes, unsi
     }
 }
 
-// Adds a tile to the span so far.
-template <bool EDGE>
-DEVICE void attend_tile(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
-                        unsigned start, int t) {
-    float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
-    {
-        SCORE_SUMS sum[SCORE_PARTS];
-#pragma unroll
-        for (int part = 0; part < SCORE_PARTS; part++) begin_scores(rows, planes, part, sum[part]);
-#pragma unroll
-        for (int part = 0; part < SCORE_PARTS; part++) {
-            if (part + 1 < SCORE_PARTS)
-                await_operands<1>();
-            else
-                await_operands<0>();
-            sum[part].take();
-            end_scores<EDGE>(rows, sum[part], planes, start, part, t, score, most);
-        }
-    }
-    SOFTMAX tile[2];
+// What a tile's scores make of its values' sums: weights as operands in two parts, and factors.
+struct TILE_WEIGHTS {
     unsigned high[2][4], low[2][4];
-    tile_weights<EDGE>(rows, planes, start, t, score, most, tile, high, low);
-    VALUE_SUMS sum[2];
-    begin_values(high, low, records, planes, 0, sum[0]);
     FACTORS factors[2];
+};
+
+// Adds U and l of a tile to the span so far.
+template <bool EDGE>
+DEVICE void weigh_tile(SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows,
+                       unsigned start, int t, TILE_WEIGHTS &weights) {
+    float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+    await_operands<0>();
+    sum.take();
+    end_scores<EDGE>(rows, sum, planes, start, t, score, most);
+    SOFTMAX tile[2];
+    tile_weights<EDGE>(rows, planes, start, t, score, most, tile, weights.high, weights.low);
 #pragma unroll
-    for (int r = 0; r < 2; r++) factors[r] = merge_later(rows.span[r], tile[r]);
+    for (int r = 0; r < 2; r++) weights.factors[r] = merge_later(rows.span[r], tile[r]);
+}
+
+// Adds the sums of a tile's values.
+DEVICE void add_values(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
+                       const TILE_WEIGHTS &weights) {
+    VALUE_SUMS sum[2];
+    begin_values(weights.high, weights.low, records, planes, 0, sum[0]);
+    const FACTORS(&factors)[2] = weights.factors;
     if (__ballot_sync(ALL_LANES, factors[0].keep != 1.0f || factors[1].keep != 1.0f))
 #pragma unroll
         for (int i = 0; i < VALUES; i++) rows.sum[i] = rows.sum[i] * factors[i / 2 % 2].keep;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk + 1 < CHUNKS) {
-            begin_values(high, low, records, planes, chunk + 1, sum[(chunk + 1) % 2]);
+            begin_values(weights.high, weights.low, records, planes, chunk + 1,
+                         sum[(chunk + 1) % 2]);
             await_operands<1>();
         } else {
             await_operands<0>();
@@ -327,11 +319,31 @@ struct GROUP_RANGE {
     __device__ __forceinline__ bool sees(unsigned start) const {
         return start <= furthest && start + KV_TILE > earliest_first;
     }
+    // Behind the last tile that all rows see whole.
+    __device__ __forceinline__ unsigned whole_end() const { return (nearest + 1) / KV_TILE; }
     // Whether a row sees less than all of the tile.
     __device__ __forceinline__ bool is_edge(unsigned start) const {
         return start + KV_TILE - 1 > nearest || start < latest_first;
     }
 };
+
+// Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
+template <bool EDGE>
+DEVICE void attend_tiles(const TILE_RING &ring, ROW_PAIR &rows, unsigned tile, unsigned end,
+                         unsigned &number, int t) {
+    SCORE_SUMS sum;
+    ring.await(number);
+    begin_scores(rows, ring.planes(number), sum);
+    while (true) {
+        TILE_WEIGHTS weights;
+        weigh_tile<EDGE>(sum, ring.planes(number), rows, tile * KV_TILE, t, weights);
+        add_values(ring.records(number), ring.planes(number), rows, weights);
+        ring.end_use(number++);
+        if (++tile == end) return;
+        ring.await(number);
+        begin_scores(rows, ring.planes(number), sum);
+    }
+}
 
 // All tiles of the block's work for the 64 rows of a group.
 DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const TILE_RING &ring,
@@ -355,27 +367,43 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
     for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
     bool folded = false;
     const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
-    for (unsigned tile = begin; tile < end; tile++, number++) {
-        ring.await_spread(number);
-        ring.await_stored(number);
+    for (unsigned tile = begin; tile < end;) {
         const unsigned start = tile * KV_TILE;
-        if (range.sees(start)) {
-            if (tile % SPAN_TILES == 0 && tile != begin) {
-                end_span(rows, totals, !folded);
-                folded = true;
-#pragma unroll
-                for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
-            }
-            if (range.is_edge(start))
-                attend_tile<true>(ring.records(number), ring.planes(number), rows, start, t);
-            else
-                attend_tile<false>(ring.records(number), ring.planes(number), rows, start, t);
+        if (!range.sees(start)) {
+            ring.await(number);
+            ring.end_use(number++), tile++;
+            continue;
         }
-        __syncwarp();
-        if (lane == 0) ring.end_use(number);
+        if (tile % SPAN_TILES == 0 && tile != begin) {
+            end_span(rows, totals, !folded);
+            folded = true;
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
+        }
+        if (range.is_edge(start)) {
+            attend_tiles<true>(ring, rows, tile, tile + 1, number, t);
+            tile++;
+        } else {
+            const unsigned whole = min(range.whole_end(), (tile / SPAN_TILES + 1) * SPAN_TILES);
+            attend_tiles<false>(ring, rows, tile, whole, number, t);
+            tile = whole;
+        }
     }
     end_span(rows, totals, !folded);
     store_rows(work, operands, rows, totals, row, t);
+}
+
+// use() for every unit of the block whose tokens are alone or are not, those that see most first.
+template <bool ALONE, class USE>
+DEVICE void for_units(const LAUNCH &launch, const HEAD_ROWS &operands, const unsigned *starts,
+                      unsigned runs, BLOCK_WORK &work, const USE &use) {
+    const unsigned tokens = count_of(launch, packet_of(launch, 0));
+    for (unsigned unit = blockIdx.x; unit < runs * work.kv_heads; unit += gridDim.x) {
+        work.kv_head = unit % work.kv_heads;
+        open_run(work, starts, runs - 1 - unit / work.kv_heads, tokens, operands.window);
+        work.pages = pages_of(launch, work);
+        if (ALONE == (work.count == 1)) use();
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -383,7 +411,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *packet = packet_of(launch, 0);
-    const unsigned tokens = count_of(launch, packet);
     unsigned *starts = (unsigned *)(shared + AT_STARTS);
     BLOCK_WORK work;
     HEAD_ROWS operands;
@@ -391,21 +418,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ring.place(shared, AT_BARRIERS);
     if (threadIdx.x == 0) ring.open(WARPS);
     const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
-    const unsigned units = runs * work.kv_heads;
     work.part = 0;
     unsigned number = 0;
-    // use(token or run) for every unit of the block, those that see most first.
-    const auto for_units = [&](bool alone, const auto &use) {
-        for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
-            work.kv_head = unit % work.kv_heads;
-            open_run(work, starts, runs - 1 - unit / work.kv_heads, tokens, operands.window);
-            work.pages = pages_of(launch, work);
-            if (alone == (work.count == 1)) use();
-        }
-    };
     if (threadIdx.x / WARP_LANES >= WARPS) {
         give_registers<SUPPLY_REGISTERS>();
-        for_units(false, [&]() {
+        for_units<false>(launch, operands, starts, runs, work, [&]() {
             supply_tiles(work, ring, number, threadIdx.x / WARP_LANES - WARPS,
                          threadIdx.x % WARP_LANES);
         });
@@ -413,9 +430,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     take_registers<USER_REGISTERS>();
     float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
-    for_units(false, [&]() { attend_rows(work, operands, ring, number, totals); });
+    for_units<false>(launch, operands, starts, runs, work, [&]() { attend_rows(work, operands, ring, number, totals); });
     part_barrier<WARPS * WARP_LANES>();
-    for_units(true, [&]() {
+    for_units<true>(launch, operands, starts, runs, work, [&]() {
         for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {
             attend_token(token, operands.scale, shared, y);
         });

@@ -67,12 +67,21 @@ struct TILE_RING {
     __device__ __forceinline__ void await_used(unsigned number) const {
         await_arrivals(used + number % PLANE_STAGES, number / PLANE_STAGES);
     }
-    // Whose warp is done with it, by one lane.
+    // Both records and planes.
+    __device__ __forceinline__ void await(unsigned number) const {
+        await_spread(number);
+        await_stored(number);
+    }
+    // The warp is done with it.
     __device__ __forceinline__ void end_spread(unsigned number) const {
-        arrive(spread + number % PLANE_STAGES);
+        arrive_as_warp(spread + number % PLANE_STAGES);
     }
     __device__ __forceinline__ void end_use(unsigned number) const {
-        arrive(used + number % PLANE_STAGES);
+        arrive_as_warp(used + number % PLANE_STAGES);
+    }
+    static __device__ __forceinline__ void arrive_as_warp(unsigned long long *barrier) {
+        __syncwarp();
+        if (threadIdx.x % WARP_LANES == 0) arrive(barrier);
     }
 };
 #define RING_BARRIERS (STORED_STAGES + 2 * PLANE_STAGES)
@@ -178,11 +187,12 @@ DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned
         if (warp == 0 && tile + 1 < end) copy_tile(work, ring, number + 1, next, lane);
         ring.await_stored(number);
         const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
+#ifndef SKIP_SPREAD
         spread_keys(record, ring.planes(number), warp, lane);
         spread_values(record, ring.planes(number), warp, lane);
+#endif
         show_to_products();
-        __syncwarp();
-        if (lane == 0) ring.end_spread(number);
+        ring.end_spread(number);
     }
 }
 
