@@ -11,6 +11,10 @@ import accel.cuda.attention as att
 extra = {k: int(v) for k, v in (x.split("=") for x in os.environ.get("MACROS", "").split(",") if x)}
 whole = att._batch_macros
 att._batch_macros = lambda ops: {**whole(ops), **extra}
+import accel.cuda.matrices as mat
+if os.environ.get("APART"):
+    grouped = mat._grouped
+    mat._grouped = lambda *a, **k: grouped(*a, **{**k, "beside": False, "followed": False})
 from accel.cuda.tier import CudaTier
 from accel.cuda.runtime import Choices
 from contract.dtypes import I12
@@ -23,7 +27,7 @@ from reference.sched.slots import sampling_record
 model = open_model(sys.argv[1])
 prompts = [int(x) for x in os.environ.get("PROMPTS", "512,2048,8192,32768").split(",")]
 steps = [int(x) for x in os.environ.get("STEPS", "512").split(",")]
-name = "old" if os.environ.get("OLD") else "new"
+name = ("old" if os.environ.get("OLD") else "new") + (" apart" if os.environ.get("APART") else "")
 with CudaTier(choices=Choices(cache=Path("/tmp/cubins-prompt"))) as tier:
     for chunk in steps:
         t = time.perf_counter()

@@ -12,5 +12,6 @@ MACROS=SKIP_SPREAD=1 timeout 30 python3 .dev/attn.py
 OLD=1 CONTEXTS=512,8192 timeout 30 python3 .dev/attn.py
 TOKENS=2048 CONTEXTS=8192,32768 timeout 30 python3 .dev/attn.py
 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf
-OLD=1 PROMPTS=512 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf
+APART=1 PROMPTS=512,2048 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf
+OLD=1 APART=1 PROMPTS=512 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf
 STEPS=1024,2048 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf

@@ -81,8 +81,10 @@ def _launches(
     shared = _shared(products)
     shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
     launches = [_pack(ops, run, folded)]
+    last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shape) for numbers, shape in zip(shared, shapes, strict=True)
+        _grouped(ops, run, numbers, shapes[i], beside=i > 0, followed=i < last)
+        for i, numbers in enumerate(shared)
     ]
     return launches
 
@@ -283,9 +285,14 @@ def _group_shape(
 
 
 def _grouped(
-    ops: Sequence[Op], run: Run, numbers: tuple[int, ...], shape: GroupShape
+    ops: Sequence[Op],
+    run: Run,
+    numbers: tuple[int, ...],
+    shape: GroupShape,
+    beside: bool,
+    followed: bool,
 ) -> KernelLaunch:
-    """By groups of four warps."""
+    """By groups of four warps, ``beside`` the launch in front and ``followed`` by one beside it."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
@@ -309,6 +316,8 @@ def _grouped(
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
             "MATRICES": len(numbers),
+            "BESIDE": int(beside),
+            "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
             **size_places("swiglu", "activation"),
             **places,
