@@ -30,7 +30,7 @@
 #define SUPPLY_REGISTERS 24
 #endif
 
-#define AT_TOTALS AT_PLANES_END  // [value][thread that multiplies]
+#define AT_TOTALS AT_RING_END  // [value][thread that multiplies]
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
 #define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
 
@@ -125,10 +125,8 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
 }
 
 // Of a page, what a lane has of its positions 4 t to 4 t + 3.
-DEVICE void load_floats(const unsigned char *planes, int which, int page, int t,
-                        float (&value)[4]) {
-    const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
-    const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
+DEVICE void load_floats(const float *floats, int which, int page, int t, float (&value)[4]) {
+    const float4 v = *(const float4 *)(floats + which * KV_TILE + page * PAGE_TOKENS + 4 * t);
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 
@@ -141,14 +139,14 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
 // Scores of a tile, [row][page][position] before the key's exponent, and the largest that
 // U has to reach.
 template <bool EDGE>
-DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes,
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float *floats,
                        unsigned start, int t, float (&score)[2][TILE_PAGES][4],
                        float (&most)[2]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
-        load_floats(planes, 0, page, t, key);
-        load_floats(planes, 1, page, t, exponent);
+        load_floats(floats, 0, page, t, key);
+        load_floats(floats, 1, page, t, exponent);
 #pragma unroll
         for (int place = 0; place < 4; place++)
 #pragma unroll
@@ -167,7 +165,7 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsign
 
 // Of both rows U and l of a tile, and weights as operands in two parts.
 template <bool EDGE>
-DEVICE void tile_weights(const ROW_PAIR &rows, const unsigned char *planes, unsigned start, int t,
+DEVICE void tile_weights(const ROW_PAIR &rows, const float *floats, unsigned start, int t,
                          float (&score)[2][TILE_PAGES][4], float (&most)[2], SOFTMAX (&tile)[2],
                          unsigned (&high)[2][4], unsigned (&low)[2][4]) {
     float top[2];
@@ -180,8 +178,8 @@ DEVICE void tile_weights(const ROW_PAIR &rows, const unsigned char *planes, unsi
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], scale[4];
-        load_floats(planes, 0, page, t, key);
-        load_floats(planes, 2, page, t, scale);
+        load_floats(floats, 0, page, t, key);
+        load_floats(floats, 2, page, t, scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             unsigned weight[4];
@@ -224,14 +222,12 @@ struct TILE_WEIGHTS {
 
 // Adds U and l of a tile to the span so far.
 template <bool EDGE>
-DEVICE void weigh_tile(SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows,
-                       unsigned start, int t, TILE_WEIGHTS &weights) {
+DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &rows, unsigned start,
+                       int t, TILE_WEIGHTS &weights) {
     float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
-    await_operands<0>();
-    sum.take();
-    end_scores<EDGE>(rows, sum, planes, start, t, score, most);
+    end_scores<EDGE>(rows, sum, floats, start, t, score, most);
     SOFTMAX tile[2];
-    tile_weights<EDGE>(rows, planes, start, t, score, most, tile, weights.high, weights.low);
+    tile_weights<EDGE>(rows, floats, start, t, score, most, tile, weights.high, weights.low);
 #pragma unroll
     for (int r = 0; r < 2; r++) weights.factors[r] = merge_later(rows.span[r], tile[r]);
 }
@@ -332,15 +328,20 @@ template <bool EDGE>
 DEVICE void attend_tiles(const TILE_RING &ring, ROW_PAIR &rows, unsigned tile, unsigned end,
                          unsigned &number, int t) {
     SCORE_SUMS sum;
-    ring.await(number);
+    ring.keys.await_spread(number);
     begin_scores(rows, ring.planes(number), sum);
     while (true) {
         TILE_WEIGHTS weights;
-        weigh_tile<EDGE>(sum, ring.planes(number), rows, tile * KV_TILE, t, weights);
+        await_operands<0>();
+        sum.take();
+        ring.keys.end_use(number);
+        weigh_tile<EDGE>(sum, ring.floats(number), rows, tile * KV_TILE, t, weights);
+        ring.values.await_spread(number);
+        ring.await_stored(number);
         add_values(ring.records(number), ring.planes(number), rows, weights);
-        ring.end_use(number++);
+        ring.values.end_use(number++);
         if (++tile == end) return;
-        ring.await(number);
+        ring.keys.await_spread(number);
         begin_scores(rows, ring.planes(number), sum);
     }
 }
@@ -370,8 +371,9 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
     for (unsigned tile = begin; tile < end;) {
         const unsigned start = tile * KV_TILE;
         if (!range.sees(start)) {
-            ring.await(number);
-            ring.end_use(number++), tile++;
+            ring.keys.await_spread(number), ring.keys.end_use(number);
+            ring.values.await_spread(number), ring.values.end_use(number++);
+            tile++;
             continue;
         }
         if (tile % SPAN_TILES == 0 && tile != begin) {
@@ -430,7 +432,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     take_registers<USER_REGISTERS>();
     float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
-    for_units<false>(launch, operands, starts, runs, work, [&]() { attend_rows(work, operands, ring, number, totals); });
+    for_units<false>(launch, operands, starts, runs, work,
+                     [&]() { attend_rows(work, operands, ring, number, totals); });
     part_barrier<WARPS * WARP_LANES>();
     for_units<true>(launch, operands, starts, runs, work, [&]() {
         for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {
