@@ -1,14 +1,17 @@
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD
 nvidia-smi --query-gpu=name,clocks.sm,clocks.max.sm --format=csv
-timeout 40 python3 -m pytest -q -x -p no:xdist -p no:cacheprovider tests/cuda/test_tuned_on_device.py -m device -k "blocks_of_many or several_tiles" 2>&1 | tail -5
-echo "as committed"
-PYTHONPATH=$PWD/.dev/base:$PWD timeout 30 python3 .dev/attn.py
-PYTHONPATH=$PWD/.dev/base:$PWD MACROS=SCORE_PARTS=2 timeout 30 python3 .dev/attn.py
-PYTHONPATH=$PWD/.dev/base:$PWD MACROS=USER_REGISTERS=232,SUPPLY_REGISTERS=40 timeout 30 python3 .dev/attn.py
-echo "next scores early"
+timeout 40 python3 -m pytest -q -x -p no:xdist -p no:cacheprovider tests/cuda/test_tuned_on_device.py -m device -k "blocks_of_many or several_tiles or single_warps" 2>&1 | tail -5
+echo "keys and values apart"
 timeout 30 python3 .dev/attn.py
-MACROS=SKIP_SPREAD=1 timeout 30 python3 .dev/attn.py
+MACROS=CHANNELS=64 CONTEXTS=512,8192 timeout 30 python3 .dev/attn.py
+echo "next scores early"
+PYTHONPATH=$PWD/.dev/early:$PWD timeout 30 python3 .dev/attn.py
+PYTHONPATH=$PWD/.dev/early:$PWD MACROS=SKIP_SPREAD=1 CONTEXTS=8192 timeout 30 python3 .dev/attn.py
+echo "first"
+PYTHONPATH=$PWD/.dev/base:$PWD timeout 30 python3 .dev/attn.py
+PYTHONPATH=$PWD/.dev/base:$PWD MACROS=SCORE_PARTS=2 CONTEXTS=8192 timeout 30 python3 .dev/attn.py
+PYTHONPATH=$PWD/.dev/base:$PWD MACROS=USER_REGISTERS=232,SUPPLY_REGISTERS=40 CONTEXTS=8192 timeout 30 python3 .dev/attn.py
 OLD=1 CONTEXTS=512,8192 timeout 30 python3 .dev/attn.py
 TOKENS=2048 CONTEXTS=8192,32768 timeout 30 python3 .dev/attn.py
 timeout 60 python3 .dev/prefill.py /tmp/8b.gguf
