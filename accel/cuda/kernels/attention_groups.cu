@@ -135,6 +135,9 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
 #pragma unroll
     for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
     bool folded = false;
+#ifdef STAGGER
+    asm volatile("nanosleep.u32 %0;" ::"r"(warp / GROUP_WARPS * STAGGER));
+#endif
     const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
     for (unsigned tile = begin; tile < end;) {
         const unsigned start = tile * KV_TILE;

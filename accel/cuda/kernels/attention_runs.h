@@ -99,12 +99,20 @@ DEVICE unsigned start_of(const unsigned *starts, unsigned number) {
     return 32 * word + __popc((bits & 0u - bits) - 1);
 }
 
+// The first start behind token `begin`, or `tokens`.
+DEVICE unsigned start_behind(const unsigned *starts, unsigned begin, unsigned tokens) {
+    unsigned word = (begin + 1) / 32;
+    if (word == START_WORDS) return tokens;
+    unsigned bits = starts[word] & ALL_LANES << (begin + 1) % 32;
+    while (!bits && ++word < START_WORDS) bits = starts[word];
+    return bits ? 32 * word + __popc((bits & 0u - bits) - 1) : tokens;
+}
+
 // The tokens of run `number` and the first and the last position that any of them sees.
 DEVICE void open_run(BLOCK_WORK &work, const unsigned *starts, unsigned number, unsigned tokens,
                      unsigned window) {
-    work.begin = start_of(starts, number), work.count = 1;
-    for (unsigned i = work.begin + 1; i < tokens && !(starts[i / 32] >> i % 32 & 1); i++)
-        work.count++;
+    work.begin = start_of(starts, number);
+    work.count = start_behind(starts, work.begin, tokens) - work.begin;
     work.first = 0xFFFFFFFFu, work.last = 0;
     for (unsigned i = threadIdx.x % WARP_LANES; i < work.count; i += WARP_LANES) {
         const unsigned position = work.position(work.begin + i);
