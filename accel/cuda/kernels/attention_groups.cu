@@ -183,6 +183,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    // All blocks run at once: none waits for what is let in here.
+    FOLLOWING_MAY_START;
     const PACKET *packet = packet_of(launch, 0);
     unsigned *starts = (unsigned *)(shared + AT_STARTS);
     BLOCK_WORK work;
