@@ -212,7 +212,7 @@ def group_shared_bytes(head_dim: int, tokens: int) -> int:
     record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
     stored = STORED_STAGES * KV_TILE * (record // PAGE_TOKENS + 3 * 4)
     planes = PLANE_STAGES * KV_TILE * PLANES * head_dim
-    barriers = 8 * (STORED_STAGES + 4 * PLANE_STAGES)
+    barriers = 8 * (STORED_STAGES + 4 * PLANE_STAGES + 2)
     return stored + planes + 4 * GROUP_ROWS * head_dim + barriers + 4 * -(-tokens // 32)
 
 

@@ -27,7 +27,11 @@
 
 #define AT_TOTALS AT_RING_END  // [value][thread that multiplies]
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
-#define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
+#define AT_TURNS (AT_BARRIERS + RING_BARRIERS * 8)
+#define AT_STARTS (AT_TURNS + 2 * 8)
+#ifndef TURNS
+#define TURNS 1
+#endif
 
 // Ends a span: `totals` has the sum of those before it.
 DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
@@ -62,65 +66,79 @@ DEVICE void store_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const 
     }
 }
 
-// What the rows of a group see, together.
-struct GROUP_RANGE {
-    unsigned furthest, nearest, latest_first, earliest_first;
+// The positions that all rows of a block see: behind `first` and up to `nearest`.
+struct WHOLE_RANGE {
+    unsigned first, nearest;
 
-    __device__ __forceinline__ void find(const BLOCK_WORK &work, unsigned group, unsigned window) {
-        furthest = 0, nearest = 0xFFFFFFFFu, latest_first = 0, earliest_first = 0xFFFFFFFFu;
-        const unsigned end = min((group + 1) * GROUP_ROWS, work.rows());
-        for (unsigned row = group * GROUP_ROWS + threadIdx.x % WARP_LANES; row < end;
-             row += WARP_LANES) {
-            const unsigned position = work.position(work.begin + row / work.sharing);
-            const unsigned first = first_visible(position, window);
-            furthest = max(furthest, position), nearest = min(nearest, position);
-            latest_first = max(latest_first, first), earliest_first = min(earliest_first, first);
+    __device__ __forceinline__ void find(const BLOCK_WORK &work, unsigned window) {
+        first = 0, nearest = 0xFFFFFFFFu;
+        for (unsigned i = threadIdx.x % WARP_LANES; i < work.count; i += WARP_LANES) {
+            const unsigned position = work.position(work.begin + i);
+            nearest = min(nearest, position), first = max(first, first_visible(position, window));
         }
-        furthest = largest_of_warp(furthest), nearest = smallest_of_warp(nearest);
-        latest_first = largest_of_warp(latest_first);
-        earliest_first = smallest_of_warp(earliest_first);
+        nearest = smallest_of_warp(nearest), first = largest_of_warp(first);
     }
-    __device__ __forceinline__ bool sees(unsigned start) const {
-        return start <= furthest && start + KV_TILE > earliest_first;
-    }
-    // Behind the last tile that all rows see whole.
-    __device__ __forceinline__ unsigned whole_end() const { return (nearest + 1) / KV_TILE; }
     // Whether a row sees less than all of the tile.
     __device__ __forceinline__ bool is_edge(unsigned start) const {
-        return start + KV_TILE - 1 > nearest || start < latest_first;
+        return start + KV_TILE - 1 > nearest || start < first;
+    }
+};
+
+// The groups take turns with their products: one makes weights while the other multiplies. Both do as
+// many tiles, whatever their rows see of them.
+struct PRODUCT_TURNS {
+    unsigned long long *own, *other;
+    unsigned taken;
+
+    __device__ __forceinline__ void place(unsigned long long *barriers, unsigned group) {
+        own = barriers + group, other = barriers + 1 - group, taken = 0;
+    }
+    __device__ __forceinline__ void take() {
+        if (TURNS) await_arrivals(own, taken++);
+    }
+    __device__ __forceinline__ void give() const {
+        if (!TURNS) return;
+        __syncwarp();
+        if (threadIdx.x % WARP_LANES == 0) arrive(other);
     }
 };
 
 // Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
-template <bool EDGE>
-DEVICE void attend_tiles(const TILE_RING &ring, ROW_PAIR &rows, unsigned tile, unsigned end,
-                         unsigned &number, int t) {
+DEVICE void attend_tiles(const TILE_RING &ring, const WHOLE_RANGE &whole, ROW_PAIR &rows,
+                         unsigned tile, unsigned end, unsigned &number, PRODUCT_TURNS &turns,
+                         int t) {
     SCORE_SUMS sum;
     ring.keys.await_spread(number);
+    turns.take();
     begin_scores(rows, ring.planes(number), sum);
     while (true) {
-        TILE_WEIGHTS weights;
+        if (TURNS == 2) turns.give();
         await_operands<0>();
+        if (TURNS == 1) turns.give();
         sum.take();
         ring.keys.end_use(number);
-        weigh_tile<EDGE>(sum, ring.floats(number), rows, tile * KV_TILE, t, weights);
+        TILE_WEIGHTS weights;
+        weigh_tile(sum, ring.floats(number), rows, tile * KV_TILE, whole.is_edge(tile * KV_TILE),
+                   t, weights);
         ring.values.await_spread(number);
         ring.await_stored(number);
+        turns.take();
         add_values(ring.records(number), ring.planes(number), rows, weights);
         ring.values.end_use(number++);
-        if (++tile == end) return;
+        if (++tile == end) break;
         ring.keys.await_spread(number);
         begin_scores(rows, ring.planes(number), sum);
     }
+    turns.give();
 }
 
 // All tiles of the block's work for the 64 rows of a group.
 DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const TILE_RING &ring,
-                        unsigned &number, float *totals) {
+                        unsigned &number, PRODUCT_TURNS &turns, float *totals) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, t = lane % 4;
     const unsigned row = warp * 16 + lane / 4;
-    GROUP_RANGE range;
-    range.find(work, warp / GROUP_WARPS, operands.window);
+    WHOLE_RANGE whole;
+    whole.find(work, operands.window);
     ROW_PAIR rows;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -135,32 +153,16 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
 #pragma unroll
     for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
     bool folded = false;
-#ifdef STAGGER
-    asm volatile("nanosleep.u32 %0;" ::"r"(warp / GROUP_WARPS * STAGGER));
-#endif
-    const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
-    for (unsigned tile = begin; tile < end;) {
-        const unsigned start = tile * KV_TILE;
-        if (!range.sees(start)) {
-            ring.keys.await_spread(number), ring.keys.end_use(number);
-            ring.values.await_spread(number), ring.values.end_use(number++);
-            tile++;
-            continue;
-        }
-        if (tile % SPAN_TILES == 0 && tile != begin) {
-            end_span(rows, totals, !folded);
-            folded = true;
+    const unsigned end = work.last / KV_TILE + 1;
+    for (unsigned tile = work.first / KV_TILE; tile < end;) {
+        const unsigned stop = min(end, (tile / SPAN_TILES + 1) * SPAN_TILES);
+        attend_tiles(ring, whole, rows, tile, stop, number, turns, t);
+        tile = stop;
+        if (tile == end) break;
+        end_span(rows, totals, !folded);
+        folded = true;
 #pragma unroll
-            for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
-        }
-        if (range.is_edge(start)) {
-            attend_tiles<true>(ring, rows, tile, tile + 1, number, t);
-            tile++;
-        } else {
-            const unsigned whole = min(range.whole_end(), (tile / SPAN_TILES + 1) * SPAN_TILES);
-            attend_tiles<false>(ring, rows, tile, whole, number, t);
-            tile = whole;
-        }
+        for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
     }
     end_span(rows, totals, !folded);
     store_rows(work, operands, rows, totals, row, t);
@@ -191,7 +193,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     HEAD_ROWS operands;
     TILE_RING ring;
     ring.place(shared, AT_BARRIERS);
-    if (threadIdx.x == 0) ring.open(WARPS);
+    PRODUCT_TURNS turns;
+    turns.place((unsigned long long *)(shared + AT_TURNS), threadIdx.x / WARP_LANES / GROUP_WARPS);
+    if (threadIdx.x == 0) {
+        ring.open(WARPS);
+        for (int i = 0; i < 2; i++) open_arrivals(turns.own + i, GROUP_WARPS);
+        // The first turn is the first group's.
+        for (int i = 0; i < GROUP_WARPS; i++) arrive(turns.own);
+    }
     const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
     work.part = 0;
     unsigned number = 0;
@@ -206,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     take_registers<USER_REGISTERS>();
     float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
     for_units<false>(launch, operands, starts, runs, work,
-                     [&]() { attend_rows(work, operands, ring, number, totals); });
+                     [&]() { attend_rows(work, operands, ring, number, turns, totals); });
     part_barrier<WARPS * WARP_LANES>();
     for_units<true>(launch, operands, starts, runs, work, [&]() {
         for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {

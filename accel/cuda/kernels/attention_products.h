@@ -116,12 +116,12 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
     return position >= rows.first[r] && position <= rows.position[r];
 }
 
-// Scores of a tile, [row][page][position] before the key's exponent, and the largest that
-// U has to reach.
-template <bool EDGE>
-DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float *floats,
-                       unsigned start, int t, float (&score)[2][TILE_PAGES][4],
-                       float (&most)[2]) {
+// What a lane has of a tile: [row][page][position] of scores before the key's exponent, then of p.
+typedef float LANE_SCORES[2][TILE_PAGES][4];
+
+// Scores of a tile, and the largest that U has to reach.
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float *floats, int t,
+                       LANE_SCORES &score, float (&most)[2]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
@@ -133,65 +133,75 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float 
             for (int r = 0; r < 2; r++) {
                 const int i = 8 * page + place / 2 * 4 + 2 * r + place % 2;
                 const int dot = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
-                const float value = (float)dot * rows.unit[r];
-                score[r][page][place] = value;
+                score[r][page][place] = (float)dot * rows.unit[r];
                 // One rounding: products with powers of two are exact.
-                const float reached = __fmaf_rn(value, key[place], exponent[place]);
-                if (!EDGE || sees(rows, r, start, page, t, place))
-                    most[r] = fmaxf(most[r], reached);
+                most[r] = fmaxf(most[r],
+                                __fmaf_rn(score[r][page][place], key[place], exponent[place]));
             }
     }
 }
 
-// Of both rows U and l of a tile, and weights as operands in two parts.
-template <bool EDGE>
-DEVICE void tile_weights(const ROW_PAIR &rows, const float *floats, unsigned start, int t,
-                         float (&score)[2][TILE_PAGES][4], float (&most)[2], SOFTMAX (&tile)[2],
-                         unsigned (&high)[2][4], unsigned (&low)[2][4]) {
-    float top[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 2));
-        top[r] = rint_small(most[r]);
-    }
+// The same largest of the positions that a row sees.
+DEVICE void find_most_seen(const ROW_PAIR &rows, const float *floats, unsigned start, int t,
+                           const LANE_SCORES &score, float (&most)[2]) {
+    most[0] = most[1] = NEGATIVE_INFINITY;
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
-        float key[4], scale[4];
+        float key[4], exponent[4];
         load_floats(floats, 0, page, t, key);
+        load_floats(floats, 1, page, t, exponent);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (sees(rows, r, start, page, t, place))
+                    most[r] = fmaxf(most[r], __fmaf_rn(score[r][page][place], key[place],
+                                                       exponent[place]));
+    }
+}
+
+DEVICE void forget_unseen(const ROW_PAIR &rows, unsigned start, int t, LANE_SCORES &p) {
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++)
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (!sees(rows, r, start, page, t, place)) p[r][page][place] = 0.0f;
+}
+
+// Of p weights as operands in two parts.
+DEVICE void split_weights(const float *floats, int t, const LANE_SCORES &p, unsigned (&high)[2][4],
+                          unsigned (&low)[2][4]) {
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float scale[4];
         load_floats(floats, 2, page, t, scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             unsigned weight[4];
 #pragma unroll
-            for (int place = 0; place < 4; place++) {
-                const float difference = __fmaf_rn(score[r][page][place], key[place], -top[r]);
-                float p = exp2_of(fmaxf(difference, -80.0f));
-                if (EDGE && !sees(rows, r, start, page, t, place)) p = 0.0f;
-                score[r][page][place] = p;
-                weight[place] = __float_as_uint(__fmaf_rn(p, scale[place], ROUNDER));
-            }
+            for (int place = 0; place < 4; place++)
+                weight[place] =
+                    __float_as_uint(__fmaf_rn(p[r][page][place], scale[place], ROUNDER));
             const unsigned first = __byte_perm(weight[0], weight[1], 0x5140);
             const unsigned second = __byte_perm(weight[2], weight[3], 0x5140);
             low[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x5410);
             high[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x7632);
         }
     }
+}
+
+// Rule R4: positions 32, 16, 8, 4, 2 and 1 apart.
+DEVICE float folded(const float (&p)[TILE_PAGES][4]) {
+    float fold[4];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        // Rule R4: positions 32, 16, 8, 4, 2 and 1 apart.
-        float fold[4];
-#pragma unroll
-        for (int place = 0; place < 4; place++) {
-            fold[place] = (score[r][0][place] + score[r][2][place]) +
-                          (score[r][1][place] + score[r][3][place]);
-            fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 2);
-            fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 1);
-        }
-        tile[r] = softmax_of(top[r], (fold[0] + fold[2]) + (fold[1] + fold[3]));
-        if (!usable_top(top[r]))
-            tile[r] = softmax_of(NO_TOP, most[r] != NEGATIVE_INFINITY ? nan_value() : 0.0f);
+    for (int place = 0; place < 4; place++) {
+        fold[place] = (p[0][place] + p[2][place]) + (p[1][place] + p[3][place]);
+        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 2);
+        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 1);
     }
+    return (fold[0] + fold[2]) + (fold[1] + fold[3]);
 }
 
 // What a tile's scores make of its values' sums: weights as operands in two parts, and factors.
@@ -200,16 +210,40 @@ struct TILE_WEIGHTS {
     FACTORS factors[2];
 };
 
-// Adds U and l of a tile to the span so far.
-template <bool EDGE>
+// Adds U and l of a tile to the span so far. At an `edge` a row sees less than all of the tile.
 DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &rows, unsigned start,
-                       int t, TILE_WEIGHTS &weights) {
-    float score[2][TILE_PAGES][4], most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
-    end_scores<EDGE>(rows, sum, floats, start, t, score, most);
-    SOFTMAX tile[2];
-    tile_weights<EDGE>(rows, floats, start, t, score, most, tile, weights.high, weights.low);
+                       bool edge, int t, TILE_WEIGHTS &weights) {
+    LANE_SCORES score;
+    float most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, top[2];
+    end_scores(rows, sum, floats, t, score, most);
+    if (edge) find_most_seen(rows, floats, start, t, score, most);
 #pragma unroll
-    for (int r = 0; r < 2; r++) weights.factors[r] = merge_later(rows.span[r], tile[r]);
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 2));
+        top[r] = rint_small(most[r]);
+    }
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float key[4];
+        load_floats(floats, 0, page, t, key);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float &x = score[r][page][place];
+                x = exp2_of(fmaxf(__fmaf_rn(x, key[place], -top[r]), -80.0f));
+            }
+    }
+    if (edge) forget_unseen(rows, start, t, score);
+    split_weights(floats, t, score, weights.high, weights.low);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        SOFTMAX tile = softmax_of(top[r], folded(score[r]));
+        if (!usable_top(top[r]))
+            tile = softmax_of(NO_TOP, most[r] != NEGATIVE_INFINITY ? nan_value() : 0.0f);
+        weights.factors[r] = merge_later(rows.span[r], tile);
+    }
 }
 
 // Adds the sums of a tile's values.
