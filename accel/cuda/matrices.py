@@ -18,6 +18,7 @@ from accel.cuda.group_shapes import (
     GroupShape,
     by_single_warps,
     group_shape,
+    shapes_beside,
     span_count,
 )
 from accel.cuda.products import (
@@ -79,7 +80,10 @@ def _launches(
     if (spans := span_launch(ops, run, device, parted)) is not None:
         return [_pack(ops, run, folded), spans]
     shared = _shared(products)
-    shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
+    if len(shared) > 1:
+        shapes = list(_shapes_beside(ops, run, shared, device))
+    else:
+        shapes = [_group_shape(ops, run, shared[0], device, parted)]
     launches = [_pack(ops, run, folded)]
     last = len(shared) - 1
     launches += [
@@ -282,6 +286,18 @@ def _group_shape(
     columns, tokens = product.most_sizes()["columns"], product.count.most
     rows = _rows(ops, run, numbers)
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
+
+
+def _shapes_beside(
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
+) -> tuple[GroupShape, ...]:
+    first = ops[run.products[0]]
+    rows: list[tuple[DType, tuple[int, ...]]] = []
+    for numbers in shared:
+        dtype = ops[run.products[numbers[0]]].dtype
+        assert dtype is not None
+        rows.append((dtype, tuple(_rows(ops, run, numbers))))
+    return shapes_beside(first.most_sizes()["columns"], first.count.most, tuple(rows), device)
 
 
 def _grouped(
