@@ -210,9 +210,9 @@ def group_shared_bytes(head_dim: int, tokens: int) -> int:
     """What ``attention_groups.cu`` has in shared memory: tiles as stored, planes of bytes and three
     floats a position, sums of all rows, barriers, and a bit a token."""
     record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
-    stored = STORED_STAGES * KV_TILE * (record // PAGE_TOKENS + 3 * 4)
-    planes = PLANE_STAGES * KV_TILE * PLANES * head_dim
-    barriers = 8 * (STORED_STAGES + 4 * PLANE_STAGES + 2)
+    stored = STORED_STAGES * KV_TILE // PAGE_TOKENS * record
+    planes = PLANE_STAGES * KV_TILE * (PLANES * head_dim + 3 * 4)
+    barriers = 8 * (STORED_STAGES + 2 * PLANE_STAGES)
     return stored + planes + 4 * GROUP_ROWS * head_dim + barriers + 4 * -(-tokens // 32)
 
 

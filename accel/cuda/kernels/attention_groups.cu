@@ -20,18 +20,12 @@
 #define ROWS (GROUP_ROWS * WARPS / GROUP_WARPS)
 #define THREADS ((WARPS + SUPPLY_WARPS) * WARP_LANES)
 // A block has as many as all threads begin with.
-#ifndef USER_REGISTERS
 #define USER_REGISTERS 240
 #define SUPPLY_REGISTERS 24
-#endif
 
 #define AT_TOTALS AT_RING_END  // [value][thread that multiplies]
 #define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
-#define AT_TURNS (AT_BARRIERS + RING_BARRIERS * 8)
-#define AT_STARTS (AT_TURNS + 2 * 8)
-#ifndef TURNS
-#define TURNS 1
-#endif
+#define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
 
 // Ends a span: `totals` has the sum of those before it.
 DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
@@ -84,57 +78,29 @@ struct WHOLE_RANGE {
     }
 };
 
-// The groups take turns with their products: one makes weights while the other multiplies. Both do as
-// many tiles, whatever their rows see of them.
-struct PRODUCT_TURNS {
-    unsigned long long *own, *other;
-    unsigned taken;
-
-    __device__ __forceinline__ void place(unsigned long long *barriers, unsigned group) {
-        own = barriers + group, other = barriers + 1 - group, taken = 0;
-    }
-    __device__ __forceinline__ void take() {
-        if (TURNS) await_arrivals(own, taken++);
-    }
-    __device__ __forceinline__ void give() const {
-        if (!TURNS) return;
-        __syncwarp();
-        if (threadIdx.x % WARP_LANES == 0) arrive(other);
-    }
-};
-
 // Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
 DEVICE void attend_tiles(const TILE_RING &ring, const WHOLE_RANGE &whole, ROW_PAIR &rows,
-                         unsigned tile, unsigned end, unsigned &number, PRODUCT_TURNS &turns,
-                         int t) {
+                         unsigned tile, unsigned end, unsigned &number, int t) {
     SCORE_SUMS sum;
-    ring.keys.await_spread(number);
-    turns.take();
+    ring.await(number);
     begin_scores(rows, ring.planes(number), sum);
     while (true) {
-        if (TURNS == 2) turns.give();
         await_operands<0>();
-        if (TURNS == 1) turns.give();
         sum.take();
-        ring.keys.end_use(number);
         TILE_WEIGHTS weights;
-        weigh_tile(sum, ring.floats(number), rows, tile * KV_TILE, whole.is_edge(tile * KV_TILE),
+        weigh_tile(sum, ring.planes(number), rows, tile * KV_TILE, whole.is_edge(tile * KV_TILE),
                    t, weights);
-        ring.values.await_spread(number);
-        ring.await_stored(number);
-        turns.take();
         add_values(ring.records(number), ring.planes(number), rows, weights);
-        ring.values.end_use(number++);
-        if (++tile == end) break;
-        ring.keys.await_spread(number);
+        ring.end_use(number++);
+        if (++tile == end) return;
+        ring.await(number);
         begin_scores(rows, ring.planes(number), sum);
     }
-    turns.give();
 }
 
 // All tiles of the block's work for the 64 rows of a group.
 DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const TILE_RING &ring,
-                        unsigned &number, PRODUCT_TURNS &turns, float *totals) {
+                        unsigned &number, float *totals) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, t = lane % 4;
     const unsigned row = warp * 16 + lane / 4;
     WHOLE_RANGE whole;
@@ -156,7 +122,7 @@ DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const
     const unsigned end = work.last / KV_TILE + 1;
     for (unsigned tile = work.first / KV_TILE; tile < end;) {
         const unsigned stop = min(end, (tile / SPAN_TILES + 1) * SPAN_TILES);
-        attend_tiles(ring, whole, rows, tile, stop, number, turns, t);
+        attend_tiles(ring, whole, rows, tile, stop, number, t);
         tile = stop;
         if (tile == end) break;
         end_span(rows, totals, !folded);
@@ -193,14 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     HEAD_ROWS operands;
     TILE_RING ring;
     ring.place(shared, AT_BARRIERS);
-    PRODUCT_TURNS turns;
-    turns.place((unsigned long long *)(shared + AT_TURNS), threadIdx.x / WARP_LANES / GROUP_WARPS);
-    if (threadIdx.x == 0) {
-        ring.open(WARPS);
-        for (int i = 0; i < 2; i++) open_arrivals(turns.own + i, GROUP_WARPS);
-        // The first turn is the first group's.
-        for (int i = 0; i < GROUP_WARPS; i++) arrive(turns.own);
-    }
+    if (threadIdx.x == 0) ring.open(WARPS);
     const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
     work.part = 0;
     unsigned number = 0;
@@ -215,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     take_registers<USER_REGISTERS>();
     float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
     for_units<false>(launch, operands, starts, runs, work,
-                     [&]() { attend_rows(work, operands, ring, number, turns, totals); });
+                     [&]() { attend_rows(work, operands, ring, number, totals); });
     part_barrier<WARPS * WARP_LANES>();
     for_units<true>(launch, operands, starts, runs, work, [&]() {
         for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {

@@ -7,11 +7,9 @@
 #include "attention_supply.h"
 
 #define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
-#ifndef CHANNELS
-#define CHANNELS 32  // whose sums are under way together
-#endif
+#define CHANNELS 64                // whose sums are under way together
 #define CHUNKS (HEAD_DIM / CHANNELS)
-#define VALUES (HEAD_DIM / 2)      // sums of a thread
+#define VALUES (HEAD_DIM / 2)  // sums of a thread
 #define LOW_BITS 8
 
 // The two rows of a lane.
@@ -105,8 +103,9 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
 }
 
 // Of a page, what a lane has of its positions 4 t to 4 t + 3.
-DEVICE void load_floats(const float *floats, int which, int page, int t, float (&value)[4]) {
-    const float4 v = *(const float4 *)(floats + which * KV_TILE + page * PAGE_TOKENS + 4 * t);
+DEVICE void load_floats(const unsigned char *planes, int which, int page, int t, float (&value)[4]) {
+    const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
+    const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 
@@ -120,13 +119,13 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
 typedef float LANE_SCORES[2][TILE_PAGES][4];
 
 // Scores of a tile, and the largest that U has to reach.
-DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float *floats, int t,
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes, int t,
                        LANE_SCORES &score, float (&most)[2]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
-        load_floats(floats, 0, page, t, key);
-        load_floats(floats, 1, page, t, exponent);
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 1, page, t, exponent);
 #pragma unroll
         for (int place = 0; place < 4; place++)
 #pragma unroll
@@ -142,14 +141,14 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float 
 }
 
 // The same largest of the positions that a row sees.
-DEVICE void find_most_seen(const ROW_PAIR &rows, const float *floats, unsigned start, int t,
+DEVICE void find_most_seen(const ROW_PAIR &rows, const unsigned char *planes, unsigned start, int t,
                            const LANE_SCORES &score, float (&most)[2]) {
     most[0] = most[1] = NEGATIVE_INFINITY;
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
-        load_floats(floats, 0, page, t, key);
-        load_floats(floats, 1, page, t, exponent);
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 1, page, t, exponent);
 #pragma unroll
         for (int place = 0; place < 4; place++)
 #pragma unroll
@@ -171,12 +170,12 @@ DEVICE void forget_unseen(const ROW_PAIR &rows, unsigned start, int t, LANE_SCOR
 }
 
 // Of p weights as operands in two parts.
-DEVICE void split_weights(const float *floats, int t, const LANE_SCORES &p, unsigned (&high)[2][4],
+DEVICE void split_weights(const unsigned char *planes, int t, const LANE_SCORES &p, unsigned (&high)[2][4],
                           unsigned (&low)[2][4]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float scale[4];
-        load_floats(floats, 2, page, t, scale);
+        load_floats(planes, 2, page, t, scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             unsigned weight[4];
@@ -211,12 +210,12 @@ struct TILE_WEIGHTS {
 };
 
 // Adds U and l of a tile to the span so far. At an `edge` a row sees less than all of the tile.
-DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &rows, unsigned start,
+DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows, unsigned start,
                        bool edge, int t, TILE_WEIGHTS &weights) {
     LANE_SCORES score;
     float most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, top[2];
-    end_scores(rows, sum, floats, t, score, most);
-    if (edge) find_most_seen(rows, floats, start, t, score, most);
+    end_scores(rows, sum, planes, t, score, most);
+    if (edge) find_most_seen(rows, planes, start, t, score, most);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
@@ -226,7 +225,7 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &row
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4];
-        load_floats(floats, 0, page, t, key);
+        load_floats(planes, 0, page, t, key);
 #pragma unroll
         for (int place = 0; place < 4; place++)
 #pragma unroll
@@ -236,7 +235,7 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &row
             }
     }
     if (edge) forget_unseen(rows, start, t, score);
-    split_weights(floats, t, score, weights.high, weights.low);
+    split_weights(planes, t, score, weights.high, weights.low);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         SOFTMAX tile = softmax_of(top[r], folded(score[r]));
@@ -249,29 +248,20 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &row
 // Adds the sums of a tile's values.
 DEVICE void add_values(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
                        const TILE_WEIGHTS &weights) {
-    constexpr int ahead = CHANNELS < 64 ? 1 : 0;
-    VALUE_SUMS sum[1 + ahead];
-    begin_values(weights.high, weights.low, records, planes, 0, sum[0]);
+    VALUE_SUMS sum;
+    begin_values(weights.high, weights.low, records, planes, 0, sum);
     const FACTORS(&factors)[2] = weights.factors;
     if (__ballot_sync(ALL_LANES, factors[0].keep != 1.0f || factors[1].keep != 1.0f))
 #pragma unroll
         for (int i = 0; i < VALUES; i++) rows.sum[i] = rows.sum[i] * factors[i / 2 % 2].keep;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        if (ahead && chunk + 1 < CHUNKS)
-            begin_values(weights.high, weights.low, records, planes, chunk + 1,
-                         sum[(chunk + 1) % (1 + ahead)]);
-        if (!ahead && chunk)
-            begin_values(weights.high, weights.low, records, planes, chunk, sum[0]);
-        if (ahead && chunk + 1 < CHUNKS)
-            await_operands<1>();
-        else
-            await_operands<0>();
-        VALUE_SUMS &done = sum[chunk % (1 + ahead)];
-        done.take();
+        if (chunk) begin_values(weights.high, weights.low, records, planes, chunk, sum);
+        await_operands<0>();
+        sum.take();
 #pragma unroll
         for (int i = 0; i < CHANNELS / 2; i++) {
-            const int o = (done.high[i] * (1 << LOW_BITS) + done.mixed[i]) * 16 + done.low[i];
+            const int o = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
             float &so_far = rows.sum[CHANNELS / 2 * chunk + i];
             so_far = __fmaf_rn((float)o, factors[i / 2 % 2].add, so_far);
         }

@@ -27,62 +27,30 @@
 #define LOW_KEYS (2 * PLANE)
 #define LARGE_LOW_VALUES (3 * PLANE)
 #define LOW_VALUES (4 * PLANE)
-#define PLANES_BYTES (5 * PLANE)
-#define FLOATS_BYTES (3 * KV_TILE * 4)  // three of every position
+#define POSITION_FLOATS (5 * PLANE)  // three of every position
+#define PLANES_BYTES (POSITION_FLOATS + 3 * KV_TILE * 4)
 
 // Shared memory, in bytes.
 #define AT_STORED 0
 #define AT_PLANES (AT_STORED + STORED_STAGES * STORED_BYTES)
-#define AT_FLOATS (AT_PLANES + PLANE_STAGES * PLANES_BYTES)
-#define AT_RING_END (AT_FLOATS + STORED_STAGES * FLOATS_BYTES)
+#define AT_RING_END (AT_PLANES + PLANE_STAGES * PLANES_BYTES)
 
-// Barriers of a stage of planes: of the warps that make them, and of those that multiply.
-struct PLANE_TURNS {
-    unsigned long long *spread, *used;
-
-    // By a warp that is done with the planes of a tile.
-    static __device__ __forceinline__ void arrive_at(unsigned long long *barriers,
-                                                     unsigned number) {
-        __syncwarp();
-        if (threadIdx.x % WARP_LANES == 0) arrive(barriers + number % PLANE_STAGES);
-    }
-    static __device__ __forceinline__ void await_at(unsigned long long *barriers,
-                                                    unsigned number) {
-        await_arrivals(barriers + number % PLANE_STAGES, number / PLANE_STAGES);
-    }
-    __device__ __forceinline__ void await_spread(unsigned number) const {
-        await_at(spread, number);
-    }
-    __device__ __forceinline__ void end_spread(unsigned number) const {
-        show_to_products();
-        arrive_at(spread, number);
-    }
-    __device__ __forceinline__ void end_use(unsigned number) const { arrive_at(used, number); }
-    // Returns when planes of this number may be made.
-    __device__ __forceinline__ void await_room(unsigned number) const {
-        if (number >= PLANE_STAGES) await_at(used, number - PLANE_STAGES);
-    }
-};
-
-// Tiles are numbered over all that a block does. Keys are done with before values: a tile's floats stay
-// as long as its record.
+// Tiles are numbered over all that a block does. Barriers: `stored` of copies, `spread` of the warps
+// that make planes, `used` of those that multiply.
 struct TILE_RING {
     unsigned char *memory;
     COPY_BARRIER *stored;
-    PLANE_TURNS keys, values;
+    unsigned long long *spread, *used;
 
     __device__ __forceinline__ void place(unsigned char *shared, unsigned barriers) {
         memory = shared;
         stored = (COPY_BARRIER *)(shared + barriers);
-        keys.spread = stored + STORED_STAGES, keys.used = keys.spread + PLANE_STAGES;
-        values.spread = keys.used + PLANE_STAGES, values.used = values.spread + PLANE_STAGES;
+        spread = stored + STORED_STAGES, used = spread + PLANE_STAGES;
     }
     __device__ __forceinline__ void open(unsigned users) const {
         open_stages(stored, STORED_STAGES);
-        for (int i = 0; i < PLANE_STAGES; i++) {
-            open_arrivals(keys.spread + i, SUPPLY_WARPS), open_arrivals(keys.used + i, users);
-            open_arrivals(values.spread + i, SUPPLY_WARPS), open_arrivals(values.used + i, users);
-        }
+        for (int i = 0; i < PLANE_STAGES; i++)
+            open_arrivals(spread + i, SUPPLY_WARPS), open_arrivals(used + i, users);
     }
     __device__ __forceinline__ unsigned char *records(unsigned number) const {
         return memory + AT_STORED + number % STORED_STAGES * STORED_BYTES;
@@ -90,14 +58,34 @@ struct TILE_RING {
     __device__ __forceinline__ unsigned char *planes(unsigned number) const {
         return memory + AT_PLANES + number % PLANE_STAGES * PLANES_BYTES;
     }
-    __device__ __forceinline__ float *floats(unsigned number) const {
-        return (float *)(memory + AT_FLOATS + number % STORED_STAGES * FLOATS_BYTES);
-    }
     __device__ __forceinline__ void await_stored(unsigned number) const {
         await_stage(stored + number % STORED_STAGES, number / STORED_STAGES);
     }
+    // Both records and planes.
+    __device__ __forceinline__ void await(unsigned number) const {
+        await_arrivals(spread + number % PLANE_STAGES, number / PLANE_STAGES);
+        await_stored(number);
+    }
+    // Returns when planes of this number may be made.
+    __device__ __forceinline__ void await_room(unsigned number) const {
+        if (number < PLANE_STAGES) return;
+        const unsigned before = number - PLANE_STAGES;
+        await_arrivals(used + before % PLANE_STAGES, before / PLANE_STAGES);
+    }
+    // The warp is done with it.
+    __device__ __forceinline__ void end_spread(unsigned number) const {
+        show_to_products();
+        arrive_as_warp(spread + number % PLANE_STAGES);
+    }
+    __device__ __forceinline__ void end_use(unsigned number) const {
+        arrive_as_warp(used + number % PLANE_STAGES);
+    }
+    static __device__ __forceinline__ void arrive_as_warp(unsigned long long *barrier) {
+        __syncwarp();
+        if (threadIdx.x % WARP_LANES == 0) arrive(barrier);
+    }
 };
-#define RING_BARRIERS (STORED_STAGES + 4 * PLANE_STAGES)
+#define RING_BARRIERS (STORED_STAGES + 2 * PLANE_STAGES)
 
 // The page that a lane copies of a tile; behind the last one of all it is that one again.
 DEVICE unsigned page_of_lane(const BLOCK_WORK &work, unsigned tile, int lane) {
@@ -167,11 +155,12 @@ DEVICE void spread_keys(const unsigned char *record, unsigned char *planes, unsi
 }
 
 // Three floats of each position of a page, by a warp.
-DEVICE void spread_exponents(const unsigned char *record, float *floats, unsigned page, int lane) {
+DEVICE void spread_exponents(const unsigned char *record, unsigned char *planes, unsigned page,
+                             int lane) {
     if (lane >= (int)PAGE_TOKENS) return;
     const signed char *exponents = (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + lane;
     const int key = exponents[0], value = exponents[PAGE_TOKENS];
-    floats += page * PAGE_TOKENS + lane;
+    float *floats = (float *)(planes + POSITION_FLOATS) + page * PAGE_TOKENS + lane;
     floats[0] = key_scale(key);
     floats[KV_TILE] = tile_exponent(key, value);
     floats[2 * KV_TILE] = value_scale(value);
@@ -191,23 +180,21 @@ DEVICE void spread_values(const unsigned char *record, unsigned char *planes, un
 }
 
 // All tiles of the block's work, by SUPPLY_WARPS warps, of which the caller is number `warp`. The
-// records of a tile are asked for as soon as the values three in front are done with.
+// records of a tile are asked for when the planes of the one in front are made.
 DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned &number,
                          unsigned warp, int lane) {
     const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
     if (warp == 0) copy_tile(work, ring, number, page_of_lane(work, begin, lane), lane);
     for (unsigned tile = begin; tile < end; tile++, number++) {
         const unsigned next = warp == 0 ? page_of_lane(work, tile + 1, lane) : 0;
-        const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
-        ring.keys.await_room(number);
-        ring.await_stored(number);
-        spread_keys(record, ring.planes(number), warp, lane);
-        spread_exponents(record, ring.floats(number), warp, lane);
-        ring.keys.end_spread(number);
-        ring.values.await_room(number);
+        ring.await_room(number);
         if (warp == 0 && tile + 1 < end) copy_tile(work, ring, number + 1, next, lane);
+        ring.await_stored(number);
+        const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
+        spread_keys(record, ring.planes(number), warp, lane);
         spread_values(record, ring.planes(number), warp, lane);
-        ring.values.end_spread(number);
+        spread_exponents(record, ring.planes(number), warp, lane);
+        ring.end_spread(number);
     }
 }
 
