@@ -10,13 +10,13 @@ Slower on a device than the launches it replaces, so far, and off unless the env
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import HEADS
+from accel.cuda.attention import HEADS, TILE_WARPS
 from accel.cuda.device import Device
 from accel.cuda.phases import (
     AttentionPhase,
@@ -56,7 +56,7 @@ LEAST_PHASES = 3
 """Fewer are faster as launches that begin before the one in front has ended."""
 MOST_TOKENS = 4
 STATE_BYTES = 256
-"""Of workspace, in front of the counters: steps, and blocks that are done."""
+"""Of workspace, in front of the parts: steps, and blocks that are done."""
 RECORDS = 3
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
@@ -100,8 +100,9 @@ class StepTable:
 
     @property
     def exchange_at(self) -> int:
-        """Where in the workspace the banks begin."""
-        return aligned(STATE_BYTES + 4 * sum(_counters(phase) for phase in self.phases))
+        """Where in the workspace the banks begin: behind the parts, which all phases share."""
+        parts = (one.parts_bytes for one in self.phases if isinstance(one, AttentionPhase))
+        return aligned(STATE_BYTES + max([0, *parts]))
 
     @property
     def workspace_bytes(self) -> int:
@@ -115,12 +116,12 @@ class StepTable:
         head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
         head["works_at"] = self.works_at
         table = [head]
-        counters, bound = STATE_BYTES // 4, Bound(packets, self.exchange)
+        counters, bound = self.exchange.counters_at // 4, Bound(packets, self.exchange)
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, counters))
+                table.append(phase.record(bound, counters, STATE_BYTES))
                 counters += phase.counters
         return np.concatenate([part.view(np.uint8) for part in table])
 
@@ -203,14 +204,20 @@ def _launch(
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
-    for warps, slots in blocks:
+    attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
+    for warps, slots, groups in _shapes(blocks):
         ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
-        tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
+        tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES + (warps + 2) * BARRIER_BYTES
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
         needed = max(
-            _memory_bytes(phase, tokens, warps, bits)
-            for phase, bits in zip(phases, slot_bits, strict=True)
+            *(one.memory_bytes(warps, groups) for one in attentions),
+            *(
+                phase.memory_bytes(tokens, bits)
+                for phase, bits in zip(phases, slot_bits, strict=True)
+                if isinstance(phase, ProductPhase)
+            ),
+            0,
         )
         if needed <= room:
             break
@@ -230,6 +237,8 @@ def _launch(
         "TOKENS": tokens,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
+        "TILE_GROUPS": groups,
+        "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
@@ -266,7 +275,8 @@ def _exchange(
         for name in read
         if (local is not None and name not in local) or max(reading[name]) >= end
     }
-    return Exchange(offsets, frozenset(outside), size)
+    counters = 4 * sum(one.counters for one in phases if isinstance(one, AttentionPhase))
+    return Exchange(offsets, frozenset(outside), size, size + aligned(counters))
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
@@ -276,14 +286,11 @@ def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
     return fitting[0] if fitting else 0
 
 
-def _memory_bytes(phase: Phase, tokens: int, warps: int, slot_bits: int) -> int:
-    if isinstance(phase, AttentionPhase):
-        return phase.memory_bytes(tokens, warps)
-    return phase.memory_bytes(tokens, slot_bits)
-
-
-def _counters(phase: Phase) -> int:
-    return phase.counters if isinstance(phase, AttentionPhase) else 0
+def _shapes(blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
+    """Warps, slots and tiles of attention that are under way at once, to try in turn."""
+    for warps, slots in blocks:
+        for groups in range(warps // TILE_WARPS, 0, -1):
+            yield warps, slots, groups
 
 
 def _sixteenths(nbytes: int) -> int:

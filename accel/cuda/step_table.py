@@ -71,10 +71,11 @@ assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Buffers that phases hand each other, by their offsets in a bank; ``outside`` are those that
-    somebody else reads, too."""
+    somebody else reads, too. Counters of attention are behind them, from ``counters_at`` on."""
 
     offsets: Mapping[str, int]
     outside: frozenset[str]
+    counters_at: int
     bank_bytes: int
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda import phases
 from accel.cuda.persistent import BLOCKS, VARIABLE, chosen_blocks, compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
@@ -157,19 +158,34 @@ def test_several_tokens(
 
 
 @pytest.mark.parametrize(
-    ("context", "position", "blocks"),
-    [(1216, 1150, (4, 1)), (1088, 1022, (8, 1)), (4224, 4130, (8, 1)), (96, 62, (6, 1))],
+    ("context", "position", "blocks", "multiprocessors", "most_parts"),
+    [
+        (1216, 1150, (4, 1), 3, 256),
+        (1216, 1150, (4, 1), 7, 256),
+        (1088, 1022, (8, 1), 9, 256),
+        (4224, 4130, (8, 1), 5, 64),
+        (96, 62, (6, 1), 3, 256),
+        (192, 190, (4, 1), 8, 256),
+    ],
     ids=str,
 )
 def test_contexts_of_several_items(
-    context: int, position: int, blocks: tuple[int, int], folder: Path
+    context: int,
+    position: int,
+    blocks: tuple[int, int],
+    multiprocessors: int,
+    most_parts: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The block that comes last merges tiles of two spans or, of more tiles than there is room for,
-    spans; both steps count from 0."""
+    """One block passes over all tiles, or blocks merge those of several, of two spans or, of more
+    tiles than there is room for, spans; both steps count from 0."""
     one = ShapeKey(1, 1)
+    monkeypatch.setattr(phases, "MOST_TILE_PARTS", most_parts)
     model = recorded("qwen3", folder, one, context=context)
     fill_evenly(model)
-    steps = PersistentSteps(model, one, DEVICE, (blocks,), folder)
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    steps = PersistentSteps(model, one, device, (blocks,), folder)
     for step in range(2):
         run(steps, [11], [position + step], [0], position + step)
 

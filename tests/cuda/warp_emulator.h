@@ -354,6 +354,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static inline
+#define APART static
 
 DEVICE float half_bits(unsigned bits) {
     const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31,

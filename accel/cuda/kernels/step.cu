@@ -4,10 +4,11 @@
 // exchange.h.
 //
 // Compiled with WARPS, SLOTS and TOKENS as in unit_stream.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none;
+// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
+// WHOLE_TURN as in step_attention.h and step_rows.h;
 // NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
 // steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
-// counters of attention follow.
+// parts of attention follow, and the banks, which have its counters, too.
 
 #include "step_product.h"
 #if HEAD_DIM
@@ -76,6 +77,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     memory.begin(1, false);
     STEP_RING<STEP_SHAPE> ring;
     ring.begin(works, count, memory, lane_of_block / WARP_LANES);
+#if HEAD_DIM
+    open_records(records + MOST_RECORDS);
+#endif
 
     PRECEDING_DONE;
     unsigned *state = (unsigned *)workspace;
@@ -102,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
             product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
 #if HEAD_DIM
         else
-            attention_phase(phase.attention, step, works[i].tokens, state, memory.x.planes);
+            attention_phase(phase.attention, step, works[i].tokens, (unsigned char *)workspace,
+                            records + MOST_RECORDS, memory.x.planes);
 #endif
         if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
         __syncthreads();

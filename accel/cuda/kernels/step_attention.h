@@ -1,24 +1,26 @@
 // A phase of attention of a step kernel. Whoever needs a head of this step makes it for itself: norm,
-// rotation, and keys and values of all tokens of the step that lie in a span. So several blocks may
-// write the same bytes to a page, and none waits for another to do so.
+// rotation, and keys and values of all tokens of the step that lie in its tiles. So several blocks may
+// write the same bytes to a page, and none waits for another to do so. Records of tiles come into shared
+// memory while the block waits for rows, and what is new of them is written there, too.
+//
+// A context is spread over blocks, tiles of which become parts in the workspace; when all of a group of
+// heads are there, every block merges channels of its own. GROUPS tiles are under way at once.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H
 
-#define STAGES 0  // records are read where they are
+#define STAGES 1
 #define RESULTS GROUPS
 
-#include "attention_group.h"
-#include "heads.h"
+#include "step_rows.h"
 #include "step_table.h"
 
-#define AT_LAST AT_GROUPS_END   // whether a block came last
-#define AT_ROWS (AT_LAST + 16)  // [heads, then K and V of every token][HEAD_DIM]
+#define AT_ROWS AT_GROUPS_END                              // [warp][HEAD_DIM]
+#define AT_MERGED AT_RECORDS                               // [warp][U, l, o][lane], when tiles are done
 #define PART_FLOATS (PART_HEADER + HEAD_DIM)
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
-#define MOST_TILE_PARTS 32u  // more take the block that merges them too long
-#define AHEAD 8              // parts that are read at once when they are merged
+#define SPAN_PARTS 16  // tiles of a span, read at once when they are merged
 
 // What a block takes of a token's context: tiles, each of them a part, where those are few, else a
 // span, which is a part.
@@ -27,233 +29,309 @@ struct ITEM_WORK : SPAN_WORK {
     unsigned each;        // parts of an item
     unsigned begin, end;  // tiles of this item
 
-    __device__ __forceinline__ void take_token(const unsigned *query, unsigned window,
-                                               unsigned slots) {
+    // `sharing` blocks share the context of a group of heads.
+    __device__ __forceinline__ void take_token(const ATTENTION_PHASE &phase,
+                                               const unsigned *query, unsigned sharing) {
         position = query[QUERY_POSITION];
-        first = first_visible(position, window);
-        parts = parts_of(first, position, min(slots, MOST_TILE_PARTS));
-        each = parts.tiles == 1 ? GROUPS : 1;
+        first = first_visible(position, phase.window);
+        parts = parts_of(first, position, phase.slots);
+        each = 1;
+        if (parts.tiles == 1)
+            each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
     }
     __device__ __forceinline__ unsigned items() const { return (parts.count + each - 1) / each; }
     __device__ __forceinline__ void take_item(unsigned item) {
         begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
         end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
     }
-    __device__ __forceinline__ bool has(unsigned at) const {
-        return at / KV_TILE >= begin && at / KV_TILE < end && at >= first && at <= position;
+};
+
+// Places of a phase's parts: [token][head][part], and of counts of items that are done.
+struct PART_PLACES {
+    float *parts;
+    unsigned *counters, heads, slots;
+    __device__ __forceinline__ float *of(unsigned token, unsigned head) const {
+        return parts + (size_t)(token * heads + head) * slots * PART_FLOATS;
     }
 };
+
+// A barrier of every warp for its copies of records, and how often those were waited for, which is in
+// shared memory between phases: products have no register to spare.
+struct RECORD_COPIES {
+    COPY_BARRIER *barriers;
+    unsigned rounds;
+
+    __device__ __forceinline__ RECORD_COPIES(void *place)
+        : barriers((COPY_BARRIER *)place), rounds(*(const unsigned *)(barriers + WARPS)) {}
+    // By all threads, before a barrier of the block.
+    __device__ __forceinline__ void keep() const {
+        if (threadIdx.x == 0) *(unsigned *)(barriers + WARPS) = rounds;
+    }
+};
+DEVICE void open_records(void *place) {
+    open_copies((COPY_BARRIER *)place + threadIdx.x / WARP_LANES, 1);
+    if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)place + WARPS) = 0;
+}
 
 struct ATTENTION_RESULT {
     const ATTENTION_PHASE &phase;
     const STEP_MEMORY &step;
     size_t token;
-    unsigned head;
-    __device__ __forceinline__ void operator()(unsigned i, float value) const {
-        const unsigned channel = head * HEAD_DIM + i;
+    __device__ __forceinline__ void operator()(unsigned channel, float value) const {
         step.store(phase.y, token * phase.y_stride + channel, value);
         step.store(phase.also, token * phase.also_stride + channel, value);
     }
 };
 
-// A row of HEAD_DIM floats comes into shared memory.
-DEVICE void take_row(float *row, const float *x, const INCOMING &source, int lane) {
-    source.watch(x + HEAD_DIM - 1, lane);
-#pragma unroll
-    for (int k = 4 * lane; k < HEAD_DIM; k += 4 * WARP_LANES)
-        *(float4 *)(row + k) = source.settled(source.four(x + k), x + k);
-    __syncwarp();
+DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                                unsigned token) {
+    return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
-DEVICE void turn_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, float *row,
-                     bool norm, U64 weight, float eps, unsigned position, int lane) {
-    if (norm) norm_row(row, HEAD_DIM, step.floats(weight), eps, lane);
-    const float *cosine =
-        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
-    rotate_row(row, phase.rotary_pairs, phase.neox != 0, cosine, lane);
-}
-
-// Keys or values of token `token` for the KV head.
-DEVICE void write_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                      const ITEM_WORK &work, unsigned token, unsigned position, bool values,
-                      float *row, int lane) {
+// Keys or values of a token for the KV head, where they lie in tiles `tile` to `end` - 1.
+DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                         const ITEM_WORK &work, unsigned token, bool values, unsigned tile,
+                         unsigned end, unsigned char *memory, float *room, int lane) {
+    const unsigned *query = query_of(phase, step, token);
+    const unsigned position = query[QUERY_POSITION];
+    if (query[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) return;
+    if (position / KV_TILE < tile || position / KV_TILE >= end) return;
+    if (position < work.first || position > work.position) return;
     const U64 operand = values ? phase.v : phase.k;
+    const float *angles =
+        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
+    ROW_FACTORS factors;
+    if (!values) factors.load(step.floats(phase.k_weight), angles, lane);
+    unsigned char *record = (unsigned char *)record_of(work, position);
     const unsigned stride = values ? phase.v_stride : phase.k_stride;
-    const float *x = step.floats(operand) + token * stride + work.kv_head * HEAD_DIM;
-    take_row(row, x, step.incoming(operand), lane);
-    if (!values)
-        turn_row(phase, step, row, phase.k_norm, phase.k_weight, phase.k_eps, position, lane);
-    store_row(row, HEAD_DIM, values, work.kv, work.pages[position / PAGE_TOKENS], position,
-              work.kv_heads, work.kv_head, lane);
+    HEAD_ROW row;
+    row.load(step.floats(operand) + token * stride + work.kv_head * HEAD_DIM,
+             step.incoming(operand), lane);
+    if (!values) {
+        if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
+        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+    }
+    row.store(values, record,
+              group_record(memory, position / KV_TILE - tile, position % KV_TILE / PAGE_TOKENS),
+              position % PAGE_TOKENS, lane);
 }
 
-// Rows of an item: queries of its heads, as bytes, and of every token of its slot up to its own keys
-// and values in its tiles.
+// Queries of a head, as bytes.
+DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                       const ITEM_WORK &work, unsigned head, unsigned char *memory, float *room,
+                       int lane) {
+    HEAD_ROW row;
+    if (head < work.heads) {
+        const float *angles =
+            step.floats(phase.rope_table) + (size_t)work.position * 2 * phase.rotary_pairs;
+        ROW_FACTORS factors;
+        factors.load(step.floats(phase.q_weight), angles, lane);
+        row.load(step.floats(phase.q) + work.token * phase.q_stride +
+                     (work.head + head) * HEAD_DIM,
+                 step.incoming(phase.q), lane);
+        if (phase.q_norm) row.normalize(factors, phase.q_weight != 0, phase.q_eps);
+        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+    }
+    row.split(head < work.heads, phase.scale, memory, head, lane);
+}
+
+// Rows of a round of tiles: queries of the item's heads in the first one, and of every token what is new
+// in these tiles.
 DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                      const ITEM_WORK &work, unsigned tokens, unsigned char *memory) {
-    float *rows = (float *)(memory + AT_ROWS);
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned *queries = (const unsigned *)step.at(phase.query);
-    const unsigned slot = queries[work.token * phase.query_stride + QUERY_SLOT];
+                      const ITEM_WORK &work, unsigned tokens, unsigned tile,
+                      unsigned char *memory) {
+    const unsigned warp = threadIdx.x / WARP_LANES, end = min(tile + GROUPS, work.end);
+    const int lane = threadIdx.x % WARP_LANES;
+    float *room = (float *)(memory + AT_ROWS) + warp * HEAD_DIM;
 #pragma unroll 1
-    for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS) {
-        float *row = rows + task * HEAD_DIM;
-        if (task < HEADS) {
-            const float *x = step.floats(phase.q) + work.token * phase.q_stride +
-                             (work.head + task) * HEAD_DIM;
-            if (task < work.heads) {
-                take_row(row, x, step.incoming(phase.q), lane);
-                turn_row(phase, step, row, phase.q_norm, phase.q_weight, phase.q_eps,
-                         work.position, lane);
-            }
-            split_query(row, task < work.heads, phase.scale, memory, task, lane);
-            continue;
-        }
-        const unsigned token = (task - HEADS) / 2;
-        const unsigned *query = queries + token * phase.query_stride;
-        const unsigned position = query[QUERY_POSITION];
-        if (query[QUERY_SLOT] == slot && work.has(position))
-            write_row(phase, step, work, token, position, (task - HEADS) % 2, row, lane);
-    }
+    for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS)
+        if (task >= HEADS)
+            make_new_row(phase, step, work, (task - HEADS) / 2, (task - HEADS) % 2 != 0, tile,
+                         end, memory, room, lane);
+        else if (tile == work.begin)
+            make_query(phase, step, work, task, memory, room, lane);
 }
 
-// Records of the item's first tiles.
-DEVICE void call_item(const ITEM_WORK &work) {
+// Asks for the records of tiles `tile` and on, a page a warp; all warps of groups call.
+DEVICE void begin_records(const ITEM_WORK &work, const RECORD_COPIES &copies, unsigned tile,
+                          unsigned char *memory) {
+    const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
+    if (group >= GROUPS) return;
+    const unsigned page = warp % TILE_WARPS;
+    begin_copy(copies.barriers + warp, group_record(memory, group, page),
+               record_of(work, (tile + group) * KV_TILE + page * PAGE_TOKENS), RECORD);
+}
+
+// Those of the item's later rounds come nearer.
+DEVICE void call_records(const ITEM_WORK &work) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned page = work.begin * TILE_PAGES + warp;
-    if (page >= work.end * TILE_PAGES || page * PAGE_TOKENS > work.position) return;
-    const unsigned char *record = record_of(work, page * PAGE_TOKENS);
-    for (unsigned at = 128 * lane; at < RECORD; at += 128 * WARP_LANES) call_near(record + at);
-}
-
-// Where parts of a token's groups of heads wait, and how many of its items are done.
-struct ITEM_PARTS {
-    float *parts;
-    unsigned slots, *counter;
-    __device__ __forceinline__ float *part(unsigned head, unsigned number) const {
-        return parts + ((size_t)head * slots + number) * PART_FLOATS;
+    const unsigned first = (work.begin + GROUPS) * TILE_PAGES, end = work.end * TILE_PAGES;
+#pragma unroll 1
+    for (unsigned page = first + warp; page < end; page += WARPS) {
+        const unsigned char *record = record_of(work, page * PAGE_TOKENS);
+        for (unsigned at = 128 * lane; at < RECORD; at += 128 * WARP_LANES) call_near(record + at);
     }
-};
+}
 
 DEVICE void store_part(float *part, const SOFTMAX &softmax, float sum, unsigned channel) {
     __stcg(part + PART_HEADER + channel, sum);
     if (channel == 0) __stcg(part, softmax.top), __stcg(part + 1, softmax.total);
 }
 
-// Tiles `tile` to end - 1 of those the groups had, for channel i: into the sum, and as parts where
-// they are parts and not all there is.
-DEVICE void add_group_tiles(const ITEM_WORK &work, const ITEM_PARTS &to, unsigned tile, unsigned i,
-                            const unsigned char *memory, CHANNEL_SUM &channel) {
+// Tiles `tile` and on of those the groups had, for channel i of the item's heads: into the sum, or as
+// parts where they are parts and not all there is.
+DEVICE void add_group_tiles(const ITEM_WORK &work, float *parts, unsigned slots, unsigned tile,
+                            unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
     const unsigned head = i / HEAD_DIM;
+    float *part = parts + (size_t)head * slots * PART_FLOATS;
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
         SOFTMAX top = softmax_at(group_top(memory, group, i));
         const float sum = *group_sum(memory, group, i);
         if (broken_query(memory, head)) top.total = nan_value();
-        if (work.parts.tiles == 1 && work.items() > 1)
-            store_part(to.part(head, tile + group - work.parts.first), top, sum, i % HEAD_DIM);
-        else
-            channel.add_tile(top, sum);
+        if (work.parts.tiles == 1 && work.items() > 1) {
+            const unsigned number = tile + group - work.parts.first;
+            store_part(part + (size_t)number * PART_FLOATS, top, sum, i % HEAD_DIM);
+            continue;
+        }
+        channel.add_tile(top, sum);
         if ((tile + group + 1) % SPAN_TILES == 0 && work.parts.tiles == 1) channel.end_span();
     }
 }
 
-// All parts of channel i from the left.
-DEVICE void add_parts(const ITEM_WORK &work, const ITEM_PARTS &from, unsigned i,
-                      CHANNEL_SUM &channel) {
-#pragma unroll 1
-    for (unsigned first = 0; first < work.parts.count; first += AHEAD) {
-        SOFTMAX top[AHEAD];
-        float sum[AHEAD];
-#pragma unroll
-        for (int n = 0; n < AHEAD; n++) {
-            const float *part = from.part(i / HEAD_DIM, min(first + n, work.parts.count - 1));
-            top[n] = softmax_of(__ldcg(part), __ldcg(part + 1));
-            sum[n] = __ldcg(part + PART_HEADER + i % HEAD_DIM);
-        }
-#pragma unroll
-        for (int n = 0; n < AHEAD; n++) {
-            if (first + n >= work.parts.count) break;
-            channel.add_tile(top[n], sum[n]);
-            const unsigned behind = (work.parts.first + first + n + 1) * work.parts.tiles;
-            if (behind % SPAN_TILES == 0) channel.end_span();
-        }
-    }
-}
-
-// An item of a group of heads, whose rows are made; whoever comes last merges all of them.
-DEVICE void attend_item(const ITEM_WORK &work, const ITEM_PARTS &parts,
-                        const ATTENTION_RESULT &result, unsigned char *memory) {
+// An item of a group of heads: its result where it is the only one, else parts and a count.
+DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                        const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
+                        unsigned *counter, RECORD_COPIES &copies, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
     const bool only = work.items() == 1;
+    float *parts = places.of(work.token, work.head);
     CHANNEL_SUM channel[THREAD_CHANNELS];
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
+    show_to_copies();
+    __syncthreads();
+    begin_records(work, copies, work.begin, memory);
+    call_records(work);
 #pragma unroll 1
     for (unsigned tile = work.begin; tile < work.end; tile += GROUPS) {
-        const unsigned start = (tile + group) * KV_TILE;
-        if (group < GROUPS && tile + group < work.end)
-            attend_group_tile(work, start, memory, record_of(work, start + page * PAGE_TOKENS),
-                              record_of(work, start + lane % 4 * PAGE_TOKENS), group, group, page,
-                              lane);
+        if (group < GROUPS) await_copy<1>(copies.barriers + warp, copies.rounds);
+        copies.rounds++;
         __syncthreads();
+        make_rows(phase, step, work, tokens, tile, memory);
+        __syncthreads();
+        if (group < GROUPS && tile + group < work.end)
+            attend_copied_tile(work, (tile + group) * KV_TILE, memory, 0, group, group, page,
+                               lane);
+        show_to_copies();
+        __syncthreads();
+        if (tile + GROUPS < work.end) begin_records(work, copies, tile + GROUPS, memory);
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
             if (i < work.heads * HEAD_DIM)
-                add_group_tiles(work, parts, tile, i, memory, channel[n]);
+                add_group_tiles(work, parts, places.slots, tile, i, memory, channel[n]);
         }
-        __syncthreads();
     }
-    if (!only) {
-        unsigned *last = (unsigned *)(memory + AT_LAST);
-        if (work.parts.tiles > 1)
-#pragma unroll
-            for (int n = 0; n < THREAD_CHANNELS; n++) {
-                const unsigned i = threadIdx.x + n * BLOCK_THREADS;
-                if (i < work.heads * HEAD_DIM)
-                    store_part(parts.part(i / HEAD_DIM,
-                                          work.begin / SPAN_TILES - work.parts.first),
-                               channel[n].span, channel[n].part, i % HEAD_DIM);
-            }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            last[0] = atomicAdd(parts.counter, 1) + 1 == work.items();
-            __threadfence();
-        }
-        __syncthreads();
-        if (!last[0]) return;
-        if (threadIdx.x == 0) *parts.counter = 0;
-    }
+    const ATTENTION_RESULT result = {phase, step, work.token};
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) {
         const unsigned i = threadIdx.x + n * BLOCK_THREADS;
         if (i >= work.heads * HEAD_DIM) break;
-        if (!only) {
-            channel[n].begin();
-            add_parts(work, parts, i, channel[n]);
+        if (only) {
+            channel[n].end_span();
+            result(work.head * HEAD_DIM + i,
+                   attention_output(channel[n].sum, channel[n].all.total));
+        } else if (work.parts.tiles > 1) {
+            const unsigned number = work.begin / SPAN_TILES - work.parts.first;
+            store_part(parts + ((size_t)(i / HEAD_DIM) * places.slots + number) * PART_FLOATS,
+                       channel[n].span, channel[n].part, i % HEAD_DIM);
         }
-        channel[n].end_span();
-        result(i, attention_output(channel[n].sum, channel[n].all.total));
+    }
+    if (only) return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(counter, 1);
     }
 }
 
-DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                            unsigned tokens, unsigned *workspace, unsigned char *memory) {
-    const unsigned *queries = (const unsigned *)step.at(phase.query);
+// The parts of one span of a channel, from the left.
+DEVICE SOFTMAX merged_span(const ITEM_WORK &work, const float *parts, unsigned span,
+                           unsigned channel, float &sum) {
+    const unsigned each = SPAN_TILES / work.parts.tiles;
+    const unsigned begin = max(span * each, work.parts.first) - work.parts.first;
+    const unsigned end = min((span + 1) * each - work.parts.first, work.parts.count);
+    SOFTMAX part[SPAN_PARTS];
+    float o[SPAN_PARTS];
+#pragma unroll
+    for (int n = 0; n < SPAN_PARTS; n++) {
+        const float *one = parts + (size_t)min(begin + n, end - 1) * PART_FLOATS;
+        part[n] = softmax_of(__ldcg(one), __ldcg(one + 1));
+        o[n] = __ldcg(one + PART_HEADER + channel);
+    }
+    SOFTMAX all = no_softmax();
+    sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < SPAN_PARTS; n++) {
+        if (begin + n >= end) break;
+        const FACTORS factors = merge_later(all, part[n]);
+        sum = sum * factors.keep + o[n] * factors.add;
+    }
+    return all;
+}
+
+// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one.
+DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
+                           unsigned char *memory, const ATTENTION_RESULT &result) {
+    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const unsigned channel = task * WARP_LANES + lane;
+    const float *parts = places.of(work.token, channel / HEAD_DIM);
+    const unsigned first = work.parts.first * work.parts.tiles / SPAN_TILES;
+    const unsigned end = work.position / KV_TILE / SPAN_TILES + 1;
+    float *found = (float *)(memory + AT_MERGED);
+    CHANNEL_SUM all;
+    all.begin();
+#pragma unroll 1
+    for (unsigned batch = first; batch < end; batch += WARPS) {
+        if (batch + warp < end) {
+            float sum;
+            const SOFTMAX span =
+                merged_span(work, parts, batch + warp, channel % HEAD_DIM, sum);
+            float *own = found + warp * 3 * WARP_LANES + lane;
+            own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
+        }
+        __syncthreads();
+        if (warp == 0)
+#pragma unroll 1
+            for (unsigned n = 0; n < WARPS && batch + n < end; n++) {
+                const float *one = found + n * 3 * WARP_LANES + lane;
+                all.span = softmax_of(one[0], one[WARP_LANES]), all.part = one[2 * WARP_LANES];
+                all.end_span();
+            }
+        __syncthreads();
+    }
+    if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
+}
+
+APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step, unsigned tokens,
+                           unsigned char *workspace, void *barriers, unsigned char *memory) {
+    RECORD_COPIES copies(barriers);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
+    const PART_PLACES places = {(float *)(workspace + phase.parts),
+                                (unsigned *)step.bank + phase.counters, phase.heads, phase.slots};
     ITEM_WORK work;
     work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
     const unsigned sharing = phase.heads / work.kv_heads;
-    const unsigned each = work.kv_heads * ((sharing + HEADS - 1) / HEADS);
+    const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
+    const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
     unsigned unit = blockIdx.x;
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
-        const unsigned *query = queries + work.token * phase.query_stride;
-        work.take_token(query, phase.window, phase.slots);
+        const unsigned *query = query_of(phase, step, work.token);
+        work.take_token(phase, query, blocks);
         work.pages = pages + query[QUERY_SLOT] * phase.pages_stride;
         const unsigned units = work.items() * each;
 #pragma unroll 1
@@ -261,18 +339,34 @@ DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &ste
             const unsigned group = unit % each;
             work.take_item(unit / each);
             work.take_group(group, sharing);
-            call_item(work);
-            make_rows(phase, step, work, tokens, memory);
-            __syncthreads();
-            const ITEM_PARTS parts = {
-                (float *)step.at(phase.parts) +
-                    (size_t)(work.token * phase.heads + work.head) * phase.slots * PART_FLOATS,
-                phase.slots, workspace + phase.counters + work.token * each + group};
-            const ATTENTION_RESULT result = {phase, step, work.token, work.head};
-            attend_item(work, parts, result, memory);
-            __syncthreads();
+            attend_item(phase, step, work, tokens, places,
+                        places.counters + work.token * each + group, copies, memory);
         }
         unit -= units;
+    }
+    copies.keep();
+#pragma unroll 1
+    for (work.token = 0; work.token < tokens; work.token++) {
+        work.take_token(phase, query_of(phase, step, work.token), blocks);
+        if (work.items() == 1) continue;
+        const ATTENTION_RESULT result = {phase, step, work.token};
+        // Blocks that have no items are the first to merge.
+#pragma unroll 1
+        for (unsigned task = gridDim.x - 1 - blockIdx.x; task < phase.heads * HEAD_DIM / WARP_LANES;
+             task += gridDim.x) {
+            const unsigned head = task * WARP_LANES / HEAD_DIM;
+            const unsigned group =
+                head / sharing * of_kv_head + head % sharing / HEADS + work.token * each;
+            if (threadIdx.x == 0) {
+                unsigned spins = 0;
+                const INCOMING source = {true, step.stop, 0};
+                while (source.waits(load_shared_word(places.counters + group) < work.items(), spins)) {
+                }
+                __threadfence();
+            }
+            __syncthreads();
+            merge_channels(work, places, task, memory, result);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #define STEP_PRODUCT_H
 
 #include "gate.h"
+#include "step_activations.h"
 #include "step_table.h"
 
 // One warp's ring over all phases: what is fetched runs ahead of what is computed, whatever the blocks
@@ -84,8 +85,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    ONE_ROW<S::warps, true, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows,
-                                                                        phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows, phase.norm != 0);
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);

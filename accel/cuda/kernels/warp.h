@@ -6,6 +6,8 @@
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static __device__ __forceinline__
+// Called, so that it has registers of its own and no caller keeps what only it needs.
+#define APART static __device__ __noinline__
 
 // The bits of a binary16 as binary32.
 DEVICE float half_bits(unsigned bits) {
@@ -299,6 +301,8 @@ DEVICE float float_of_peer(const float *own, unsigned rank) {
 }
 // Copies may go where this thread wrote or read before.
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+DEVICE void show_to_copies() {}
 #endif
 
 // The dynamic shared memory of a block.
