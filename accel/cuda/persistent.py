@@ -207,7 +207,8 @@ def _launch(
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     for warps, slots, groups in _shapes(blocks):
         ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
-        tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES + (warps + 2) * BARRIER_BYTES
+        tables = _sixteenths(len(phases) * WORK_BYTES) + RECORDS * RECORD_BYTES
+        tables += (warps + 2) * BARRIER_BYTES if attentions else 0
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
         needed = max(

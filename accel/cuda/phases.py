@@ -229,7 +229,8 @@ class AttentionPhase:
 
     def memory_bytes(self, warps: int, groups: int) -> int:
         """Shared memory for it beside the ring, with so many tiles under way at once."""
-        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + 4 * self.head_dim * warps
+        rows = 0 if self.turns_halves else 4 * self.head_dim * warps
+        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
 
     def record(self, bound: Bound, counters: int, parts: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own in a bank, in

@@ -17,7 +17,9 @@ EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
 MATRICES = 3
 PRODUCT_KIND, ATTENTION_KIND = 0, 1
-RECORD_BYTES, HEAD_BYTES, WORK_BYTES = 256, 32, 96
+RECORD_BYTES, HEAD_BYTES = 256, 32
+WORK_BYTES = 56 + 4
+"""Of what the kernel keeps of a phase, and its number of tokens."""
 
 HEAD = np.dtype(
     {

@@ -396,6 +396,10 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
 }
+DEVICE float larger_magnitude(float a, float b) {
+    a = fabsf(a), b = fabsf(b);
+    return a != a ? a : b != b ? b : max(a, b);
+}
 DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum = 0;
     for (int i = 0; i < 4; i++)

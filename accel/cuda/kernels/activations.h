@@ -70,12 +70,11 @@ DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned col
             v.of[e] = __uint_as_float(~__float_as_uint(v.of[e]));
 }
 
-DEVICE unsigned four_bytes(int a, int b, int c, int d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
+#define INTEGER_ROUNDER 12582912.0f  // a float this is added to has its integer in its low bits
 
-DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8],
-                           bool exists) {
+// Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes and sums.
+DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
+                           const unsigned (&pair)[2][2], bool exists) {
     const unsigned of_lane = x.in_eights
                                  ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
                                  : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
@@ -84,36 +83,48 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const
     unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int *v = m + 4 * half;
+        const unsigned *v = pair[half];
         unsigned char *place = planes + half * of_half;
         if (exists) {
-            *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
-            *(unsigned *)(place + of_low) = four_bytes(v[0], v[1], v[2], v[3]) & 0x0F0F0F0Fu;
+            *(unsigned *)place = __byte_perm(v[0] >> 4, v[1] >> 4, 0x6420);
+            *(unsigned *)(place + of_low) = __byte_perm(v[0], v[1], 0x6420) & 0x0F0F0F0Fu;
         }
-        int sum = v[0] + v[1] + v[2] + v[3];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        if (exists && lane % 4 == 0)
-            x.sums[index * apart * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
+    }
+    // Sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each other, and
+    // what a half lent is known in the end.
+    int both = add_pairs(pair[0][0], pair[0][1], 0x01010101u) +
+               add_pairs(pair[1][0], pair[1][1], 0x01010101u) * 65536;
+    both += __shfl_xor_sync(ALL_LANES, both, 1);
+    both += __shfl_xor_sync(ALL_LANES, both, 2);
+    if (exists && lane % 4 == 0) {
+        short *sums = x.sums + index * apart * UNIT_SUMS + sum_place(lane / 4);
+        sums[0] = (short)both;
+        sums[sum_place(8)] = (short)((both - (short)both) >> 16);
     }
 }
 
 // Rule R5's first half for one unit, which is not kept unless it `exists`.
 DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v,
                           bool exists = true) {
-    unsigned largest = 0;
+    float most[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v.of[i]) & 0x7FFFFFFFu);
-    largest = largest_of_warp(largest);
+    for (int i = 0; i < 4; i++) most[i] = larger_magnitude(v.of[i], v.of[i + 4]);
+    const float largest_float = larger_magnitude(larger_magnitude(most[0], most[1]),
+                                                 larger_magnitude(most[2], most[3]));
+    const unsigned largest = largest_of_warp(__float_as_uint(largest_float));
     const bool broken = largest >= 0x7F800000u;
     const int exponent = (int)(largest >> 23) - 127;
     const bool silent = broken || exponent < -64;
     const float up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
-    int m[8];
+    const float limit = silent ? 0.0f : 2047.0f;
+    unsigned bits[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
-    store_integers(x, index, lane, m, exists);
+        bits[i] = __float_as_uint(fminf(fmaxf(v.of[i] * up, -limit), limit) + INTEGER_ROUNDER);
+    const unsigned pair[2][2] = {
+        {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)},
+        {__byte_perm(bits[4], bits[5], 0x5410), __byte_perm(bits[6], bits[7], 0x5410)}};
+    store_integers(x, index, lane, pair, exists);
     if (exists && lane == 0)
         x.scales[index * (x.in_eights ? 8 : 1)] =
             broken   ? __uint_as_float(0x7FC00000u)

@@ -327,7 +327,8 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
     const unsigned sharing = phase.heads / work.kv_heads;
     const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
     const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
-    unsigned unit = blockIdx.x;
+    // The last blocks have the fewest tiles of products, so they are here first.
+    unsigned unit = gridDim.x - 1 - blockIdx.x;
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         const unsigned *query = query_of(phase, step, work.token);
@@ -350,9 +351,8 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
         work.take_token(phase, query_of(phase, step, work.token), blocks);
         if (work.items() == 1) continue;
         const ATTENTION_RESULT result = {phase, step, work.token};
-        // Blocks that have no items are the first to merge.
 #pragma unroll 1
-        for (unsigned task = gridDim.x - 1 - blockIdx.x; task < phase.heads * HEAD_DIM / WARP_LANES;
+        for (unsigned task = blockIdx.x; task < phase.heads * HEAD_DIM / WARP_LANES;
              task += gridDim.x) {
             const unsigned head = task * WARP_LANES / HEAD_DIM;
             const unsigned group =

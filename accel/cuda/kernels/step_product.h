@@ -72,13 +72,13 @@ struct PHASE_OUTPUTS {
 };
 
 template <class S>
-DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
+DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, unsigned counted,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
     memory.begin(work.steps, true);
     CHUNK_LIST<S> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
-    const int tokens = (int)min(work.tokens, S::most_tokens);
+    const int tokens = (int)min(counted, (unsigned)S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),

@@ -52,13 +52,9 @@ union PHASE {
 };
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
 
-// What has to be known of a phase ahead of it: its products, how many tokens there are, and the norms'
-// weights of so many bytes, 0 where there are none.
-struct alignas(16) PHASE_WORK : UNIT_WORK<MOST_PHASE_MATRICES> {
-    const unsigned char *norms[2];
-    unsigned norm_bytes, tokens;
-};
-static_assert(sizeof(PHASE_WORK) == 96, "as persistent.py has it");
+// What has to be known of a phase ahead of it: its products.
+typedef UNIT_WORK<MOST_PHASE_MATRICES> PHASE_WORK;
+static_assert(sizeof(PHASE_WORK) == 56, "as persistent.py has it");
 
 // Of one launch: where operands are in this step.
 struct STEP_MEMORY {

@@ -39,6 +39,13 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
         : "r"(a0), "r"(a1), "r"(b));
 }
 
+// The larger magnitude of two floats, NaN where either is one.
+DEVICE float larger_magnitude(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return most;
+}
+
 // Of four signed numbers of 16 bits the sum of the products with four unsigned bytes.
 DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum;
