@@ -26,8 +26,8 @@
 // span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
     PARTS parts;
-    unsigned each;        // parts of an item
-    unsigned begin, end;  // tiles of this item
+    unsigned each, items;  // parts of an item, and items
+    unsigned begin, end;   // tiles of this item
 
     // `sharing` blocks share the context of a group of heads.
     __device__ __forceinline__ void take_token(const ATTENTION_PHASE &phase,
@@ -38,8 +38,8 @@ struct ITEM_WORK : SPAN_WORK {
         each = 1;
         if (parts.tiles == 1)
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
+        items = (parts.count + each - 1) / each;
     }
-    __device__ __forceinline__ unsigned items() const { return (parts.count + each - 1) / each; }
     __device__ __forceinline__ void take_item(unsigned item) {
         begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
         end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
@@ -68,6 +68,31 @@ struct RECORD_COPIES {
         if (threadIdx.x == 0) *(unsigned *)(barriers + WARPS) = rounds;
     }
 };
+
+// A round of tiles, from `tile` to end - 1 of an item.
+struct ROUND {
+    const ITEM_WORK &work;
+    const RECORD_COPIES &copies;
+    unsigned char *memory;
+    unsigned tile, end;
+    bool settled;
+
+    // All warps call it once: the records of all of them are there then.
+    __device__ __forceinline__ void settle() {
+        if (settled) return;
+        const unsigned warp = threadIdx.x / WARP_LANES;
+        if (warp / TILE_WARPS < GROUPS) await_copy<1>(copies.barriers + warp, copies.rounds);
+        __syncthreads();
+        settled = true;
+    }
+    __device__ __forceinline__ bool has(unsigned position) const {
+        return position / KV_TILE >= tile && position / KV_TILE < end &&
+               position >= work.first && position <= work.position;
+    }
+    __device__ __forceinline__ unsigned char *record(unsigned position) const {
+        return group_record(memory, position / KV_TILE - tile, position % KV_TILE / PAGE_TOKENS);
+    }
+};
 DEVICE void open_records(void *place) {
     open_copies((COPY_BARRIER *)place + threadIdx.x / WARP_LANES, 1);
     if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)place + WARPS) = 0;
@@ -88,15 +113,14 @@ DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY 
     return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
-// Keys or values of a token for the KV head, where they lie in tiles `tile` to `end` - 1.
-DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                         const ITEM_WORK &work, unsigned token, bool values, unsigned tile,
-                         unsigned end, unsigned char *memory, float *room, int lane) {
+// Keys or values of a token for the KV head, where they lie in the round's tiles.
+DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
+                         unsigned token, bool values, float *room, int lane) {
+    const ITEM_WORK &work = round.work;
     const unsigned *query = query_of(phase, step, token);
     const unsigned position = query[QUERY_POSITION];
     if (query[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) return;
-    if (position / KV_TILE < tile || position / KV_TILE >= end) return;
-    if (position < work.first || position > work.position) return;
+    if (!round.has(position)) return;
     const U64 operand = values ? phase.v : phase.k;
     const float *angles =
         step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
@@ -111,15 +135,14 @@ DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
         row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
     }
-    row.store(values, record,
-              group_record(memory, position / KV_TILE - tile, position % KV_TILE / PAGE_TOKENS),
-              position % PAGE_TOKENS, lane);
+    round.settle();
+    row.store(values, record, round.record(position), position % PAGE_TOKENS, lane);
 }
 
 // Queries of a head, as bytes.
-DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                       const ITEM_WORK &work, unsigned head, unsigned char *memory, float *room,
-                       int lane) {
+DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
+                       unsigned head, float *room, int lane) {
+    const ITEM_WORK &work = round.work;
     HEAD_ROW row;
     if (head < work.heads) {
         const float *angles =
@@ -132,24 +155,26 @@ DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         if (phase.q_norm) row.normalize(factors, phase.q_weight != 0, phase.q_eps);
         row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
     }
-    row.split(head < work.heads, phase.scale, memory, head, lane);
+    round.settle();
+    row.split(head < work.heads, phase.scale, round.memory, head, lane);
 }
 
 // Rows of a round of tiles: queries of the item's heads in the first one, and of every token what is new
-// in these tiles.
-DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                      const ITEM_WORK &work, unsigned tokens, unsigned tile,
-                      unsigned char *memory) {
-    const unsigned warp = threadIdx.x / WARP_LANES, end = min(tile + GROUPS, work.end);
+// in these tiles. A warp waits for records when it has its first row.
+DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND round,
+                      unsigned tokens) {
+    const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
-    float *room = (float *)(memory + AT_ROWS) + warp * HEAD_DIM;
+    float *room = (float *)(round.memory + AT_ROWS) + warp * HEAD_DIM;
 #pragma unroll 1
     for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS)
         if (task >= HEADS)
-            make_new_row(phase, step, work, (task - HEADS) / 2, (task - HEADS) % 2 != 0, tile,
-                         end, memory, room, lane);
-        else if (tile == work.begin)
-            make_query(phase, step, work, task, memory, room, lane);
+            make_new_row(phase, step, round, (task - HEADS) / 2, (task - HEADS) % 2 != 0, room,
+                         lane);
+        else if (round.tile == round.work.begin)
+            make_query(phase, step, round, task, room, lane);
+    round.settle();
+    __syncthreads();
 }
 
 // Asks for the records of tiles `tile` and on, a page a warp; all warps of groups call.
@@ -189,7 +214,7 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, float *parts, unsigned slots,
         SOFTMAX top = softmax_at(group_top(memory, group, i));
         const float sum = *group_sum(memory, group, i);
         if (broken_query(memory, head)) top.total = nan_value();
-        if (work.parts.tiles == 1 && work.items() > 1) {
+        if (work.parts.tiles == 1 && work.items > 1) {
             const unsigned number = tile + group - work.parts.first;
             store_part(part + (size_t)number * PART_FLOATS, top, sum, i % HEAD_DIM);
             continue;
@@ -205,7 +230,7 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
                         unsigned *counter, RECORD_COPIES &copies, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
-    const bool only = work.items() == 1;
+    const bool only = work.items == 1;
     float *parts = places.of(work.token, work.head);
     CHANNEL_SUM channel[THREAD_CHANNELS];
 #pragma unroll
@@ -216,11 +241,9 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
     call_records(work);
 #pragma unroll 1
     for (unsigned tile = work.begin; tile < work.end; tile += GROUPS) {
-        if (group < GROUPS) await_copy<1>(copies.barriers + warp, copies.rounds);
+        make_rows(phase, step,
+                  {work, copies, memory, tile, min(tile + GROUPS, work.end), false}, tokens);
         copies.rounds++;
-        __syncthreads();
-        make_rows(phase, step, work, tokens, tile, memory);
-        __syncthreads();
         if (group < GROUPS && tile + group < work.end)
             attend_copied_tile(work, (tile + group) * KV_TILE, memory, 0, group, group, page,
                                lane);
@@ -334,7 +357,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
         const unsigned *query = query_of(phase, step, work.token);
         work.take_token(phase, query, blocks);
         work.pages = pages + query[QUERY_SLOT] * phase.pages_stride;
-        const unsigned units = work.items() * each;
+        const unsigned units = work.items * each;
 #pragma unroll 1
         for (; unit < units; unit += gridDim.x) {
             const unsigned group = unit % each;
@@ -349,7 +372,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         work.take_token(phase, query_of(phase, step, work.token), blocks);
-        if (work.items() == 1) continue;
+        if (work.items == 1) continue;
         const ATTENTION_RESULT result = {phase, step, work.token};
 #pragma unroll 1
         for (unsigned task = blockIdx.x; task < phase.heads * HEAD_DIM / WARP_LANES;
@@ -360,7 +383,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
             if (threadIdx.x == 0) {
                 unsigned spins = 0;
                 const INCOMING source = {true, step.stop, 0};
-                while (source.waits(load_shared_word(places.counters + group) < work.items(), spins)) {
+                while (source.waits(load_shared_word(places.counters + group) < work.items, spins)) {
                 }
                 __threadfence();
             }
