@@ -34,11 +34,6 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
     // `count` units from `first` on, once all of them have come.
     __device__ __forceinline__ void await(unsigned first, int count) {
         const float *row = rows.x + rows.source.row(0) * rows.stride;
-        // A lane for each unit waits for its last word: many that ask crowd the cache.
-        const unsigned unit = first + lane * warps;
-        if (lane < count && unit < x.units)
-            rows.source.one(row + min((unit + 1) * UNIT_COLUMNS, rows.columns) - 1);
-        __syncwarp();
         row += first * UNIT_COLUMNS + 4 * lane;
         const int left = (int)rows.columns - (int)(first * UNIT_COLUMNS + 4 * lane);
         unsigned wanted = (1u << 2 * count) - 1, spins = 0;
