@@ -100,9 +100,14 @@ class StepTable:
 
     @property
     def exchange_at(self) -> int:
-        """Where in the workspace the banks begin: behind the parts, which all phases share."""
-        parts = (one.parts_bytes for one in self.phases if isinstance(one, AttentionPhase))
-        return aligned(STATE_BYTES + max([0, *parts]))
+        """Where in the workspace the banks begin: behind the parts, for which phases take turns with
+        two places."""
+        return aligned(STATE_BYTES) + 2 * self._parts_bytes
+
+    @property
+    def _parts_bytes(self) -> int:
+        phases = (one for one in self.phases if isinstance(one, AttentionPhase))
+        return max([0, *(one.parts_bytes for one in phases)])
 
     @property
     def workspace_bytes(self) -> int:
@@ -116,13 +121,13 @@ class StepTable:
         head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
         head["works_at"] = self.works_at
         table = [head]
-        counters, bound = self.exchange.counters_at // 4, Bound(packets, self.exchange)
+        turn, bound = 0, Bound(packets, self.exchange)
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, counters, STATE_BYTES))
-                counters += phase.counters
+                table.append(phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes))
+                turn = 1 - turn
         return np.concatenate([part.view(np.uint8) for part in table])
 
 
@@ -276,8 +281,7 @@ def _exchange(
         for name in read
         if (local is not None and name not in local) or max(reading[name]) >= end
     }
-    counters = 4 * sum(one.counters for one in phases if isinstance(one, AttentionPhase))
-    return Exchange(offsets, frozenset(outside), size, size + aligned(counters))
+    return Exchange(offsets, frozenset(outside), size)
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

@@ -26,9 +26,12 @@ from accel.cuda.step_table import (
     size_of,
 )
 from accel.cuda.units import UNIT_ROWS, unit_count
+from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
 
+SHARE_CHANNELS, SHARE_BYTES = 32, 160
+"""Of a part, what one warp merges."""
 MOST_TILE_PARTS = 256
 """Of longer contexts spans are parts: there are enough of them for all blocks."""
 
@@ -188,13 +191,6 @@ class AttentionPhase:
         return self.spans.ops[self.part]
 
     @property
-    def counters(self) -> int:
-        """Words of a bank: one for every token and group of heads."""
-        sizes = self._part.most_sizes()
-        groups = sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
-        return self.tokens * groups
-
-    @property
     def slots(self) -> int:
         """Most parts of a context."""
         tiles = -(-self.heads.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
@@ -203,8 +199,8 @@ class AttentionPhase:
     @property
     def parts_bytes(self) -> int:
         """Workspace for U, l and o of parts."""
-        heads = self._part.most_sizes()["heads"]
-        return self.tokens * heads * self.slots * 4 * (2 + self.head_dim)
+        shares = self._part.most_sizes()["heads"] * self.head_dim // SHARE_CHANNELS
+        return aligned(self.tokens * shares * self.slots * SHARE_BYTES)
 
     @property
     def turns_halves(self) -> bool:
@@ -232,9 +228,8 @@ class AttentionPhase:
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
         return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
 
-    def record(self, bound: Bound, counters: int, parts: int) -> NDArray[np.void]:
-        """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own in a bank, in
-        words, ``parts`` that of parts in the workspace, in bytes."""
+    def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
+        """ATTENTION_RECORD[1]; ``parts`` is where in the workspace its parts are."""
         heads, packets = self.heads, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
@@ -263,7 +258,6 @@ class AttentionPhase:
                 one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
                 weight = heads.operand(f"{name.upper()}_WEIGHT_AT")
                 one[f"{name}_weight"], _ = bound.stored(weight)
-        one["counters"] = counters
         return record
 
 

@@ -52,7 +52,7 @@ ADDRESSES = (
     *("query", "pages", "kv", "parts", "y", "also"),
 )
 SIZES = (
-    *("counters", "kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
+    *("kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
     *("query_stride", "pages_stride", "y_stride", "also_stride"),
     *("rotary_pairs", "neox", "q_norm", "k_norm"),
 )
@@ -64,7 +64,7 @@ ATTENTION_RECORD = np.dtype(
         *((name, "<u8") for name in ADDRESSES),
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("reserved", "<u4", (18,)),
+        ("reserved", "<u4", (19,)),
     ]
 )
 assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
@@ -73,11 +73,10 @@ assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Buffers that phases hand each other, by their offsets in a bank; ``outside`` are those that
-    somebody else reads, too. Counters of attention are behind them, from ``counters_at`` on."""
+    somebody else reads, too."""
 
     offsets: Mapping[str, int]
     outside: frozenset[str]
-    counters_at: int
     bank_bytes: int
 
 

@@ -8,7 +8,7 @@
 // WHOLE_TURN as in step_attention.h and step_rows.h;
 // NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
 // steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
-// parts of attention follow, and the banks, which have its counters, too.
+// parts of attention follow, 0 between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM

@@ -3,8 +3,9 @@
 // write the same bytes to a page, and none waits for another to do so. Records of tiles come into shared
 // memory while the block waits for rows, and what is new of them is written there, too.
 //
-// A context is spread over blocks, tiles of which become parts in the workspace; when all of a group of
-// heads are there, every block merges channels of its own. GROUPS tiles are under way at once.
+// A long context is spread over blocks, whose tiles become parts in the workspace, of words as exchange.h
+// has them; every block merges some channels of all parts and leaves 0 where it found them. Phases take
+// turns with two places for parts. GROUPS tiles are under way at once.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H
@@ -17,10 +18,12 @@
 
 #define AT_ROWS AT_GROUPS_END                              // [warp][HEAD_DIM]
 #define AT_MERGED AT_RECORDS                               // [warp][U, l, o][lane], when tiles are done
-#define PART_FLOATS (PART_HEADER + HEAD_DIM)
+#define PART_SHARES (HEAD_DIM / WARP_LANES)  // of a part, each read by one warp
+#define SHARE_WORDS 40                       // o of so many channels, U, l
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
-#define SPAN_PARTS 16  // tiles of a span, read at once when they are merged
+#define AHEAD 8  // parts that are asked for at once
+#define ALONE_TILES (2 * GROUPS)  // of a context that is not worth a merge
 
 // What a block takes of a token's context: tiles, each of them a part, where those are few, else a
 // span, which is a part.
@@ -36,7 +39,9 @@ struct ITEM_WORK : SPAN_WORK {
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
         each = 1;
-        if (parts.tiles == 1)
+        if (parts.count <= ALONE_TILES)
+            each = ALONE_TILES;
+        else if (parts.tiles == 1)
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
         items = (parts.count + each - 1) / each;
     }
@@ -46,12 +51,22 @@ struct ITEM_WORK : SPAN_WORK {
     }
 };
 
-// Places of a phase's parts: [token][head][part], and of counts of items that are done.
+// Places of a phase's parts: [token][head][share][part].
 struct PART_PLACES {
-    float *parts;
-    unsigned *counters, heads, slots;
-    __device__ __forceinline__ float *of(unsigned token, unsigned head) const {
-        return parts + (size_t)(token * heads + head) * slots * PART_FLOATS;
+    unsigned *words;
+    unsigned heads, slots;
+    __device__ __forceinline__ unsigned *share(unsigned token, unsigned channel,
+                                               unsigned number) const {
+        const size_t row = token * heads * PART_SHARES + channel / WARP_LANES;
+        return words + (row * slots + number) * SHARE_WORDS;
+    }
+    __device__ __forceinline__ void store(unsigned token, unsigned channel, unsigned number,
+                                          const SOFTMAX &softmax, float sum) const {
+        float *to = (float *)share(token, channel, number);
+        publish(to + channel % WARP_LANES, sum);
+        if (channel % WARP_LANES) return;
+        publish(to + WARP_LANES, softmax.top);
+        publish(to + WARP_LANES + 1, softmax.total);
     }
 };
 
@@ -198,25 +213,18 @@ DEVICE void call_records(const ITEM_WORK &work) {
     }
 }
 
-DEVICE void store_part(float *part, const SOFTMAX &softmax, float sum, unsigned channel) {
-    __stcg(part + PART_HEADER + channel, sum);
-    if (channel == 0) __stcg(part, softmax.top), __stcg(part + 1, softmax.total);
-}
-
 // Tiles `tile` and on of those the groups had, for channel i of the item's heads: into the sum, or as
 // parts where they are parts and not all there is.
-DEVICE void add_group_tiles(const ITEM_WORK &work, float *parts, unsigned slots, unsigned tile,
+DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, unsigned tile,
                             unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
-    const unsigned head = i / HEAD_DIM;
-    float *part = parts + (size_t)head * slots * PART_FLOATS;
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
         SOFTMAX top = softmax_at(group_top(memory, group, i));
         const float sum = *group_sum(memory, group, i);
-        if (broken_query(memory, head)) top.total = nan_value();
+        if (broken_query(memory, i / HEAD_DIM)) top.total = nan_value();
         if (work.parts.tiles == 1 && work.items > 1) {
-            const unsigned number = tile + group - work.parts.first;
-            store_part(part + (size_t)number * PART_FLOATS, top, sum, i % HEAD_DIM);
+            places.store(work.token, work.head * HEAD_DIM + i, tile + group - work.parts.first,
+                         top, sum);
             continue;
         }
         channel.add_tile(top, sum);
@@ -224,14 +232,13 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, float *parts, unsigned slots,
     }
 }
 
-// An item of a group of heads: its result where it is the only one, else parts and a count.
+// An item of a group of heads: its result where it is the only one, else parts.
 DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
                         const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
-                        unsigned *counter, RECORD_COPIES &copies, unsigned char *memory) {
+                        RECORD_COPIES &copies, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
     const bool only = work.items == 1;
-    float *parts = places.of(work.token, work.head);
     CHANNEL_SUM channel[THREAD_CHANNELS];
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
@@ -254,7 +261,7 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
             if (i < work.heads * HEAD_DIM)
-                add_group_tiles(work, parts, places.slots, tile, i, memory, channel[n]);
+                add_group_tiles(work, places, tile, i, memory, channel[n]);
         }
     }
     const ATTENTION_RESULT result = {phase, step, work.token};
@@ -267,42 +274,54 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
             result(work.head * HEAD_DIM + i,
                    attention_output(channel[n].sum, channel[n].all.total));
         } else if (work.parts.tiles > 1) {
-            const unsigned number = work.begin / SPAN_TILES - work.parts.first;
-            store_part(parts + ((size_t)(i / HEAD_DIM) * places.slots + number) * PART_FLOATS,
-                       channel[n].span, channel[n].part, i % HEAD_DIM);
+            places.store(work.token, work.head * HEAD_DIM + i,
+                         work.begin / SPAN_TILES - work.parts.first, channel[n].span,
+                         channel[n].part);
         }
-    }
-    if (only) return;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(counter, 1);
     }
 }
 
-// The parts of one span of a channel, from the left.
-DEVICE SOFTMAX merged_span(const ITEM_WORK &work, const float *parts, unsigned span,
-                           unsigned channel, float &sum) {
+// The parts of one span of a warp's channels, from the left, as they come; `share` is that of part 0.
+DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span,
+                           const INCOMING &source, int lane, float &sum) {
     const unsigned each = SPAN_TILES / work.parts.tiles;
     const unsigned begin = max(span * each, work.parts.first) - work.parts.first;
-    const unsigned end = min((span + 1) * each - work.parts.first, work.parts.count);
-    SOFTMAX part[SPAN_PARTS];
-    float o[SPAN_PARTS];
-#pragma unroll
-    for (int n = 0; n < SPAN_PARTS; n++) {
-        const float *one = parts + (size_t)min(begin + n, end - 1) * PART_FLOATS;
-        part[n] = softmax_of(__ldcg(one), __ldcg(one + 1));
-        o[n] = __ldcg(one + PART_HEADER + channel);
-    }
+    unsigned count = min((span + 1) * each - work.parts.first, work.parts.count) - begin;
+    share += (size_t)begin * SHARE_WORDS;
+    // Lane n has U of part n, lane AHEAD + n its l.
+    unsigned *own = share + lane % AHEAD * SHARE_WORDS + WARP_LANES + lane / AHEAD % 2;
+    share += lane;
     SOFTMAX all = no_softmax();
     sum = 0.0f;
+    unsigned spins = 0;
+#pragma unroll 1
+    while (true) {
+        unsigned word[AHEAD] = {}, header = 0;
+        bool missing;
+        do {
+            missing = false;
 #pragma unroll
-    for (int n = 0; n < SPAN_PARTS; n++) {
-        if (begin + n >= end) break;
-        const FACTORS factors = merge_later(all, part[n]);
-        sum = sum * factors.keep + o[n] * factors.add;
+            for (unsigned n = 0; n < AHEAD; n++)
+                if (n < count && !word[n]) word[n] = load_shared_word(share + n * SHARE_WORDS);
+            if (lane % AHEAD < count && !header) header = load_shared_word(own);
+#pragma unroll
+            for (unsigned n = 0; n < AHEAD; n++) missing |= n < count && !word[n];
+            missing |= lane % AHEAD < count && !header;
+        } while (source.waits(missing, spins));
+        __syncwarp();
+        if (lane < 2 * AHEAD && lane % AHEAD < count) __stcg((float *)own, 0.0f);
+#pragma unroll
+        for (unsigned n = 0; n < AHEAD; n++) {
+            const float top = __uint_as_float(~__shfl_sync(ALL_LANES, header, n));
+            const float total = __uint_as_float(~__shfl_sync(ALL_LANES, header, AHEAD + n));
+            if (n >= count) break;
+            __stcg((float *)share + n * SHARE_WORDS, 0.0f);
+            const FACTORS factors = merge_later(all, softmax_of(top, total));
+            sum = sum * factors.keep + __uint_as_float(~word[n]) * factors.add;
+        }
+        if (count <= AHEAD) return all;
+        count -= AHEAD, share += AHEAD * SHARE_WORDS, own += AHEAD * SHARE_WORDS;
     }
-    return all;
 }
 
 // Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one.
@@ -310,7 +329,7 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
                            unsigned char *memory, const ATTENTION_RESULT &result) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned channel = task * WARP_LANES + lane;
-    const float *parts = places.of(work.token, channel / HEAD_DIM);
+    const INCOMING source = {true, result.step.stop, 0};
     const unsigned first = work.parts.first * work.parts.tiles / SPAN_TILES;
     const unsigned end = work.position / KV_TILE / SPAN_TILES + 1;
     float *found = (float *)(memory + AT_MERGED);
@@ -320,8 +339,8 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
     for (unsigned batch = first; batch < end; batch += WARPS) {
         if (batch + warp < end) {
             float sum;
-            const SOFTMAX span =
-                merged_span(work, parts, batch + warp, channel % HEAD_DIM, sum);
+            const SOFTMAX span = merged_span(work, places.share(work.token, channel, 0),
+                                             batch + warp, source, lane, sum);
             float *own = found + warp * 3 * WARP_LANES + lane;
             own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
         }
@@ -336,14 +355,15 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
         __syncthreads();
     }
     if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
+    // What was left is 0 before anything this block hands on from here.
+    __threadfence();
 }
 
 APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step, unsigned tokens,
                            unsigned char *workspace, void *barriers, unsigned char *memory) {
     RECORD_COPIES copies(barriers);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
-    const PART_PLACES places = {(float *)(workspace + phase.parts),
-                                (unsigned *)step.bank + phase.counters, phase.heads, phase.slots};
+    const PART_PLACES places = {(unsigned *)(workspace + phase.parts), phase.heads, phase.slots};
     ITEM_WORK work;
     work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
@@ -363,8 +383,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
             const unsigned group = unit % each;
             work.take_item(unit / each);
             work.take_group(group, sharing);
-            attend_item(phase, step, work, tokens, places,
-                        places.counters + work.token * each + group, copies, memory);
+            attend_item(phase, step, work, tokens, places, copies, memory);
         }
         unit -= units;
     }
@@ -375,21 +394,8 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
         if (work.items == 1) continue;
         const ATTENTION_RESULT result = {phase, step, work.token};
 #pragma unroll 1
-        for (unsigned task = blockIdx.x; task < phase.heads * HEAD_DIM / WARP_LANES;
-             task += gridDim.x) {
-            const unsigned head = task * WARP_LANES / HEAD_DIM;
-            const unsigned group =
-                head / sharing * of_kv_head + head % sharing / HEADS + work.token * each;
-            if (threadIdx.x == 0) {
-                unsigned spins = 0;
-                const INCOMING source = {true, step.stop, 0};
-                while (source.waits(load_shared_word(places.counters + group) < work.items, spins)) {
-                }
-                __threadfence();
-            }
-            __syncthreads();
+        for (unsigned task = blockIdx.x; task < phase.heads * PART_SHARES; task += gridDim.x)
             merge_channels(work, places, task, memory, result);
-        }
     }
 }
 

@@ -39,10 +39,10 @@ struct PRODUCT_PHASE {
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
     U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also;
-    unsigned counters, kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
+    unsigned kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
-    unsigned reserved[18];
+    unsigned reserved[19];
 };
 
 union PHASE {
