@@ -3,8 +3,9 @@
 Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
 is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
 
-Slower on a device than the launches it replaces, so far, and off unless the environment variable
-``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has: ``8x3``, or ``auto``.
+A dense model's step of one token is one launch, which is faster than those it replaces. The
+environment variable ``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has, ``8x3``,
+wherever launches can be put together, ``auto`` that this is left to us, and nothing that none are.
 """
 
 from __future__ import annotations
@@ -65,21 +66,36 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 Block = tuple[int, int]
 
 
-def chosen_blocks(choice: str) -> tuple[Block, ...]:
-    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
-    which the chosen ones are too much memory takes the next.
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """``blocks`` are what to try for warps and slots, none where nothing is put together; runs have
+    ``least_phases`` of ``most_tokens``, on devices of ``least_capability``."""
+
+    blocks: tuple[Block, ...] = ()
+    most_tokens: int = MOST_TOKENS
+    least_phases: int = LEAST_PHASES
+    least_capability: tuple[int, int] = (0, 0)
+
+
+NEVER = StepChoice()
+FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0))
+"""Where it has been measured to be faster: not with four tokens, nor between launches of others."""
+
+
+def chosen_step(choice: str) -> StepChoice:
+    """What the variable says. A kernel for which a chosen block is too much memory takes the next.
 
     Raises ConfigError naming it.
     """
     if not choice:
-        return ()
+        return NEVER
     if choice == AUTO:
-        return BLOCKS
+        return FASTEST
     found = re.fullmatch(r"(\d+)x(\d+)", choice)
     block = (int(found[1]), int(found[2])) if found else (0, 0)
     if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
         raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
-    return (block, *BLOCKS)
+    return StepChoice((block, *BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +116,8 @@ class StepTable:
 
     @property
     def exchange_at(self) -> int:
-        """Where in the workspace the banks begin: behind the parts, for which phases take turns with
-        two places."""
+        """Where in the workspace the banks begin: behind two places for parts, which phases take
+        in turn."""
         return aligned(STATE_BYTES) + 2 * self._parts_bytes
 
     @property
@@ -135,22 +151,21 @@ def compose(
     plan: Plan,
     ops: Sequence[Op],
     device: Device,
-    blocks: Sequence[Block],
+    choice: StepChoice,
     local: Collection[str] | None = None,
 ) -> Plan:
-    """The plan with runs of phases as one launch each, wherever two or more follow each other.
-
-    ``blocks`` are what to try for warps and slots; ``local`` as ``plan_launches`` has it.
-    """
-    if not blocks:
+    """The plan with runs of phases as one launch each; ``local`` as ``plan_launches`` has it."""
+    if not choice.blocks or device.capability < choice.least_capability:
         return plan
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
     reading = readers_of(ops)
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
-        phases, count = _run(plan.launches[at:], ops, reading, local)
-        made = _launch(phases, reading, device, blocks, local, workspace)
+        phases, count = _run(plan.launches[at:], ops, reading, choice.most_tokens, local)
+        made = None
+        if len(phases) >= choice.least_phases:
+            made = _launch(phases, reading, device, choice.blocks, local, workspace)
         if made is None:
             count = max(1, count)
             launches += plan.launches[at : at + count]
@@ -168,6 +183,7 @@ def _run(
     launches: Sequence[PlannedLaunch],
     ops: Sequence[Op],
     reading: Readers,
+    most_tokens: int,
     local: Collection[str] | None,
 ) -> tuple[list[Phase], int]:
     """The most phases that the launches begin with, and how many launches they are."""
@@ -178,7 +194,7 @@ def _run(
         and (found := next_phase(launches[at : at + 2], ops, reading)) is not None
     ):
         phase, count = found
-        if phase.tokens > MOST_TOKENS or (local is not None and phase.dropped - set(local)):
+        if phase.tokens > most_tokens or (local is not None and phase.dropped - set(local)):
             break
         if not _fits(phases, phase):
             break
@@ -204,7 +220,7 @@ def _launch(
     workspace: int,
 ) -> PlannedLaunch | None:
     products = [phase for phase in phases if isinstance(phase, ProductPhase)]
-    if len(phases) < LEAST_PHASES or not products:
+    if not products:
         return None
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS

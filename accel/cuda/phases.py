@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import HEADS, SPAN_TILES, TILE_WARPS, groups_bytes
+from accel.cuda.attention import SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
