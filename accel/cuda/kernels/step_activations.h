@@ -71,38 +71,19 @@ template <int warps, int normal, int most> struct AWAITED_ROW {
                 if (column < left) v[e] = __uint_as_float(~__float_as_uint(v[e]));
         }
     }
-    __device__ __forceinline__ void normalize(float *squares) {
-        float square[normal];
-#pragma unroll
-        for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
-#pragma unroll
-        for (int i = 0; i < normal; i++)
-            if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
-        __syncthreads();
-        const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
-        const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
-#pragma unroll
-        for (int i = 0; i < normal; i++)
-            normalize_eight(held[i], r, rows.weight != 0, weight[i]);
-    }
     // `squares` has room for a float a unit.
     __device__ __forceinline__ void run(float *squares) {
         const int count = normed ? normal : most;
         unsigned first = warp;
-        if (rows.tokens) do {
-                await(first, count);
-                if (normed) normalize(squares);
+        while (rows.tokens) {
+            await(first, count);
+            if (normed) normalize_units<warps>(held, weight, x, rows, squares);
 #pragma unroll 1
-                for (int at = 0; at < count && first + at * warps < x.units; at += normal) {
-#pragma unroll
-                    for (int i = 0; i < normal; i++) {
-                        const unsigned unit = first + (at + i) * warps;
-                        quantize_unit(x, unit, lane, held[i], unit < x.units);
-                    }
-#pragma unroll
-                    for (int i = normal; i < most; i++) held[i - normal] = held[i];
-                }
-            } while ((first += warps * count) < x.units);
+            for (int at = 0; at < count && first + at * warps < x.units; at += normal)
+                quantize_units<warps, normal>(held, x, first + at * warps, lane);
+            first += warps * count;
+            if (first >= x.units) break;
+        }
         __syncthreads();
     }
 };

@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         (unsigned)own,
     };
 #if WHOLE_ROWS
-    ONE_ROW<WARPS, (NORM >= 0), STANDING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows);
+    ONE_ROW<WARPS, (NORM >= 0), NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows);
 #else
     ROW_QUANTIZER<WARPS, (NORM >= 0), TOKENS == 1> quantizer(memory.x, rows);
 #endif
