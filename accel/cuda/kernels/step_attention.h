@@ -23,7 +23,6 @@
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
 #define AHEAD 8  // parts that are asked for at once
-#define ALONE_TILES (2 * GROUPS)  // of a context that is not worth a merge
 
 // What a block takes of a token's context: tiles, each of them a part, where those are few, else a
 // span, which is a part.
@@ -39,9 +38,7 @@ struct ITEM_WORK : SPAN_WORK {
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
         each = 1;
-        if (parts.count <= ALONE_TILES)
-            each = ALONE_TILES;
-        else if (parts.tiles == 1)
+        if (parts.tiles == 1)
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
         items = (parts.count + each - 1) / each;
     }
@@ -177,7 +174,7 @@ DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, RO
 // Rows of a round of tiles: queries of the item's heads in the first one, and of every token what is new
 // in these tiles. A warp waits for records when it has its first row.
 DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND round,
-                      unsigned tokens) {
+                      unsigned tokens, bool queries) {
     const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
     float *room = (float *)(round.memory + AT_ROWS) + warp * HEAD_DIM;
@@ -186,7 +183,7 @@ DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROU
         if (task >= HEADS)
             make_new_row(phase, step, round, (task - HEADS) / 2, (task - HEADS) % 2 != 0, room,
                          lane);
-        else if (round.tile == round.work.begin)
+        else if (queries)
             make_query(phase, step, round, task, room, lane);
     round.settle();
     __syncthreads();
@@ -202,12 +199,11 @@ DEVICE void begin_records(const ITEM_WORK &work, const RECORD_COPIES &copies, un
                record_of(work, (tile + group) * KV_TILE + page * PAGE_TOKENS), RECORD);
 }
 
-// Those of the item's later rounds come nearer.
-DEVICE void call_records(const ITEM_WORK &work) {
+// Those of tiles `tile` to end - 1 come nearer.
+DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned first = (work.begin + GROUPS) * TILE_PAGES, end = work.end * TILE_PAGES;
 #pragma unroll 1
-    for (unsigned page = first + warp; page < end; page += WARPS) {
+    for (unsigned page = tile * TILE_PAGES + warp; page < end * TILE_PAGES; page += WARPS) {
         const unsigned char *record = record_of(work, page * PAGE_TOKENS);
         for (unsigned at = 128 * lane; at < RECORD; at += 128 * WARP_LANES) call_near(record + at);
     }
@@ -244,25 +240,31 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
     show_to_copies();
     __syncthreads();
-    begin_records(work, copies, work.begin, memory);
-    call_records(work);
+    // The newest tiles come first where they are parts: their rows are made beside those of queries.
+    const bool backwards = work.parts.tiles == 1 && !only;
+    const unsigned rounds = (work.end - work.begin + GROUPS - 1) / GROUPS;
+    unsigned tile = work.begin + (backwards ? rounds - 1 : 0) * GROUPS;
+    begin_records(work, copies, tile, memory);
+    call_records(work, backwards ? work.begin : tile + GROUPS, backwards ? tile : work.end);
 #pragma unroll 1
-    for (unsigned tile = work.begin; tile < work.end; tile += GROUPS) {
-        make_rows(phase, step,
-                  {work, copies, memory, tile, min(tile + GROUPS, work.end), false}, tokens);
+    for (unsigned left = rounds; left; left--) {
+        make_rows(phase, step, {work, copies, memory, tile, min(tile + GROUPS, work.end), false},
+                  tokens, left == rounds);
         copies.rounds++;
         if (group < GROUPS && tile + group < work.end)
             attend_copied_tile(work, (tile + group) * KV_TILE, memory, 0, group, group, page,
                                lane);
         show_to_copies();
         __syncthreads();
-        if (tile + GROUPS < work.end) begin_records(work, copies, tile + GROUPS, memory);
+        const unsigned next = backwards ? tile - GROUPS : tile + GROUPS;
+        if (left > 1) begin_records(work, copies, next, memory);
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
             if (i < work.heads * HEAD_DIM)
                 add_group_tiles(work, places, tile, i, memory, channel[n]);
         }
+        tile = next;
     }
     const ATTENTION_RESULT result = {phase, step, work.token};
 #pragma unroll
