@@ -82,7 +82,7 @@ class CudaTier(Closing):
         self._waiting = Waiting()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.blocks, share, arranged_bytes)
+        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes)
         self._lost = ""
         self._closed = False
 
