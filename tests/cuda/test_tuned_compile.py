@@ -60,6 +60,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (heads_and_attention(4, 1, 256), (4,)),
     ]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
+    found.append(tuned_source("find_broken.cu", {}))
     for graph, counts in graphs:
         for tokens in counts:
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
