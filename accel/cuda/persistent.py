@@ -29,9 +29,8 @@ from accel.cuda.phases import (
 from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.products import (
     BARRIER_BYTES,
+    BLOCK_BYTES,
     CHUNK_UNITS,
-    MOST_TILE_SLOTS,
-    TILE_SLOT_BYTES,
     row_macros,
 )
 from accel.cuda.program import tuned_source
@@ -204,7 +203,7 @@ def _launch(
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     for warps, slots in blocks:
-        ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
+        ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
         tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]

@@ -165,6 +165,14 @@ DEVICE void normalize_eight(EIGHT &v, float r, bool weighted, const EIGHT &weigh
     }
 }
 
+// Those from a token on, which do not lie in eights.
+DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
+    x.planes += (size_t)token * x.units * UNIT_PLANES;
+    x.sums += (size_t)token * x.units * UNIT_SUMS;
+    x.scales += (size_t)token * x.units;
+    return x;
+}
+
 // Rows of floats that become activations; weight 0 where a norm has none.
 template <class SOURCE = STANDING> struct FLOAT_ROWS {
     const float *x;
@@ -292,7 +300,8 @@ struct ROW_QUANTIZER {
     }
 };
 
-// What each warp holds of the row of one token: units `warps` apart, `most` of them at once. Where the
+// What each of `warps` warps, of several teams of them, holds of the row of one token: units `warps` apart,
+// `most` of them at once. Where the
 // row has a norm, which `norm` and `normed` say, it is `normal` units a warp at most. Everything of
 // `normal` units is done side by side: it is one chain after the other whose latency counts here.
 template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_ROW {
@@ -307,7 +316,7 @@ template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_R
         : x(x_),
           rows(rows_),
           lane(threadIdx.x % WARP_LANES),
-          warp(threadIdx.x / WARP_LANES),
+          warp(threadIdx.x / WARP_LANES % warps),
           normed(norm && normed_) {}
 
     // What no step writes may be read before the kernels in front are done.
@@ -377,6 +386,7 @@ template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_R
     // `squares` has room for a float a unit.
     __device__ __forceinline__ void run(float *squares) {
         if (!rows.tokens) {
+            if (normed) __syncthreads();
             __syncthreads();
             return;
         }
