@@ -14,7 +14,8 @@
 // with 64. Compiled with the
 // places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3
 // (biases) and Y0 to Y3; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
-// packet, GATE that of the gated activation or -1.
+// packet, GATE that of the gated activation or -1. BESIDE_FOLLOWING says that the launch behind this one
+// multiplies the same tokens, BESIDE_PRECEDING that the one in front does: both run at the same time.
 
 #include "packets.h"
 #include "gate.h"
@@ -194,6 +195,13 @@ DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
     return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
 }
 
+// The tokens are there from here on. A launch that runs beside the one in front begins when all blocks of
+// that one have come this far.
+DEVICE void tokens_made() {
+    if (!BESIDE_PRECEDING) PRECEDING_DONE;
+    if (BESIDE_FOLLOWING) FOLLOWING_MAY_START;
+}
+
 // Fills all stages, weights first: those may be read while the kernels in front still run.
 DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned group,
                        unsigned steps) {
@@ -203,7 +211,7 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     const bool first = threadIdx.x % WARP_LANES == 0;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_weights(work, step, unit_of(work, group, step), warp);
-    PRECEDING_DONE;
+    tokens_made();
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_tokens(work, step, unit_of(work, group, step), warp);
     __syncwarp();
@@ -394,9 +402,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
     if (PARTS > 1) result.y = (float *)workspace;
-    FOLLOWING_MAY_START;
+    if (!BESIDE_FOLLOWING) FOLLOWING_MAY_START;
     if (work.first_token < work.tokens)
         multiply_rows(work, result, shared);
     else
-        PRECEDING_DONE;
+        tokens_made();
+    // Whoever waits for this launch waits for both.
+    if (BESIDE_PRECEDING) PRECEDING_DONE;
 }
