@@ -238,22 +238,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned lane = threadIdx.x % WARP_LANES, part = blockIdx.x;
     const unsigned begin = part * row.part_size(), end = row.part_end(part);
     SUMS above = {0, 0, 0}, all;
-#pragma unroll 2
-    for (unsigned base = begin; base < end; base += THREADS) {
-        const unsigned id = base + threadIdx.x;
-        const float value = id < end ? row.values[id] : 0.0f;
-        const unsigned weight = id < end ? row.weight_at(value) : 0u;
-        const unsigned bin = weight ? row.bin_of(value) : NO_BIN;
-        if (bin < bounds.first) above.weight += weight;
-        unsigned sets = 0;
-        if (bin >= bounds.first && bin <= bounds.last && bin < NO_BIN) sets |= INSIDE;
-        if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
-        const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
-        if (listed == 0) continue;
-        unsigned place = 0;
-        if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
-        place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
-        if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+    for (unsigned base = begin; base < end; base += LOADED * THREADS) {
+        float value[LOADED];
+        load_values(row, base, end, value);
+#pragma unroll 1
+        for (int i = 0; i < LOADED; i++) {
+            const unsigned id = base + i * THREADS + threadIdx.x;
+            const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
+            const unsigned bin = weight ? row.bin_of(value[0]) : NO_BIN;
+            shift_values(value);
+            if (bin < bounds.first) above.weight += weight;
+            unsigned sets = 0;
+            if (bin >= bounds.first && bin <= bounds.last && bin < NO_BIN) sets |= INSIDE;
+            if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
+            const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
+            if (listed == 0) continue;
+            unsigned place = 0;
+            if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
+            place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
+            if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+        }
     }
     sums_before(above, drawn.room, all);
     if (threadIdx.x == 0) state->above[part] = all.weight;
