@@ -10,6 +10,7 @@ of its own. Nothing here knows a model: the run is found in the ops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -233,14 +234,18 @@ def _shape(
     """Warps, slot bits and bytes of shared memory of a block; None where nothing fits."""
     slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     tile_units = units * (2 if paired else 1)
-    for warps in (16, 12, 8, 4, 2):
-        for slot_bits in (3, 2, 1, 0) if tile_units <= 32 else (1, 0):
-            slots = warps * ring_slots(tokens, paired)
-            nbytes = slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
-            nbytes += tokens * units * UNIT_ACTIVATION_BYTES
-            nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
-            if nbytes <= device.shared_bytes:
-                return warps, slot_bits, nbytes
+    several = (3, 2, 1) if tile_units <= 32 else (1,)
+    shapes = list(itertools.product((16, 12, 8, 4, 2), (*several, 0)))
+    if tokens == FEW:
+        # A tile with the only place for values keeps the next one waiting: rather fewer warps.
+        shapes = [*itertools.product((16, 12), several), *shapes]
+    for warps, slot_bits in shapes:
+        slots = warps * ring_slots(tokens, paired)
+        nbytes = slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
+        nbytes += tokens * units * UNIT_ACTIVATION_BYTES
+        nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
+        if nbytes <= device.shared_bytes:
+            return warps, slot_bits, nbytes
     return None
 
 
