@@ -13,6 +13,7 @@ from typing import Any
 from accel.cuda.arrange import Arranger
 from accel.cuda.device import TIER, Device, find_device
 from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
+from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
 from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
@@ -69,6 +70,7 @@ class Runtime:
     modules: Modules
     uploader: Uploader
     arranger: Arranger
+    finite: FiniteCheck
     compiler: str
     programmatic: bool
     graphs: bool
@@ -77,6 +79,7 @@ class Runtime:
 
     def close(self) -> None:
         """Wait for the device and give everything back."""
+        self.modules.close()
         self.uploader.close()
         self.memory.synchronize()
         self.context.close()
@@ -84,6 +87,7 @@ class Runtime:
 
     def give_up(self) -> None:
         """The device has failed: what it held is gone."""
+        self.modules.close()
         with suppress(CudaError):
             self.context.close()
         self.uploader.forget()
@@ -120,6 +124,7 @@ class Runtime:
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
         self.stop_waiting()
+        self.modules.close()
         self.context.abandon()
         self.uploader.forget()
         self.memory.pinned.abandon()
@@ -172,6 +177,7 @@ def open_runtime(
         modules,
         uploader,
         Arranger(memory, modules, uploader),
+        FiniteCheck(memory, modules),
         compiler.version,
         programmatic,
         choices.graphs,

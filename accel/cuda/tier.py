@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from accel.cuda.program import Compiler, Source
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
+from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
@@ -41,7 +42,7 @@ from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,13 @@ class CudaTier(Closing):
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory and the place of a step's inputs."""
+        """Make the scratch memory and the place of a step's inputs; kernels are built meanwhile."""
         planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
+            # Uploads begin at once, and need theirs.
+            self._weights.prepare(graph.buffers[name] for name in sorted(planned.factors))
+            for lowered in planned.forms.values():
+                self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
@@ -151,13 +156,42 @@ class CudaTier(Closing):
 
         ``data`` is read until the first graph is lowered. Raises OutOfMemory before copying.
         """
+        return self._upload(decl, data)
+
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> CudaBuffer:
+        """See ``contract.tier.UploadsLater``."""
+        check = self._runtime.finite
+        with self._guarded(f"uploading {decl.name}"):
+            check.prepare()
+
+        def arrived(address: int, nbytes: int) -> None:
+            check.look(address, nbytes, finite)
+            told(nbytes)
+
+        return self._upload(decl, data, arrived)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            self._runtime.uploader.close()
+            return self._runtime.finite.passed()
+
+    def _upload(
+        self, decl: BufferDecl, data: NDArray[np.uint8], arrived: Arrived | None = None
+    ) -> CudaBuffer:
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
             if matrices_of(decl) and (planned is None or decl.name in planned.factors):
-                self._weights.matrix(buffer)
+                self._weights.matrix(buffer, arrived)
             else:
-                self._weights.stored(buffer)
+                self._weights.stored(buffer, arrived)
         return self._keep(buffer)
 
     def free(self, buffer: CudaBuffer) -> None:
@@ -408,3 +442,4 @@ def _give_back(memory: Any, allocations: list[Allocation]) -> None:
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[CudaBuffer, CudaBatch, CudaFence]] = CudaTier
+    _uploads_later: type[UploadsLater] = CudaTier

@@ -9,13 +9,15 @@
 // there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
 // second, and y is the gated activation of both.
 //
+// Where it is FOLLOWED, the launch behind reads the same tokens and runs BESIDE it, on multiprocessors
+// that it leaves empty: that one may begin when what both read is there, and ends behind this one.
+//
 // FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
 // WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
 // with 64. Compiled with the
 // places of operands as packets.h has them: M, SCALE, SUMS; of each of MATRICES W0 to W3, B0 to B3
 // (biases) and Y0 to Y3; RESIDUAL, -1 where absent. PRODUCT is the number of the first product's
-// packet, GATE that of the gated activation or -1. BESIDE_FOLLOWING says that the launch behind this one
-// multiplies the same tokens, BESIDE_PRECEDING that the one in front does: both run at the same time.
+// packet, GATE that of the gated activation or -1.
 
 #include "packets.h"
 #include "gate.h"
@@ -195,13 +197,6 @@ DEVICE unsigned steps_of(const GROUP_WORK &work, unsigned group) {
     return units / round * SPAN_UNITS + min(own, (unsigned)SPAN_UNITS);
 }
 
-// The tokens are there from here on. A launch that runs beside the one in front begins when all blocks of
-// that one have come this far.
-DEVICE void tokens_made() {
-    if (!BESIDE_PRECEDING) PRECEDING_DONE;
-    if (BESIDE_FOLLOWING) FOLLOWING_MAY_START;
-}
-
 // Fills all stages, weights first: those may be read while the kernels in front still run.
 DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned group,
                        unsigned steps) {
@@ -211,7 +206,8 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     const bool first = threadIdx.x % WARP_LANES == 0;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_weights(work, step, unit_of(work, group, step), warp);
-    tokens_made();
+    if (!BESIDE) PRECEDING_DONE;
+    if (FOLLOWED) FOLLOWING_MAY_START;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_tokens(work, step, unit_of(work, group, step), warp);
     __syncwarp();
@@ -402,11 +398,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
     if (PARTS > 1) result.y = (float *)workspace;
-    if (!BESIDE_FOLLOWING) FOLLOWING_MAY_START;
-    if (work.first_token < work.tokens)
-        multiply_rows(work, result, shared);
-    else
-        tokens_made();
-    // Whoever waits for this launch waits for both.
-    if (BESIDE_PRECEDING) PRECEDING_DONE;
+    if (!FOLLOWED) FOLLOWING_MAY_START;
+    const bool any = work.first_token < work.tokens;
+    if (any) multiply_rows(work, result, shared);
+    if (BESIDE || !any) PRECEDING_DONE;
 }
