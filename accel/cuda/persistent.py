@@ -30,9 +30,8 @@ from accel.cuda.phases import (
 from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.products import (
     BARRIER_BYTES,
+    BLOCK_BYTES,
     CHUNK_UNITS,
-    MOST_TILE_SLOTS,
-    TILE_SLOT_BYTES,
     row_macros,
 )
 from accel.cuda.program import tuned_source
@@ -227,7 +226,7 @@ def _launch(
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     for warps, slots, groups in _shapes(blocks):
-        ring = warps * slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
+        ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
         tables = _sixteenths(len(phases) * WORK_BYTES) + RECORDS * RECORD_BYTES
         tables += (warps + 2) * BARRIER_BYTES if attentions else 0
         room = device.shared_bytes - _sixteenths(ring) - tables

@@ -102,6 +102,20 @@ def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, fol
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
+def test_the_largest_sums(dtype: DType, tokens: int, folder: Path) -> None:
+    """Every code, scale and integer of a segment as large as it can be: no sum overflows."""
+    case = one_product(dtype, 16, 512, tokens)
+    _, stored = case.matrices["w"]
+    stored[:] = 0x7F if dtype == dtypes.Q6_K else 0xFF
+    blocks = stored.reshape(-1, dtype.block_bytes).view(np.float16)
+    blocks[:, -1 if dtype == dtypes.Q6_K else slice(2)] = 1
+    case.x[:] = np.float32(2047 / 1024)
+    case.x[-1, ::3] *= -1
+    assert np.array_equal(run(case, folder)["y"], matmul(stored, dtype, case.x))
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 6])
 def test_integers_made_elsewhere(tokens: int, folder: Path) -> None:
     """Rows of x that do not lie at multiples of 16 bytes are quantized by the plain kernel."""

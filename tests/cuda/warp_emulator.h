@@ -482,6 +482,17 @@ DEVICE float float_of_peer(const float *own, unsigned rank) {
     const ptrdiff_t at = (const unsigned char *)own - emulator::block->memory;
     return *(const float *)(emulator::cluster[rank].memory + at);
 }
+template <class T> static T *of_peer(T *own, unsigned rank) {
+    return (T *)(emulator::cluster[rank].memory + ((unsigned char *)own - emulator::block->memory));
+}
+DEVICE void store_at_peer(float *own, float value, unsigned rank) { *of_peer(own, rank) = value; }
+DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
+    memcpy((void *)of_peer((unsigned char *)own, rank), own, bytes);
+    *of_peer(barrier, rank) -= bytes;
+}
+DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
+    copy_to_peer(barrier, own, sizeof *own, rank);
+}
 DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
 

@@ -176,6 +176,14 @@ DEVICE void normalize_eight(EIGHT &v, float r, bool weighted, const EIGHT &weigh
     }
 }
 
+// Those from a token on, which do not lie in eights.
+DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
+    x.planes += (size_t)token * x.units * UNIT_PLANES;
+    x.sums += (size_t)token * x.units * UNIT_SUMS;
+    x.scales += (size_t)token * x.units;
+    return x;
+}
+
 // Rows of floats that become activations; weight 0 where a norm has none.
 template <class SOURCE = STANDING> struct FLOAT_ROWS {
     const float *x;
@@ -304,11 +312,11 @@ struct ROW_QUANTIZER {
 };
 
 // The first `normal` units a warp holds of a row are normalized, side by side. `squares` has room for a
-// float a unit. All threads of the block call.
+// float a unit. All threads of the block call; a team of `warps` warps has a row.
 template <int warps, int normal, int most, class ROWS>
 DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
                             const ACTIVATIONS &x, const ROWS &rows, float *squares) {
-    const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES % warps;
     float square[normal];
 #pragma unroll
     for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
@@ -334,8 +342,8 @@ DEVICE void quantize_units(EIGHT (&held)[most], const ACTIVATIONS &x, unsigned f
     for (int i = normal; i < most; i++) held[i - normal] = held[i];
 }
 
-// What each warp holds of the row of one token: units `warps` apart, `most` of them at once. Where the
-// row has a norm it is `normal` units a warp at most. Everything of
+// What each of `warps` warps, of several teams of them, holds of the row of one token: units `warps` apart,
+// `most` of them at once. Where the row has a norm it is `normal` units a warp at most. Everything of
 // `normal` units is done side by side: it is one chain after the other whose latency counts here.
 template <int warps, bool norm, int normal, int most> struct ONE_ROW {
     EIGHT held[most], weight[normal];
@@ -347,7 +355,7 @@ template <int warps, bool norm, int normal, int most> struct ONE_ROW {
         : x(x_),
           rows(rows_),
           lane(threadIdx.x % WARP_LANES),
-          warp(threadIdx.x / WARP_LANES) {}
+          warp(threadIdx.x / WARP_LANES % warps) {}
 
     // What no step writes may be read before the kernels in front are done.
     __device__ __forceinline__ void load_weights() {
@@ -364,6 +372,7 @@ template <int warps, bool norm, int normal, int most> struct ONE_ROW {
     // `squares` has room for a float a unit.
     __device__ __forceinline__ void run(float *squares) {
         if (!rows.tokens) {
+            if (norm) __syncthreads();
             __syncthreads();
             return;
         }

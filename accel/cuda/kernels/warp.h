@@ -297,14 +297,40 @@ DEVICE void group_barrier(unsigned id) {
 // may read what the others have in shared memory, at the same place as the reader.
 DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-DEVICE float float_of_peer(const float *own, unsigned rank) {
+DEVICE unsigned address_at_peer(const void *own, unsigned rank) {
     unsigned place;
-    float value;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(place)
                  : "r"(shared_address(own)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(place) : "memory");
+    return place;
+}
+DEVICE float float_of_peer(const float *own, unsigned rank) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "r"(address_at_peer(own, rank))
+                 : "memory");
     return value;
+}
+DEVICE void store_at_peer(float *own, float value, unsigned rank) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_at_peer(own, rank)), "f"(value)
+                 : "memory");
+}
+// Copies what this block has in shared memory to the same place of another block, where a barrier that is
+// at the same place as `barrier` counts the bytes: a multiple of 16, or a word.
+DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(address_at_peer(own, rank)),
+        "r"(shared_address(own)), "r"(bytes), "r"(address_at_peer(barrier, rank))
+        : "memory");
+}
+DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+            address_at_peer(own, rank)),
+        "r"(*own), "r"(address_at_peer(barrier, rank))
+        : "memory");
 }
 // Copies may go where this thread wrote or read before.
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
