@@ -18,6 +18,7 @@ from accel.cuda.group_shapes import (
     GroupShape,
     by_single_warps,
     group_shape,
+    shapes_beside,
     span_count,
 )
 from accel.cuda.products import (
@@ -79,10 +80,15 @@ def _launches(
     if (spans := span_launch(ops, run, device, parted)) is not None:
         return [_pack(ops, run, folded), spans]
     shared = _shared(products)
-    shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
+    if len(shared) > 1:
+        shapes = list(_shapes_beside(ops, run, shared, device))
+    else:
+        shapes = [_group_shape(ops, run, shared[0], device, parted)]
     launches = [_pack(ops, run, folded)]
+    last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shape) for numbers, shape in zip(shared, shapes, strict=True)
+        _grouped(ops, run, numbers, shapes[i], beside=i > 0, followed=i < last)
+        for i, numbers in enumerate(shared)
     ]
     return launches
 
@@ -282,10 +288,27 @@ def _group_shape(
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
 
+def _shapes_beside(
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
+) -> tuple[GroupShape, ...]:
+    first = ops[run.products[0]]
+    rows: list[tuple[DType, tuple[int, ...]]] = []
+    for numbers in shared:
+        dtype = ops[run.products[numbers[0]]].dtype
+        assert dtype is not None
+        rows.append((dtype, tuple(_rows(ops, run, numbers))))
+    return shapes_beside(first.most_sizes()["columns"], first.count.most, tuple(rows), device)
+
+
 def _grouped(
-    ops: Sequence[Op], run: Run, numbers: tuple[int, ...], shape: GroupShape
+    ops: Sequence[Op],
+    run: Run,
+    numbers: tuple[int, ...],
+    shape: GroupShape,
+    beside: bool,
+    followed: bool,
 ) -> KernelLaunch:
-    """By groups of four warps."""
+    """By groups of four warps, ``beside`` the launch in front and ``followed`` by one beside it."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
@@ -309,6 +332,8 @@ def _grouped(
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
             "MATRICES": len(numbers),
+            "BESIDE": int(beside),
+            "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
             **size_places("swiglu", "activation"),
             **places,

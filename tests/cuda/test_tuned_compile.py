@@ -126,7 +126,7 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
     assert names >= {"sample_bins.cu", "sample_draw.cu"}
-    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu"}
+    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu", "attention_groups.cu"}
     of_device = {"unit_matrix.cu", *newer} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
