@@ -8,7 +8,9 @@ from accel.packets.ops import OPS
 from contract.arithmetic import MOST_LOG_PROBABILITIES
 from contract.records import OUTPUT_EVENT, SLOT, STEP
 
-OPERANDS = max(len(op.operands) for op in OPS)
+FUSED_OPERANDS = 14
+"""The most of an op of ``packets/fused.py``."""
+OPERANDS = max(FUSED_OPERANDS, *(len(op.operands) for op in OPS))
 SIZES = max(len(op.sizes) for op in OPS)
 REALS = max(len(op.reals) for op in OPS)
 SIZES += (OPERANDS + SIZES + REALS) % 2
