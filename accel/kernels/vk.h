@@ -96,7 +96,7 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define GLOBAL_ADD(p, x) atomicAdd(SHARED_VIEW(p).at[0], x)
 #define GLOBAL_FENCE memoryBarrierBuffer()
 #define GROUP_BARRIER barrier()
-#define GLOBAL_BARRIER memoryBarrierBuffer(); barrier()
+#define GLOBAL_BARRIER groupMemoryBarrier(); barrier()
 
 #define ITEM gl_LocalInvocationID.x
 #define GROUP gl_WorkGroupID.x

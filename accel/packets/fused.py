@@ -131,15 +131,18 @@ FUSED = MappingProxyType(
                 "q_eps k_eps",
                 lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
             ),
-            _row(
-                "flash_attn_row",
-                "q k v q_weight? k_weight? rope_table query page_table",
-                "kv parts arrived? m? scale? sums?",
-                "tokens heads kv_heads head_dim neox most_parts",
-                "score_scale eps",
-                lambda tokens, heads, kv_heads, most_parts, **_: (
-                    tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
-                ),
+            *(
+                _row(
+                    name,
+                    "q k v q_weight? k_weight? rope_table query page_table",
+                    "kv parts arrived? m? scale? sums?",
+                    "tokens heads kv_heads head_dim neox most_parts",
+                    "score_scale eps",
+                    lambda tokens, heads, kv_heads, most_parts, **_: (
+                        tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
+                    ),
+                )
+                for name in ("flash_attn_row", "flash_attn_row_wide")
             ),
         )
     }
