@@ -80,12 +80,6 @@ FN float half_in_register(ushort bits) { return vload_half(0, (const half *)&bit
 #define SET_GROUP_I32(i, x) group_memory[i] = (uint)(x)
 #define SET_GROUP_F32(i, x) group_memory[i] = as_uint(x)
 #define GROUP_ADD(i, x) atomic_add(group_memory + (i), x)
-#define GLOBAL_ADD(p, x) atomic_add((volatile __global uint *)(p), x)
-#ifdef __NV_CL_C_VERSION
-#define GLOBAL_FENCE __asm__ volatile("membar.gl;" ::: "memory")
-#else
-#define GLOBAL_FENCE mem_fence(CLK_GLOBAL_MEM_FENCE)
-#endif
 #define GROUP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
 #define GLOBAL_BARRIER barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
 

@@ -78,8 +78,6 @@ FN float widened_half(unsigned short bits) {
 #define SET_GROUP_I32(i, x) group_memory[i] = (uint)(x)
 #define SET_GROUP_F32(i, x) group_memory[i] = __float_as_uint(x)
 #define GROUP_ADD(i, x) atomicAdd(group_memory + (i), x)
-#define GLOBAL_ADD(p, x) atomicAdd((uint *)(p), x)
-#define GLOBAL_FENCE __threadfence()
 #define GROUP_BARRIER __syncthreads()
 #define GLOBAL_BARRIER __syncthreads()
 

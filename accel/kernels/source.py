@@ -77,7 +77,7 @@ SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize", *A
 """Ops of which a work-group has as many items as a segment columns, or four tiles of keys
 positions."""
 
-REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row", "clear")
+REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 MATRIX_OPS = ("matmul_tiles",)

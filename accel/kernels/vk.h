@@ -93,10 +93,8 @@ VIEW(U32X4_VIEW, uvec4, 16, )
 #define SET_GROUP_I32(i, x) group_memory[i] = uint(x)
 #define SET_GROUP_F32(i, x) group_memory[i] = floatBitsToUint(x)
 #define GROUP_ADD(i, x) atomicAdd(group_memory[i], x)
-#define GLOBAL_ADD(p, x) atomicAdd(SHARED_VIEW(p).at[0], x)
-#define GLOBAL_FENCE memoryBarrierBuffer()
 #define GROUP_BARRIER barrier()
-#define GLOBAL_BARRIER groupMemoryBarrier(); barrier()
+#define GLOBAL_BARRIER memoryBarrierBuffer(); barrier()
 
 #define ITEM gl_LocalInvocationID.x
 #define GROUP gl_WorkGroupID.x

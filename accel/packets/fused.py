@@ -26,10 +26,8 @@ NORMED_SEGMENTS = 8
 """Segments a group of ``accel/kernels/rms_norm_quantize.k`` quantizes at a time."""
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
-CLEARED_WORDS = 128
-"""Those a group of ``accel/kernels/clear.k`` clears."""
 ROW_QUERIES = 4
-"""Queries a group of ``accel/kernels/flash_attn_row.k`` takes at most."""
+"""Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
 
 
 def _row(
@@ -90,7 +88,6 @@ FUSED = MappingProxyType(
                 lambda rows, **_: pieces(rows, TILE_ROWS),
                 ("gate", "up"),
             ),
-            _row("clear", "", "y", "words", "", lambda words, **_: pieces(words, CLEARED_WORDS)),
             _row(
                 "matmul_tiles",
                 "x scale sums weight bias? residual?",
@@ -135,9 +132,9 @@ FUSED = MappingProxyType(
                 _row(
                     name,
                     "q k v q_weight? k_weight? rope_table query page_table",
-                    "kv parts arrived? m? scale? sums?",
+                    "kv parts",
                     "tokens heads kv_heads head_dim neox most_parts",
-                    "score_scale eps",
+                    "scale eps",
                     lambda tokens, heads, kv_heads, most_parts, **_: (
                         tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
                     ),

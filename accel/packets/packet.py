@@ -8,9 +8,7 @@ from accel.packets.ops import OPS
 from contract.arithmetic import MOST_LOG_PROBABILITIES
 from contract.records import OUTPUT_EVENT, SLOT, STEP
 
-FUSED_OPERANDS = 14
-"""The most of an op of ``packets/fused.py``."""
-OPERANDS = max(FUSED_OPERANDS, *(len(op.operands) for op in OPS))
+OPERANDS = max(len(op.operands) for op in OPS)
 SIZES = max(len(op.sizes) for op in OPS)
 REALS = max(len(op.reals) for op in OPS)
 SIZES += (OPERANDS + SIZES + REALS) % 2

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accel.packets.device_op import pieces
-from accel.packets.fused import FUSED, ROW_QUERIES, operands_of
+from accel.packets.fused import FUSED, operands_of
 from accel.packets.layouts import TILE_ROWS
-from accel.packets.step import Count, Op, Per, Step, Tensor
+from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12
 
@@ -33,23 +33,18 @@ ALIGNED_ELEMENTS = 4
 NO_NORM = -1.0
 """An eps that says so."""
 INTEGERS = ("m", "scale", "sums")
-ARRIVED = "attention.arrived"
-"""Of each work-group's heads a counter of the parts that are made; 0 between attention ops."""
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Ops by identity that are left out or replaced, those in front of all, and new step-local
-    buffers."""
+    """Ops by identity that are left out or replaced, and new step-local buffers."""
 
-    first: list[Op] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     made: dict[int, Op] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
 
     def applied(self, step: Step) -> Step:
-        kept = [self.made.get(id(op), op) for op in step.ops if id(op) not in self.dropped]
-        ops = self.first + kept
+        ops = [self.made.get(id(op), op) for op in step.ops if id(op) not in self.dropped]
         used = {t.buffer for op in ops for t in op.operands if t is not None}
         scratch = step.scratch | self.scratch
         return Step(ops, {name: size for name, size in scratch.items() if name in used})
@@ -62,29 +57,14 @@ def repeat_small(step: Step) -> Step:
 
 
 def _with_heads(step: Step) -> Step:
-    """The step with the heads of one token made where its attention begins, and its parts merged
-    where it ends."""
+    """The step with the heads of one token made where its attention begins."""
     users, changes = _Users(step), _Changes()
-    counters = 0
-    for place, (heads, parts) in enumerate(pairwise(step.ops)):
+    for heads, parts in pairwise(step.ops):
         if (heads.name, parts.name) != ("head_rows", "flash_attn_part"):
             continue
         if _fits_attention(heads, parts) and users.alone(operands_of(heads)["y"]):
             changes.dropped.add(id(heads))
-            made = _attention(heads, parts)
-            merge = next(iter(step.ops[place + 2 :]), parts)
-            if _fits_merge(made, merge) and users.alone(operands_of(made)["parts"]):
-                changes.dropped.add(id(merge))
-                made = _merging(made, merge)
-                counters = max(counters, _heads_together(made))
-            changes.made[id(parts)] = made
-    if counters:
-        changes.scratch[ARRIVED] = 4 * counters
-        cleared = (Tensor(ARRIVED, 0, counters, counters),)
-        device = FUSED["clear"]
-        changes.first.append(
-            Op(device, cleared, device.splits, Count(counters, Per.STEP, counters))
-        )
+            changes.made[id(parts)] = _attention(heads, parts)
     return changes.applied(step)
 
 
@@ -110,40 +90,11 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
 def _attention(heads: Op, parts: Op) -> Op:
     tensors = operands_of(heads) | {"parts": operands_of(parts)["parts"]}
     sizes = heads.most_sizes() | parts.most_sizes()
-    wide = sizes["head_dim"] >= WIDE_FROM
-    device = FUSED["flash_attn_row_wide" if wide else "flash_attn_row"]
+    device = FUSED["flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"]
     return replace(
         _made(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
         sizes=tuple(sizes[name] for name in device.sizes[1:]),
     )
-
-
-def _heads_together(attention: Op) -> int:
-    """How many sets of heads there are that a work-group takes together."""
-    sizes = attention.most_sizes()
-    return sizes["kv_heads"] * pieces(sizes["heads"] // sizes["kv_heads"], ROW_QUERIES)
-
-
-def _fits_merge(attention: Op, merge: Op) -> bool:
-    """Whether the heads of every work-group are whole segments of what ``merge`` makes."""
-    sizes = attention.most_sizes()
-    shared_by = sizes["heads"] // sizes["kv_heads"]
-    together = min(ROW_QUERIES, shared_by), shared_by % ROW_QUERIES
-    return (
-        merge.name == "flash_attn_quantize"
-        and merge.count == attention.count
-        and operands_of(merge)["parts"] == operands_of(attention)["parts"]
-        and operands_of(merge)["sinks"] is None
-        and merge.most_sizes()["window"] == 0
-        and all(heads * sizes["head_dim"] % SEGMENT == 0 for heads in together)
-    )
-
-
-def _merging(attention: Op, merge: Op) -> Op:
-    counters = _heads_together(attention)
-    tensors = operands_of(attention) | {"arrived": Tensor(ARRIVED, 0, counters, counters)}
-    tensors |= {name: operands_of(merge)[name] for name in INTEGERS}
-    return replace(attention, operands=tuple(tensors.values()))
 
 
 def _with_gates(step: Step) -> Step:

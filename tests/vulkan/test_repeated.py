@@ -76,11 +76,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "seven-heads": {"architecture": "qwen2", "heads": 7, "kv_heads": 1, "head_dim": 32},
     "pairs": {"architecture": "llama", "heads": 3, "kv_heads": 3, "head_dim": 96},
     "wide": {"architecture": "qwen3", "heads": 2, "kv_heads": 1, "head_dim": 256},
-    "one-segment": {"architecture": "qwen3", "heads": 8, "kv_heads": 2, "head_dim": 64},
-    "two-sets-of-heads": {"architecture": "llama", "heads": 8, "kv_heads": 1, "head_dim": 128},
 }
-MERGING = ("wide", "one-segment", "two-sets-of-heads")
-"""Of which the heads of a work-group are whole segments."""
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -94,7 +90,6 @@ def test_every_shape_of_heads(
     sizes = {"layers": 2, "hidden": 512, "feed_forward": 768, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES[name]))
     assert names_of(model)["flash_attn_row_wide" if name == "wide" else "flash_attn_row"] == 2
-    assert names_of(model)["flash_attn_quantize"] == (0 if name in MERGING else 2)
     stops = {0: 3, 14: 4, 62: 4, 190: 1}
     expected = decoded(CpuTier(), model, 256, stops)
     for wanted, got in zip(expected, decoded(open_vulkan(), model, 256, stops), strict=True):
@@ -117,41 +112,34 @@ def test_activations_of_many_segments(
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 
-@pytest.mark.parametrize("name", ["norms", "one-segment"])
 def test_parts_of_several_tiles(
-    open_vulkan: OpenTier,
-    synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spans, where the context has more tiles than there are parts."""
     monkeypatch.setattr(vulkan_tier, "PARTS", 16)
     sizes = {"layers": 1, "hidden": 256, "feed_forward": 256, "vocab": 320}
-    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES[name]))
+    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
     stops = {1022: 4}
     expected = decoded(CpuTier(), model, 1152, stops)
     got = decoded(open_vulkan(), model, 1152, stops)
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 
-@pytest.mark.parametrize("name", ["norms", "one-segment"])
-def test_a_layer_is_few_launches(synthetic_model: SyntheticModel, name: str) -> None:
-    """q, k and v; attention; output; gate and up; down: five waits instead of ten, and one more
-    where the merge of attention is a launch of its own."""
+def test_a_layer_is_eight_launches(synthetic_model: SyntheticModel) -> None:
+    """q, k and v; attention; its merge; output; gate and up; down: six waits instead of ten."""
     sizes = {"layers": 3, "hidden": 512, "feed_forward": 768, "vocab": 320}
-    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES[name]))
-    found, merges = names_of(model), name in MERGING
+    model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
+    found = names_of(model)
     assert found["norm_row"] == 3 * 4 + 1
-    assert found["gate_row"] == found["flash_attn_row"] == found["matmul_row"] == 3
-    assert found["flash_attn_quantize"] == (0 if merges else 3)
-    assert found["clear"] == merges
+    assert found["gate_row"] == found["flash_attn_row"] == found["flash_attn_quantize"] == 3
+    assert found["matmul_row"] == 3
     assert not {"rms_norm_quantize", "quantize_activation", "swiglu_quantize", "head_rows"} & {
         *found
     }
     graph = model.graph(whole_contexts(1, 128, I12, 64, 1))
     fused = fuse(lower_graph(graph, ShapeKey(1, 1), 128, "vulkan"))
     waits = [schedule_levels(step).barriers for step in (fused, repeat_small(fused))]
-    assert waits[0] - waits[1] == 3 * (5 if merges else 4) + 1
+    assert waits[0] - waits[1] == 3 * 4 + 1
 
 
 @pytest.mark.parametrize("tokens", [2, 60])
