@@ -11,10 +11,10 @@ may write the next inputs at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,6 +224,41 @@ class DeviceTier(Protocol[B, P, F]):
 
 Tier: TypeAlias = DeviceTier[Any, Any, Any]
 """A tier for who hands its buffers, batches and fences back to it unseen."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteWords:
+    """What of each block of ``block_bytes`` has to be finite: the little-endian words of
+    ``word_bytes`` at ``places``, one or two, which are not where all bits of ``exponent`` are set.
+    """
+
+    block_bytes: int
+    places: tuple[int, ...]
+    word_bytes: int
+    exponent: int
+
+
+@runtime_checkable
+class UploadsLater(Protocol):
+    """A tier that reads what is uploaded while its caller goes on.
+
+    So it is the tier that looks at the data, where it has them at hand, and reads them once.
+    """
+
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> Any:
+        """As ``Tier.upload``; ``finish_uploads`` has to follow before anything is lowered.
+
+        ``told`` is called with bytes as they are read, by several threads.
+        """
+
+    def finish_uploads(self) -> bool:
+        """Return when all was read: whether all that has to be finite is."""
 
 
 def check_form(form: ShapeKey, step: ShapeKey) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
-from contract.tier import Buffer, Fence, Heap, Tier
+from contract.tier import Buffer, Fence, Heap, Tier, UploadsLater
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
-from reference.model.weights import constant_bytes, weight_bytes
+from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
+from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = "output.hidden"
@@ -39,6 +41,7 @@ EVENT_NUMBERS = 1 << 32
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
+_TELLING = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class ModelRunner(Closing):
             for decl in self.graph.buffers.values():
                 if decl.kind not in STEP_LOCAL:
                     self._buffers[decl.name] = self._provide(decl, progress)
+            if isinstance(tier, UploadsLater) and not tier.finish_uploads():
+                self._refuse_broken()
         except BaseException:
             self.close()
             raise
@@ -219,7 +224,11 @@ class ModelRunner(Closing):
 
     def _provide(self, decl: BufferDecl, progress: Progress | None) -> Buffer:
         buffer: Buffer
-        if decl.kind is BufferKind.WEIGHT:
+        if decl.kind is BufferKind.WEIGHT and isinstance(self.tier, UploadsLater):
+            data = unchecked_weight(self.model.file, decl)
+            told = _in_turn(progress)
+            buffer = self.tier.upload_later(decl, data, finite_words(decl.dtype), told)
+        elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.file, decl)
             if progress is not None:
                 progress(data.nbytes)
@@ -230,6 +239,12 @@ class ModelRunner(Closing):
             heap = Heap.DEVICE_LOCAL if decl.kind is BufferKind.STATE else Heap.BAR
             buffer = self.tier.alloc(decl, buffer_bytes(decl, self.limits.largest), heap)
         return buffer
+
+    def _refuse_broken(self) -> None:
+        """Raise ModelFileError for the first weight with a number that is not finite."""
+        for decl in self.graph.of_kind(BufferKind.WEIGHT):
+            weight_bytes(self.model.file, decl)
+        raise DeviceLost(f"{self.tier.info.device} found a broken weight, and none is")
 
     def _put_pages(self, inputs: StepInput) -> InputRows | None:
         """Bring the page table of the block up to date; what tells the tier which rows changed."""
@@ -256,6 +271,17 @@ class ModelRunner(Closing):
 
     def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
         return self._input(name, dtype) if name in self.graph.buffers else None
+
+
+def _in_turn(progress: Progress | None) -> Progress:
+    """What several threads may call at once."""
+
+    def told(nbytes: int) -> None:
+        if progress is not None:
+            with _TELLING:
+                progress(nbytes)
+
+    return told
 
 
 def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:

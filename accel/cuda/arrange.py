@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
 from accel.cuda.memory import Allocation, Memory
-from accel.cuda.program import Modules, plain_source, tuned_source
+from accel.cuda.program import Modules, Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUTS
-from accel.cuda.tuned import ArrangedLayout
-from accel.cuda.upload import Uploader
+from accel.cuda.upload import Arrived, Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
@@ -49,7 +48,13 @@ class Arranger:
     uploader: Uploader
 
     def upload(
-        self, name: str, dtype: DType, data: Bytes, matrices: int, layout: WeightLayout
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        layout: WeightLayout,
+        arrived: Arrived | None = None,
     ) -> ArrangedMatrix[Allocation]:
         """``data`` of ``matrices`` in device memory, see ``Stack``.
 
@@ -57,7 +62,7 @@ class Arranger:
         """
         if dtype.storage is StorageClass.FLOAT:
             place = self.memory.allocate(name, data.nbytes, zeroed=False)
-            self.uploader.copy(data, place)
+            self.uploader.copy(data, place, arrived)
             return ArrangedMatrix(place, data.shape[1], WeightLayout.STORED)
         rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
         stack = Stack(dtype, data, rows, group_rows(layout))
@@ -66,13 +71,16 @@ class Arranger:
         if layout is WeightLayout.PLANES:
             launch = self._into_planes(stack, place)
         else:
-            launch = self._into(LAYOUTS[layout], stack, place, row_bytes)
-        self.uploader.arrange(stack, launch)
+            launch = self._into(layout, stack, place, row_bytes)
+        self.uploader.arrange(stack, launch, arrived)
         return ArrangedMatrix(place, row_bytes, layout)
 
+    def prepare(self, kinds: Iterable[tuple[DType, WeightLayout]]) -> None:
+        """Build what arranges matrices of some formats, before other things are built."""
+        self.modules.prepare(_arranging(*kind)[0] for kind in kinds)
+
     def _into_planes(self, stack: Stack, place: Allocation) -> Launch:
-        module = Module("arrange", stack.dtype)
-        function = self.modules.function(plain_source(module), module.entry)
+        function = self.modules.function(*_arranging(stack.dtype, WeightLayout.PLANES))
         op = ALL_OPS["arrange"]
 
         def launch(stored: int, groups: range) -> None:
@@ -87,11 +95,9 @@ class Arranger:
 
         return launch
 
-    def _into(
-        self, layout: ArrangedLayout, stack: Stack, place: Allocation, row_bytes: int
-    ) -> Launch:
-        macros: Mapping[str, int] = {"DTYPE": stack.dtype.ggml_id}
-        function = self.modules.function(tuned_source(layout.file, macros), layout.entry)
+    def _into(self, kind: WeightLayout, stack: Stack, place: Allocation, row_bytes: int) -> Launch:
+        layout = LAYOUTS[kind]
+        function = self.modules.function(*_arranging(stack.dtype, kind))
 
         def launch(stored: int, groups: range) -> None:
             grid = layout.grid(stack.dtype, stack.columns, len(groups))
@@ -103,3 +109,12 @@ class Arranger:
             start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
         return launch
+
+
+def _arranging(dtype: DType, layout: WeightLayout) -> tuple[Source, str]:
+    """What arranges matrices of a format, and the kernel's name."""
+    if layout is WeightLayout.PLANES:
+        module = Module("arrange", dtype)
+        return plain_source(module), module.entry
+    kind = LAYOUTS[layout]
+    return tuned_source(kind.file, {"DTYPE": dtype.ggml_id}), kind.entry

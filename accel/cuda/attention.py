@@ -171,6 +171,51 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(1, (launch,))
 
 
+GROUP_CAPABILITY = (9, 0)
+"""Of devices that have products of warp groups."""
+GROUP_HEAD_DIMS = (64, 128)
+GROUP_WARPS, SUPPLY_WARPS = 8, 4
+"""Of a block: those that multiply and those that bring tiles near."""
+GROUP_ROWS = 16 * GROUP_WARPS
+STORED_STAGES, PLANE_STAGES, PLANES = 3, 2, 5
+RECORD_ALIGNMENT = 128
+
+
+def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """``flash_attn_batched`` without sinks or a soft cap, by products of warp groups."""
+    op = ops[0]
+    if device.capability != GROUP_CAPABILITY or not _plain_batch(ops):
+        return None
+    sizes = op.most_sizes()
+    head_dim, tokens, kv_heads = sizes["head_dim"], sizes["tokens"], sizes["kv_heads"]
+    if head_dim not in GROUP_HEAD_DIMS or sizes["heads"] // kv_heads > GROUP_ROWS:
+        return None
+    if not (_rows_begin_at(op, "q", Q_FLOATS) and _rows_begin_at(op, "y", Y_FLOATS)):
+        return None
+    nbytes = group_shared_bytes(head_dim, tokens)
+    if nbytes > device.shared_bytes:
+        return None
+    launch = KernelLaunch(
+        "attention_groups.cu",
+        "attention_groups",
+        (min(tokens * kv_heads, device.multiprocessors), 1, 1),
+        ((GROUP_WARPS + SUPPLY_WARPS) * 32, 1, 1),
+        nbytes,
+        {"MOST_TOKENS": tokens, **_batch_macros(ops)},
+    )
+    return Replacement(1, (launch,))
+
+
+def group_shared_bytes(head_dim: int, tokens: int) -> int:
+    """What ``attention_groups.cu`` has in shared memory: tiles as stored, planes of bytes and three
+    floats a position, sums of all rows, barriers, and a bit a token."""
+    record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    stored = STORED_STAGES * KV_TILE // PAGE_TOKENS * record
+    planes = PLANE_STAGES * KV_TILE * (PLANES * head_dim + 3 * 4)
+    barriers = 8 * (STORED_STAGES + 2 * PLANE_STAGES)
+    return stored + planes + 4 * GROUP_ROWS * head_dim + barriers + 4 * -(-tokens // 32)
+
+
 def block_shared_bytes(head_dim: int, tokens: int) -> int:
     """What ``attention_blocks.cu`` has in shared memory: tiles as stored, of one the low parts of
     keys and of a block's channels of values, three floats a position, and a bit a token."""

@@ -95,12 +95,12 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
     write, (part, merge) = ops[run.write], ops[run.write + 1 : run.write + 3]
     sizes, rope = part.most_sizes(), ops[run.k_rope].most_sizes()
     early = [operand_of(write, name) for name in SHARED_NAMES]
+    if write.dtype != I12 or sizes["tokens"] > MOST_TOKENS:
+        return False
     writers = [op for op in ops.step if op is not write]
     written = {name for op in writers for name in op.results()}
     return (
-        write.dtype == I12
-        and plain_parts(part, merge)
-        and sizes["tokens"] <= MOST_TOKENS
+        plain_parts(part, merge)
         and operand_of(part, "q") == result(ops[run.q_rope])
         and early == [operand_of(part, name) for name in SHARED_NAMES]
         and not any(tensor is None or tensor.buffer in written for tensor in early)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from accel.cuda.arrange import arranged_row_bytes, group_rows
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
+from accel.cuda.upload import Arrived
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from contract.dtypes import StorageClass
 from contract.ir.nodes import BufferDecl
@@ -24,17 +26,19 @@ class Weights:
 
     runtime: Runtime
 
-    def stored(self, buffer: CudaBuffer) -> Allocation:
+    def stored(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> Allocation:
         """The bytes of a buffer as the graph declares them."""
         if buffer.allocation is None:
             assert buffer.source is not None
             memory = self.runtime.memory
             place = memory.allocate(buffer.name, buffer.nbytes, zeroed=False)
-            self.runtime.uploader.copy(_rows(buffer.source), place)
+            self.runtime.uploader.copy(_rows(buffer.source), place, arrived)
             buffer.allocation = place
         return buffer.allocation
 
-    def matrix(self, buffer: CudaBuffer) -> ArrangedMatrix[Allocation]:
+    def matrix(
+        self, buffer: CudaBuffer, arrived: Arrived | None = None
+    ) -> ArrangedMatrix[Allocation]:
         """A weight as the products read it."""
         if buffer.matrix is None:
             decl = buffer.decl
@@ -44,8 +48,17 @@ class Weights:
             layout = layout_of(decl, self.runtime.device)
             source, arranger = buffer.source, self.runtime.arranger
             source = source if is_share_of_stack(decl, source) else _rows(source)
-            return buffer.hold(arranger.upload(decl.name, decl.dtype, source, matrices, layout))
+            return buffer.hold(
+                arranger.upload(decl.name, decl.dtype, source, matrices, layout, arrived)
+            )
         return buffer.matrix
+
+    def prepare(self, decls: Iterable[BufferDecl]) -> None:
+        """Have ready what arranges these weights."""
+        quantized = [d for d in decls if d.dtype.storage is not StorageClass.FLOAT]
+        device = self.runtime.device
+        self.runtime.arranger.prepare({(d.dtype, layout_of(d, device)) for d in quantized})
+        self.runtime.finite.build()
 
     def arranged_bytes(self, decl: BufferDecl) -> int:
         """What ``matrix`` takes beside the stored bytes."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from heapq import heapreplace
+from itertools import product
 
 from accel.cuda.device import Device
 from accel.cuda.units import UNIT_ROWS, unit_bytes, unit_count
@@ -100,14 +103,10 @@ def group_shape(
 
     def time(shape: GroupShape) -> int:
         blocks = shape.row_blocks(rows) * shape.work(tokens) * shape.parts
-        of_unit = SHAPES[replace(shape, parts=1)]
-        if dtype in FOUR_SUM_FORMATS and not shape.split:
-            of_unit = FOUR_SUMS_TIME
-        units = -(-spans // shape.parts) * SPAN_UNITS
         fold = FOLD_TIME if shape.parts > 1 else 0
-        return -(-blocks // device.multiprocessors) * units * of_unit + fold
+        return -(-blocks // device.multiprocessors) * _block_time(shape, dtype, columns) + fold
 
-    shapes = [shape for shape in SHAPES if _fits(shape, dtype, tokens, device)]
+    shapes = _fitting(dtype, tokens, device)
     if parted and tokens <= MOST_SPLIT_TOKENS:
         shapes += [
             replace(shape, parts=parts)
@@ -115,6 +114,36 @@ def group_shape(
             for parts in range(2, spans // (shape.groups if shape.split else 1) + 1)
         ]
     return min(shapes, key=time)
+
+
+@cache
+def shapes_beside(
+    columns: int, tokens: int, rows: tuple[tuple[DType, tuple[int, ...]], ...], device: Device
+) -> tuple[GroupShape, ...]:
+    """Those of launches with so many ``rows`` that run beside each other, which take least time
+    together: a block begins where a multiprocessor is free first."""
+
+    def time(shapes: tuple[GroupShape, ...]) -> int:
+        free = [0] * device.multiprocessors
+        for shape, (dtype, of_launch) in zip(shapes, rows, strict=True):
+            each = _block_time(shape, dtype, columns)
+            for _ in range(shape.row_blocks(of_launch) * shape.work(tokens)):
+                heapreplace(free, free[0] + each)
+        return max(free)
+
+    fitting = (_fitting(dtype, tokens, device) for dtype, _ in rows)
+    return min(product(*fitting), key=time)
+
+
+def _block_time(shape: GroupShape, dtype: DType, columns: int) -> int:
+    of_unit = SHAPES[replace(shape, parts=1)]
+    if dtype in FOUR_SUM_FORMATS and not shape.split:
+        of_unit = FOUR_SUMS_TIME
+    return -(-span_count(columns) // shape.parts) * SPAN_UNITS * of_unit
+
+
+def _fitting(dtype: DType, tokens: int, device: Device) -> list[GroupShape]:
+    return [shape for shape in SHAPES if _fits(shape, dtype, tokens, device)]
 
 
 def _fits(shape: GroupShape, dtype: DType, tokens: int, device: Device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_uint64, sizeof
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from accel.cuda.driver import Context, Handle
 from accel.cuda.tuned import Extent
 from accel.packets.places import Places
 
+NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
 """From here on a kernel may be launched before the one in front of it has ended."""
 
@@ -108,10 +110,20 @@ class Arguments:
     ``address`` is that of the list of their addresses, valid as long as this object."""
 
     def __init__(self, *values: np.generic) -> None:
-        self._values = [np.array([value]) for value in values]
-        places = [value.ctypes.data for value in self._values]
-        self._places = np.array(places, np.uint64)
-        self.address = int(self._places.ctypes.data)
+        # A number is where it is least work: to ask an array where it lies is a good deal.
+        self._numbers = (c_uint64 * len(values))()
+        self._blocks = []
+        first = addressof(self._numbers)
+        places = (c_uint64 * len(values))()
+        for i, value in enumerate(values):
+            if isinstance(value, np.unsignedinteger):
+                self._numbers[i] = int(value)
+                places[i] = first + i * NUMBER_BYTES
+            else:
+                self._blocks.append(np.array([value]))
+                places[i] = self._blocks[-1].ctypes.data
+        self._places = places
+        self.address = addressof(places)
 
 
 def start_kernel(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
@@ -18,6 +19,7 @@ from accel.cuda.group_shapes import (
     GroupShape,
     by_single_warps,
     group_shape,
+    shapes_beside,
     span_count,
 )
 from accel.cuda.products import (
@@ -25,7 +27,6 @@ from accel.cuda.products import (
     FEW,
     Run,
     aligned_rows,
-    held_units,
     is_private,
     residual_operand,
     runs,
@@ -46,6 +47,8 @@ STAGES = 2
 MOST_PACKING_BLOCKS = 1 << 12
 ROW_WARPS = 16
 """Where a norm or the sum of spans comes first; else warps take units, whichever row's."""
+MOST_PIECES = 4
+"""Blocks of a row then, a cluster where there is a norm."""
 
 GROUP_CAPABILITY = (9, 0)
 """The one with products of four warps."""
@@ -75,14 +78,19 @@ def _launches(
     them."""
     products = [ops[place] for place in run.products]
     if not _has_groups(device):
-        return [_pack(ops, run), *(_single(ops, run, i) for i in range(len(products)))]
+        return [_pack(ops, run, device), *(_single(ops, run, i) for i in range(len(products)))]
     if (spans := span_launch(ops, run, device, parted)) is not None:
-        return [_pack(ops, run, folded), spans]
+        return [_pack(ops, run, device, folded), spans]
     shared = _shared(products)
-    shapes = [_group_shape(ops, run, numbers, device, parted) for numbers in shared]
-    launches = [_pack(ops, run, folded)]
+    if len(shared) > 1:
+        shapes = list(_shapes_beside(ops, run, shared, device))
+    else:
+        shapes = [_group_shape(ops, run, shared[0], device, parted)]
+    launches = [_pack(ops, run, device, folded)]
+    last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shape) for numbers, shape in zip(shared, shapes, strict=True)
+        _grouped(ops, run, numbers, shapes[i], beside=i > 0, followed=i < last)
+        for i, numbers in enumerate(shared)
     ]
     return launches
 
@@ -186,7 +194,19 @@ def shared_bytes(dtype: DType) -> int:
     return STAGES * (tokens + WARPS * unit_bytes(dtype))
 
 
-def _pack(ops: Sequence[Op], run: Run, folded: Run | None = None) -> KernelLaunch:
+def _row_pieces(tokens: int, units: int, device: Device) -> int:
+    """Blocks that share a row: more while there are multiprocessors for them."""
+    pieces = 1
+    while (
+        device.capability >= CLUSTER_CAPABILITY
+        and 2 * pieces <= min(MOST_PIECES, units)
+        and 2 * pieces * tokens <= device.multiprocessors
+    ):
+        pieces *= 2
+    return pieces
+
+
+def _pack(ops: Sequence[Op], run: Run, device: Device, folded: Run | None = None) -> KernelLaunch:
     """The activations of a run, whose rows are the result of ``folded`` if there is one."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
@@ -194,16 +214,19 @@ def _pack(ops: Sequence[Op], run: Run, folded: Run | None = None) -> KernelLaunc
     first = run.quantize if run.norm is None else run.norm
     units = unit_count(columns)
     whole = run.norm is not None or folded is not None
-    warps = ROW_WARPS if whole else WARPS
+    pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
+    warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
     return KernelLaunch(
         "unit_pack.cu",
         "unit_pack",
-        (min(tokens, MOST_PACKING_BLOCKS), 1 if whole else -(-units // warps), 1),
+        (min(tokens, MOST_PACKING_BLOCKS) * pieces, 1, 1),
         (warps * 32, 1, 1),
         4 * units,
         {
             "WARPS": warps,
-            "HELD_UNITS": held_units(run, units, warps) if whole else 1,
+            "HELD_UNITS": -(-units // (pieces * warps)),
+            "PIECES": pieces,
+            "CLUSTER": 1 if run.norm is None else pieces,
             "X": operand_place(ops, first, "x"),
             "NORM_WEIGHT": operand_place(ops, run.norm, "weight"),
             "M": operand_place(ops, run.quantize, "m"),
@@ -282,10 +305,27 @@ def _group_shape(
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
 
+def _shapes_beside(
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
+) -> tuple[GroupShape, ...]:
+    first = ops[run.products[0]]
+    rows: list[tuple[DType, tuple[int, ...]]] = []
+    for numbers in shared:
+        dtype = ops[run.products[numbers[0]]].dtype
+        assert dtype is not None
+        rows.append((dtype, tuple(_rows(ops, run, numbers))))
+    return shapes_beside(first.most_sizes()["columns"], first.count.most, tuple(rows), device)
+
+
 def _grouped(
-    ops: Sequence[Op], run: Run, numbers: tuple[int, ...], shape: GroupShape
+    ops: Sequence[Op],
+    run: Run,
+    numbers: tuple[int, ...],
+    shape: GroupShape,
+    beside: bool,
+    followed: bool,
 ) -> KernelLaunch:
-    """By groups of four warps."""
+    """By groups of four warps, ``beside`` the launch in front and ``followed`` by one beside it."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
@@ -309,6 +349,8 @@ def _grouped(
             "STAGES": shape.stages,
             "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
             "MATRICES": len(numbers),
+            "BESIDE": int(beside),
+            "FOLLOWED": int(followed),
             "GATE": packet_number(run.gate),
             **size_places("swiglu", "activation"),
             **places,

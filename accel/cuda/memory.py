@@ -38,7 +38,8 @@ class Pinned:
     """Page-locked host memory: what the device copies from and to while the host goes on.
 
     ``take`` gives bytes that can be had again once nothing refers to them. They stay readable when
-    the context is gone: the memory is the host's own, and the driver was only told of it.
+    the context is gone: the memory is the host's own, and the driver was only told of it. Any
+    thread may take some.
     """
 
     def __init__(self, context: Context) -> None:
@@ -54,10 +55,13 @@ class Pinned:
     def take(self, nbytes: int) -> Bytes:
         """uint8[nbytes] of any content."""
         size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
-        free = self._free.get(size)
-        place = free.pop() if free else self._make(size)
+        free = self._free.setdefault(size, [])
+        try:
+            place = free.pop()
+        except IndexError:
+            place = self._make(size)
         block = (ctypes.c_uint8 * nbytes).from_buffer(place.data)
-        weakref.finalize(block, self._free.setdefault(size, []).append, place)
+        weakref.finalize(block, free.append, place)
         return np.ndarray((nbytes,), np.uint8, buffer=memoryview(block))
 
     def zeroed(self, nbytes: int) -> Bytes:

@@ -10,9 +10,11 @@ of its own. Nothing here knows a model: the run is found in the ops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from accel.cuda.clusters import cluster_grid
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     nobody_reads,
@@ -46,6 +48,8 @@ MOST_TILE_SLOTS = 8
 BARRIER_BYTES = 8
 TILE_SLOT_BYTES = BARRIER_BYTES + 4
 """What says whether the values of a tile are there, and how many tiles were in its place."""
+BLOCK_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS + 2 * BARRIER_BYTES
+"""That and the barriers of a block."""
 ALIGNED_FLOATS = 4
 """Rows are read 16 bytes at a time."""
 
@@ -164,6 +168,9 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     warps, slot_bits, shared_bytes = shape
     tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
     tiles //= 2 if run.gate is not None else 1
+    cluster, blocks = 1, min(tiles, device.multiprocessors)
+    if run.quantize is not None and SINGLE < tokens <= FEW:
+        cluster, blocks = cluster_grid(tiles, blocks, device)
     numbers = {
         "FIRST": _id(formats[0]),
         "SECOND": _id(formats[-1]),
@@ -173,12 +180,13 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         "SLOTS": ring_slots(together, run.gate is not None),
         "TOKENS": together,
         "SLOT_BITS": slot_bits,
-        **_row_macros(run, together, unit_count(columns), warps),
+        "CLUSTER": cluster,
+        **_row_macros(run, together // cluster, unit_count(columns), warps),
     }
     return KernelLaunch(
         "unit_product.cu",
         "unit_product",
-        (min(tiles, device.multiprocessors), -(-tokens // together), 1),
+        (blocks, -(-tokens // together), 1),
         (warps * 32, 1, 1),
         shared_bytes,
         {**numbers, **_places(ops, run)},
@@ -192,11 +200,14 @@ def held_units(run: Run, units: int, warps: int) -> int:
 
 
 def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]:
-    each = -(-tokens * units // warps)
-    macros = row_macros(0, each, tokens) if run.norm is None else row_macros(each, 0, tokens)
-    if not macros["WHOLE_ROWS"]:
-        macros["HELD_UNITS"] = held_units(run, tokens * units, warps)
-    return macros
+    """For rows of ``tokens`` that a block makes, each by a team of its warps where that is so."""
+    if warps % tokens == 0:
+        of_team = -(-units * tokens // warps)
+        macros = row_macros(*((0, of_team) if run.norm is None else (of_team, 0)), SINGLE)
+        if macros["WHOLE_ROWS"]:
+            return macros
+    held = held_units(run, tokens * units, warps)
+    return {"WHOLE_ROWS": 0, "NORM_UNITS": 1, "HELD_UNITS": held}
 
 
 def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
@@ -223,14 +234,18 @@ def _shape(
     """Warps, slot bits and bytes of shared memory of a block; None where nothing fits."""
     slot = CHUNK_UNITS * max(unit_bytes(dtype) for dtype in formats if dtype is not None)
     tile_units = units * (2 if paired else 1)
-    for warps in (16, 12, 8, 4, 2):
-        for slot_bits in (3, 2, 1, 0) if tile_units <= 32 else (1, 0):
-            slots = warps * ring_slots(tokens, paired)
-            nbytes = slots * (slot + BARRIER_BYTES) + TILE_SLOT_BYTES * MOST_TILE_SLOTS
-            nbytes += tokens * units * UNIT_ACTIVATION_BYTES
-            nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
-            if nbytes <= device.shared_bytes:
-                return warps, slot_bits, nbytes
+    several = (3, 2, 1) if tile_units <= 32 else (1,)
+    shapes = list(itertools.product((16, 12, 8, 4, 2), (*several, 0)))
+    if tokens == FEW:
+        # A tile with the only place for values keeps the next one waiting: rather fewer warps.
+        shapes = [*itertools.product((16, 12), several), *shapes]
+    for warps, slot_bits in shapes:
+        slots = warps * ring_slots(tokens, paired)
+        nbytes = slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
+        nbytes += tokens * units * UNIT_ACTIVATION_BYTES
+        nbytes += (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
+        if nbytes <= device.shared_bytes:
+            return warps, slot_bits, nbytes
     return None
 
 

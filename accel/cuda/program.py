@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -166,21 +166,42 @@ class Builder:
 
 @dataclass(slots=True)
 class Modules:
-    """Modules loaded into one context."""
+    """Modules loaded into one context. One thread asks for them; others build them."""
 
     context: Context
     device: Device
     builder: Builder
     _loaded: dict[Source, Any] = field(default_factory=dict)
+    _coming: dict[Source, Future[bytes]] = field(default_factory=dict)
+    _threads: ThreadPoolExecutor | None = None
+
+    def build_ahead(self, sources: Iterable[Source]) -> None:
+        """Begin to build what is not loaded yet, while the caller goes on."""
+        for source in dict.fromkeys(sources):
+            if source not in self._loaded and source not in self._coming:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(os.cpu_count(), "build")
+                self._coming[source] = self._threads.submit(self.builder.cubin, source)
 
     def prepare(self, sources: Iterable[Source]) -> None:
         """Build and load what is not loaded yet, several at a time. Raises BuildError."""
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for source, cubin in zip(
-                missing, threads.map(self.builder.cubin, missing), strict=True
-            ):
-                self._loaded[source] = self._load(source, cubin)
+        # One alone is wanted now, and not when its turn comes behind what is built ahead.
+        if len(missing) > 1:
+            self.build_ahead(missing)
+        for source in missing:
+            coming = self._coming.pop(source, None)
+            cubin = self.builder.cubin(source) if coming is None else coming.result()
+            self._loaded[source] = self._load(source, cubin)
+        if not self._coming:
+            self.close()
+
+    def close(self) -> None:
+        """Give up what was not built yet."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._threads = None
+        self._coming.clear()
 
     def function(self, source: Source, entry: str) -> Any:
         """Kernel ``entry`` of a module. Raises BuildError when there is none of that name."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from accel.cuda.attention import (
     attention_blocks_rule,
+    attention_groups_rule,
     attention_rule,
     attention_tokens_rule,
 )
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     head_rows_rule,
     attention_rule,
     attention_tokens_rule,
+    attention_groups_rule,
     attention_blocks_rule,
     delta_step_rule,
     conv_rule,

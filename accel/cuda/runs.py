@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from accel.cuda.tuned import Remaining
 from accel.packets.ops import TABLE
@@ -17,9 +18,9 @@ def operand_place(ops: Sequence[Op], number: int | None, name: str) -> int:
     """Where ``packets.h`` finds operand ``name`` of op ``number``; -1 without the op or operand."""
     if number is None:
         return ABSENT
-    names = [operand.name for operand in ops[number].device.operands]
-    index = names.index(name)
-    if ops[number].operands[index] is None:
+    op = ops[number]
+    index = op.device.places[name]
+    if op.operands[index] is None:
         return ABSENT
     return number * OPERANDS_OF_A_PACKET + index
 
@@ -29,7 +30,8 @@ def packet_number(number: int | None) -> int:
     return ABSENT if number is None else number
 
 
-def size_places(op: str, *names: str) -> dict[str, int]:
+@cache
+def size_places(op: str, *names: str) -> Mapping[str, int]:
     """Macros of where sizes and reals of an op stand in its packet: ``ROPE_HEADS``."""
     device = TABLE[op]
     return {
@@ -40,7 +42,7 @@ def size_places(op: str, *names: str) -> dict[str, int]:
 
 def operand_of(op: Op, name: str) -> Tensor | None:
     """An operand by its name."""
-    return op.operands[[one.name for one in op.device.operands].index(name)]
+    return op.operands[op.device.places[name]]
 
 
 def source(op: Op) -> Tensor | None:

@@ -13,9 +13,10 @@ from typing import Any
 from accel.cuda.arrange import Arranger
 from accel.cuda.device import TIER, Device, find_device
 from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
+from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
-from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
+from accel.cuda.persistent import AUTO, VARIABLE, StepChoice, chosen_step
 from accel.cuda.program import Builder, Compiler, Modules
 from accel.cuda.self_test import check_arithmetic
 from accel.cuda.stop_word import StopWord, make_stop_word
@@ -55,13 +56,13 @@ class Choices:
     cache: Path | None = None
     graphs: bool = True
     programmatic: bool = True
-    step: str = field(default_factory=lambda: os.environ.get(VARIABLE, ""))
+    step: str = field(default_factory=lambda: os.environ.get(VARIABLE, AUTO))
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device. ``blocks`` are the shapes persistent kernels may
-    have, none where there are to be none; ``stop`` ends them."""
+    """Everything a tier needs of an opened device. ``step`` says where persistent
+    kernels take the place of launches; ``stop`` ends them."""
 
     device: Device
     context: Context
@@ -69,14 +70,16 @@ class Runtime:
     modules: Modules
     uploader: Uploader
     arranger: Arranger
+    finite: FiniteCheck
     compiler: str
     programmatic: bool
     graphs: bool
-    blocks: tuple[Block, ...]
+    step: StepChoice
     stop: StopWord | None
 
     def close(self) -> None:
         """Wait for the device and give everything back."""
+        self.modules.close()
         self.uploader.close()
         self.memory.synchronize()
         self.context.close()
@@ -84,6 +87,7 @@ class Runtime:
 
     def give_up(self) -> None:
         """The device has failed: what it held is gone."""
+        self.modules.close()
         with suppress(CudaError):
             self.context.close()
         self.uploader.forget()
@@ -120,6 +124,7 @@ class Runtime:
     def abandon(self) -> None:
         """The device does not answer: what it holds stays with it."""
         self.stop_waiting()
+        self.modules.close()
         self.context.abandon()
         self.uploader.forget()
         self.memory.pinned.abandon()
@@ -140,7 +145,7 @@ def open_runtime(
     BuildError when the compiler rejects a kernel, and ConfigError for a choice of ``step`` that is
     none.
     """
-    blocks = chosen_blocks(choices.step)
+    step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, wanted)
     try:
@@ -154,7 +159,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
-        stop = make_stop_word(memory, _stream(context)) if blocks or shared else None
+        stop = make_stop_word(memory, _stream(context)) if step.blocks or shared else None
     except CudaError as error:
         with suppress(CudaError):
             context.close()
@@ -172,10 +177,11 @@ def open_runtime(
         modules,
         uploader,
         Arranger(memory, modules, uploader),
+        FiniteCheck(memory, modules),
         compiler.version,
         programmatic,
         choices.graphs,
-        blocks,
+        step,
         stop,
     )
 

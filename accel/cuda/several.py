@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,99 +21,36 @@ from numpy.typing import NDArray
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import TIER, find_device
 from accel.cuda.driver import CudaError, Driver, open_driver
-from accel.cuda.persistent import VARIABLE
+from accel.cuda.persistent import AUTO, VARIABLE
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
-from accel.cuda.submissions import CudaBatch, CudaFence
+from accel.cuda.shared import SharedBatch, SharedBuffer, SharedFence
 from accel.cuda.tier import CudaKernel, CudaTier
 from accel.packets.build import Progress
 from accel.packets.shares import Share
-from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Pace, Waiting
+from accel.packets.under_way import DEFAULT_TIMEOUT_SECONDS, Waiting
 from contract.closing import Closing
 from contract.errors import ConfigError, DeviceLost, TierUnavailable
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, step_of
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_form
+from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_form
 
 SEPARATOR = ","
 STOPPING_SECONDS = 2.0
 """How long kernels that wait for another device may take to see that they shall end."""
 
 
-@dataclass(slots=True, eq=False)
-class SharedBuffer:
-    """A buffer of a graph: what each device has of it, all of it or its share of the rows."""
-
-    decl: BufferDecl
-    nbytes: int
-    heap: Heap
-    parts: tuple[CudaBuffer, ...]
-    source: NDArray[np.uint8] | None = None
-    mapped: bool = False
-
-    @property
-    def name(self) -> str:
-        """The logical name of the graph buffer it holds."""
-        return self.decl.name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedBatch:
-    """A form's launches on every device."""
-
-    form: ShapeKey
-    parts: tuple[CudaBatch, ...]
-
-    @property
-    def packets(self) -> int:
-        """Launches of a step, on each device."""
-        return self.parts[0].packets
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedFence:
-    """Completion of one submission on all devices, which errors call by their ``names``."""
-
-    parts: tuple[CudaFence, ...]
-    names: tuple[str, ...]
-
-    @property
-    def done(self) -> bool:
-        """True once every write of the submission is visible to the host. Raises DeviceLost."""
-        done = True
-        for part, name in zip(self.parts, self.names, strict=True):
-            try:
-                done = part.done and done
-            except DeviceLost as error:
-                raise DeviceLost(f"{name}: {error}") from None
-        return done
-
-    @property
-    def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Those of the first device: they are the same on all."""
-        return self.parts[0].outputs
-
-    @property
-    def submitted(self) -> float:
-        """When, by ``time.monotonic``."""
-        return self.parts[-1].submitted
-
-    @property
-    def pace(self) -> Pace:
-        """That of its batch."""
-        return self.parts[0].pace
-
-
 class SeveralTier(Closing):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
     of one architecture that reach each other's memory; sizes are those of one of them.
 
-    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError for a
-    persistent step, which knows one device. ``binding`` and ``compiler`` as in ``CudaTier``.
+    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError where a
+    persistent step is asked for, which knows one device. ``binding`` and ``compiler`` as in
+    ``CudaTier``.
     """
 
     def __init__(
@@ -125,8 +62,9 @@ class SeveralTier(Closing):
         compiler: Compiler | None = None,
     ) -> None:
         choices = choices or Choices()
-        if choices.step:
+        if choices.step not in ("", AUTO):
             raise ConfigError(f"{VARIABLE}: a step as one launch runs on one device")
+        choices = replace(choices, step="")
         driver = open_driver(binding)
         ordinals = _checked(driver, devices)
         self._members: list[CudaTier] = []
@@ -197,19 +135,28 @@ class SeveralTier(Closing):
 
     def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> SharedBuffer:
         """A copy of ``data`` on every device, or of its share where it was planned so."""
+        return self._upload(decl, data, lambda one, *part: one.upload(*part))
 
-        def part(one: CudaTier) -> CudaBuffer:
-            if decl.name not in one.divided:
-                return one.upload(decl, data)
-            own = share_of_decl(decl, one.share)
-            *matrices, rows, _ = (int(dim) for dim in decl.shape)
-            kept = one.share.of(rows)
-            stored = data.reshape(*matrices, rows, data.shape[-1])
-            return one.upload(own, stored[..., kept.start : kept.stop, :])
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> SharedBuffer:
+        """See ``contract.tier.UploadsLater``. Of what all have whole the first device tells."""
 
-        with self._guarded(f"uploading {decl.name}"):
-            parts = self._on_each(part)
-        return self._keep(SharedBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, parts, data))
+        def upload(one: CudaTier, own: BufferDecl, part: NDArray[np.uint8]) -> CudaBuffer:
+            counts = own is not decl or one is self._members[0]
+            return one.upload_later(own, part, finite, told if counts else _untold)
+
+        return self._upload(decl, data, upload)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            finite = [one.finish_uploads() for one in self._members]
+        return all(finite)
 
     def free(self, buffer: SharedBuffer) -> None:
         """Release the memory, of which nothing submitted may still be running."""
@@ -363,6 +310,27 @@ class SeveralTier(Closing):
     def _mapped(self, buffer: SharedBuffer) -> list[NDArray[np.uint8]]:
         return [one.map(part) for one, part in zip(self._members, buffer.parts, strict=True)]
 
+    def _upload(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        upload: Callable[[CudaTier, BufferDecl, NDArray[np.uint8]], CudaBuffer],
+    ) -> SharedBuffer:
+        """``upload`` is given each device, what it has of the buffer, and the data of that."""
+
+        def part(one: CudaTier) -> CudaBuffer:
+            if decl.name not in one.divided:
+                return upload(one, decl, data)
+            *matrices, rows, _ = (int(dim) for dim in decl.shape)
+            kept = one.share.of(rows)
+            stored = data.reshape(*matrices, rows, data.shape[-1])
+            own = share_of_decl(decl, one.share)
+            return upload(one, own, stored[..., kept.start : kept.stop, :])
+
+        with self._guarded(f"uploading {decl.name}"):
+            parts = self._on_each(part)
+        return self._keep(SharedBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, parts, data))
+
     def _keep(self, buffer: SharedBuffer) -> SharedBuffer:
         self._buffers.add(buffer)
         return buffer
@@ -406,9 +374,14 @@ def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
     return [device.ordinal for device in devices]
 
 
+def _untold(nbytes: int) -> None:
+    """Of bytes that another device reads, too."""
+
+
 def _bytes_of(footprint: Footprint) -> int:
     return sum(footprint.buffers.values()) + footprint.scratch + footprint.variants
 
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[SharedBuffer, SharedBatch, SharedFence]] = SeveralTier
+    _uploads_later: type[UploadsLater] = SeveralTier

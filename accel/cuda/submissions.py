@@ -53,6 +53,11 @@ class Mark:
         context.call("cuEventRecord", event, stream)
         self._passed = False
 
+    def move(self, stream: Any) -> None:
+        """To the end of a stream, from a place that is passed."""
+        self._passed = False
+        self._context.call("cuEventRecord", self._event.value, stream)
+
     @property
     def passed(self) -> bool:
         """Whether all before it has ended. Raises CudaError when that failed."""

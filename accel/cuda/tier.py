@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +14,15 @@ from accel.cuda.bound_form import BoundForm, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
-from accel.cuda.gathers import Peer, others
-from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
-from accel.cuda.plan import PlannedLaunch, sources_of
+from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler, Source
+from accel.cuda.recorded_form import recorded_form
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
+from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
@@ -41,7 +39,7 @@ from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, Heap, TierInfo, check_range
+from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class CudaTier(Closing):
         self._waiting = Waiting()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.blocks, share, arranged_bytes)
+        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes)
         self._lost = ""
         self._closed = False
 
@@ -134,9 +132,13 @@ class CudaTier(Closing):
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Make the scratch memory and the place of a step's inputs."""
+        """Make the scratch memory and the place of a step's inputs; kernels are built meanwhile."""
         planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
+            # Uploads begin at once, and need theirs.
+            self._weights.prepare(graph.buffers[name] for name in sorted(planned.factors))
+            for lowered in planned.forms.values():
+                self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
@@ -151,13 +153,42 @@ class CudaTier(Closing):
 
         ``data`` is read until the first graph is lowered. Raises OutOfMemory before copying.
         """
+        return self._upload(decl, data)
+
+    def upload_later(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        finite: FiniteWords,
+        told: Callable[[int], None],
+    ) -> CudaBuffer:
+        """See ``contract.tier.UploadsLater``."""
+        check = self._runtime.finite
+        with self._guarded(f"uploading {decl.name}"):
+            check.prepare()
+
+        def arrived(address: int, nbytes: int) -> None:
+            check.look(address, nbytes, finite)
+            told(nbytes)
+
+        return self._upload(decl, data, arrived)
+
+    def finish_uploads(self) -> bool:
+        """See ``contract.tier.UploadsLater``."""
+        with self._guarded("uploading"):
+            self._runtime.uploader.close()
+            return self._runtime.finite.passed()
+
+    def _upload(
+        self, decl: BufferDecl, data: NDArray[np.uint8], arrived: Arrived | None = None
+    ) -> CudaBuffer:
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
             if matrices_of(decl) and (planned is None or decl.name in planned.factors):
-                self._weights.matrix(buffer)
+                self._weights.matrix(buffer, arrived)
             else:
-                self._weights.stored(buffer)
+                self._weights.stored(buffer, arrived)
         return self._keep(buffer)
 
     def free(self, buffer: CudaBuffer) -> None:
@@ -252,7 +283,8 @@ class CudaTier(Closing):
     ) -> CudaBatch:
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
-        recording = self._recorded(bound, peers)
+        theirs = [(tier._places, other) for tier, other in peers]
+        recording = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
         recording.prepare(self._memory.stream)
         launches = len(bound.plan.launches)
         return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs)
@@ -339,55 +371,6 @@ class CudaTier(Closing):
         self._buffers.add(buffer)
         return buffer
 
-    def _recorded(self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]]) -> Recording:
-        memory, runtime, packets = self._memory, self._runtime, bound.packets
-        launches = []
-        gathers = iter(range(len(bound.gathers)))
-        for launch in bound.plan.launches:
-            replaced = packets[launch.first : launch.first + launch.count]
-            own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
-            if launch.table is not None:
-                assert runtime.stop is not None
-                table = launch.table.bound(packets, runtime.stop.address)
-                bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
-                own = (np.uint64(bound.kept[-1].address),)
-            if launch.workspace is not None:
-                own = (*own, np.uint64(bound.workspace + launch.workspace))
-            late = partial(self._others, next(gathers), peers) if launch.gathers else None
-            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own, late))
-        recording = Recording(
-            runtime.context,
-            launches,
-            self._places,
-            runtime.programmatic,
-            runtime.graphs,
-            [tier._places for tier, _ in peers],
-        )
-        weakref.finalize(recording, _give_back, memory, bound.kept)
-        return recording
-
-    def _others(self, number: int, peers: Sequence[tuple[CudaTier, BoundForm]]) -> np.generic:
-        """What launch ``number`` of those that gather is told of the other devices."""
-        found = []
-        for tier, bound in peers:
-            launch = bound.gathers[number]
-            packets = bound.packets[launch.first : launch.first + launch.count]
-            words = bound.workspace + (launch.workspace or 0)
-            found.append(Peer(tier._places.scratch, words, packets))
-        assert self._runtime.stop is not None
-        return others(self._runtime.stop.address, self.share.index, found)
-
-    def _shape(self, launch: PlannedLaunch) -> LaunchShape:
-        runtime = self._runtime
-        function = runtime.modules.function(launch.source, launch.entry)
-        if launch.shared_bytes:
-            attributes = runtime.context.binding.CUfunction_attribute
-            most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            # A kernel has one limit for all its launches.
-            limit = runtime.device.shared_bytes
-            runtime.context.call("cuFuncSetAttribute", function, most, limit)
-        return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
-
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
@@ -400,11 +383,6 @@ class CudaTier(Closing):
         return grown(self._memory, self._memory.synchronize, what, current, nbytes)
 
 
-def _give_back(memory: Any, allocations: list[Allocation]) -> None:
-    if not memory.context.closed:
-        for allocation in allocations:
-            memory.free(allocation)
-
-
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[CudaBuffer, CudaBatch, CudaFence]] = CudaTier
+    _uploads_later: type[UploadsLater] = CudaTier

@@ -97,7 +97,7 @@ class Remaining(Sequence[Op]):
     def __getitem__(self, index: slice) -> Sequence[Op]: ...
     def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
         if isinstance(index, int):
-            if not 0 <= index < len(self):
+            if index < 0:
                 raise IndexError(index)
             return self.step[self.start + index]
         first, last, step = index.indices(len(self))

@@ -62,6 +62,11 @@ class DeviceOp:
         return tuple(i for i, operand in enumerate(self.operands) if operand.written)
 
     @cached_property
+    def places(self) -> dict[str, int]:
+        """Of every operand by its name."""
+        return {operand.name: i for i, operand in enumerate(self.operands)}
+
+    @cached_property
     def splits(self) -> tuple[Split, ...]:
         """How the work divides each operand."""
         return tuple(operand.split for operand in self.operands)

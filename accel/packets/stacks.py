@@ -51,6 +51,11 @@ class Stack:
         step = max(1, most_bytes // stored_bytes)
         return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
 
+    def stored_bytes(self, groups: range) -> int:
+        """Of the rows of some groups."""
+        rows = self.first_row(groups.stop) - self.first_row(groups.start)
+        return rows * int(self.data.shape[-1])
+
     def stored(self, groups: range) -> NDArray[np.uint8]:
         """The rows of some groups; a copy where they are not contiguous."""
         first, stop = self.first_row(groups.start), self.first_row(groups.stop)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
-from contract.ir.source import ONES, parse_source
+from contract.ir.source import ONES, WeightSource, parse_source
 from reference.cpu.threads import for_each
 from reference.exact.rotary import rotary_table
 from reference.model.gguf import GgufFile
@@ -31,9 +31,7 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     source = parse_source(decl.source)
     if source.tensor == ONES:
         return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
-    data = file.tensor_bytes(source.tensor)
-    if source.rows is not None:
-        data = source.rows.take(data)
+    data = _stored(file, source)
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
         raise ModelFileError(
@@ -43,6 +41,12 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
             "fetch the file again or convert it again",
         )
     return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data
+
+
+def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
+    """As ``weight_bytes`` before anybody looked at what they hold, which the caller has to do."""
+    source = parse_source(decl.source)
+    return weight_bytes(file, decl) if source.powers else _stored(file, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
@@ -66,6 +70,11 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
             )
     table = rotary_table(context, rope.base, rope.dims, rope.scaling, factors)
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
+
+
+def _stored(file: GgufFile, source: WeightSource) -> NDArray[np.uint8]:
+    data = file.tensor_bytes(source.tensor)
+    return data if source.rows is None else source.rows.take(data)
 
 
 def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:

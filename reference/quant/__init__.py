@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
 
-from contract.dtypes import WEIGHT_DTYPES, DType
+from contract.dtypes import F16, WEIGHT_DTYPES, DType
+from contract.tier import FiniteWords
 from reference.quant.formats import Blocks32, Bytes, SuperBlocks
 from reference.quant.layouts import FLOATS, LAYOUTS, FloatFormat, Format
 from reference.quant.rounding import EXPONENT_BIAS
@@ -20,6 +22,7 @@ __all__ = [
     "Format",
     "SuperBlocks",
     "find_nonfinite_scale",
+    "finite_words",
     "moderate_scales",
 ]
 
@@ -35,21 +38,41 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
     ``blocks`` uint8[rows, row_bytes]. In a float format every element is a block of its own.
     The exponent 255 of MXFP4 is NaN in the standard that defines it.
     """
-    form = FORMATS[dtype]
-    if isinstance(form, FloatFormat):
-        exponent = {"f32": 0x7F80, "f16": 0x7C00, "bf16": 0x7F80}[dtype.name]
-        upper = blocks.view("<u2")[:, dtype.block_bytes // 2 - 1 :: dtype.block_bytes // 2]
-        broken = upper & exponent == exponent
-    else:
-        parts = form.parts(blocks)
-        marks = [parts[name].view("<u2") & 0x7C00 == 0x7C00 for name in form.floats]
-        broken = marks[0] if marks else parts["e"] == 0xFF
-        for mark in marks[1:]:
-            broken |= mark
+    exponent = finite_words(dtype).exponent
+    parts = blocks.view(_words_of(dtype))
+    broken, *others = (parts[name] & exponent == exponent for name in parts.dtype.names or ())
+    for mark in others:
+        broken |= mark
     if not broken.any():
         return None
-    row, block = np.unravel_index(int(broken.argmax()), broken.shape)
-    return int(row), int(block)
+    row, at = np.unravel_index(int(broken.argmax()), broken.shape)
+    return int(row), int(at)
+
+
+@cache
+def finite_words(dtype: DType) -> FiniteWords:
+    """The scales and minima of a block, or the element that a block of a float format is."""
+    form, nbytes = FORMATS[dtype], dtype.block_bytes
+    if isinstance(form, FloatFormat):
+        return FiniteWords(nbytes, (nbytes - 2,), 2, 0x7C00 if dtype == F16 else 0x7F80)
+    fields = form.block.fields
+    assert fields is not None
+    places = tuple(fields[name][1] for name in form.floats or (form.scale,))
+    return FiniteWords(nbytes, places, *((2, 0x7C00) if form.floats else (1, 0xFF)))
+
+
+@cache
+def _words_of(dtype: DType) -> np.dtype[np.void]:
+    """A block as its ``finite_words``. Made once: see ``Layout``."""
+    words = finite_words(dtype)
+    return np.dtype(
+        {
+            "names": [str(place) for place in words.places],
+            "formats": [f"<u{words.word_bytes}"] * len(words.places),
+            "offsets": words.places,
+            "itemsize": words.block_bytes,
+        }
+    )
 
 
 def moderate_scales(dtype: DType, blocks: Bytes) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import local
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,7 @@ class EmulatedDevices(FakeDevices):
         super().__init__(count, **attributes)
         self.folder = folder
         self._built: dict[Source, Emulated] = {}
+        self._building = Lock()
 
     def _has(self, module: bytes, name: str) -> bool:
         return True
@@ -274,10 +275,11 @@ class EmulatedDevices(FakeDevices):
         text = source.text
         for pattern, instead in INSTRUCTIONS.items():
             text = re.sub(pattern, instead, text)
-        if source not in self._built:
-            before = DOT if "BLOCK_MEMORY" in text else REDEFINED + DOT
-            changed = Source(source.name, before + text, source.macros)
-            self._built[source] = emulate(changed, self.folder)
+        with self._building:
+            if source not in self._built:
+                before = DOT if "BLOCK_MEMORY" in text else REDEFINED + DOT
+                changed = Source(source.name, before + text, source.macros)
+                self._built[source] = emulate(changed, self.folder)
         found = next(match for match in ENTRY.finditer(text) if match["entry"] == str(function))
         return self._built[source], [
             (kind.strip(), dict(source.macros)) for kind in found["parameters"].split(",")

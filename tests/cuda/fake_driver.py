@@ -293,6 +293,7 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
+        event.passed = False
         return self._enqueue(lambda: setattr(event, "passed", True))
 
     def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
@@ -395,11 +396,21 @@ def _hang(driver: FakeDriver, *arguments: int) -> None:
     driver.current.hangs = True
 
 
+def _find_broken(driver: FakeDriver, stored: int, found: int, *numbers: int) -> None:
+    blocks, nbytes, first, second, width, exponent = numbers
+    data = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * nbytes)).from_address(stored))
+    for place in (first, second):
+        word = np.ascontiguousarray(data.reshape(blocks, nbytes)[:, place : place + width])
+        if (word.view(f"<u{width}") & exponent == exponent).any():
+            words(found, 1)[0] = 1
+
+
 KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "launch_self_test": (PLAIN, _self_test),
     "launch_add": _elementwise("add", np.add),
     "launch_mul": _elementwise("mul", np.multiply),
     "launch_arrange": (PLAIN, lambda driver, *arguments: None),
+    "find_broken": ((8, 8, 4, 4, 4, 4, 4, 4), _find_broken),
     "arrange_units": ((8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""

@@ -21,7 +21,7 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
-from tests.cuda.emulated_step import DEVICE, aligned_memory, run_step
+from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, run_step
 
 SLOTS, SLOT_PAGES = 2, 208
 """3,328 positions: up to four spans, the last of few tiles."""
@@ -134,6 +134,8 @@ def test_every_split_has_the_bits_of_the_definition(
         (4, 1, 256, 0, 72, ((0, 1180, 17),)),
         (6, 1, 256, 0, 72, ((1, 0, 4), (0, 1100, 1))),
         (3, 1, 128, 100, 72, ((0, 1060, 25), (1, 90, 22))),
+        (4, 1, 64, 150, 72, ((1, 1, 40), (0, 1000, 30))),
+        (2, 1, 128, 0, 72, ((0, 3, 1), (1, 60, 70), (0, 2100, 1))),
         (4, 2, 64, 1024, 72, ((0, 3000, 17),)),
         (8, 2, 128, 0, 9, ((0, 70, 1), (1, 0, 3), (0, 200, 1))),
         (6, 1, 64, 0, 12, ((0, 0, 1), (1, 1023, 4), (0, 2500, 1))),
@@ -153,6 +155,26 @@ def test_blocks_of_many_tokens(
     """Runs of (slot, first position, tokens) of both slots; up to four spans; broken rows. In a
     form of few tokens each is taken by itself, as in a larger one those alone in their slots."""
     check_runs(heads, kv_heads, head_dim, window, most, runs, folder, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "window", "runs"),
+    [
+        (6, 64, 0, ((0, 1010, 24), (1, 2500, 1))),
+        (4, 128, 0, ((1, 50, 17), (0, 3, 1))),
+        (3, 128, 100, ((0, 1060, 25), (1, 90, 22))),
+    ],
+    ids=str,
+)
+def test_blocks_of_single_warps(
+    heads: int, head_dim: int, window: int, runs: tuple[tuple[int, int, int], ...], folder: Path
+) -> None:
+    """Where there are no products of warp groups."""
+    step = lower_graph(attention(heads, 1, head_dim, window, 0.0), ShapeKey(72, 0), PARTS, "cuda")
+    for device, file in ((OLDER, "attention_blocks.cu"), (DEVICE, "attention_groups.cu")):
+        (launch,) = plan_launches(step.ops, device).launches
+        assert launch.source.name == file
+    check_runs(heads, 1, head_dim, window, 72, runs, folder, OLDER)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
-from accel.cuda.group_shapes import group_shape
+from accel.cuda.group_shapes import group_shape, shapes_beside
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.span_products import MOST_TOKENS
@@ -31,6 +31,7 @@ from reference.quant import FORMATS
 from reference.quant.dot import matmul
 from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, in_device_memory, run_step
 
+WIDE = replace(DEVICE, multiprocessors=132)
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 QUANTIZED = sorted(
@@ -99,6 +100,20 @@ def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, fol
     columns = 1280 + (96 if dtype.block_elements == 32 else 0)
     case = one_product(dtype, 21, columns, tokens)
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
+def test_the_largest_sums(dtype: DType, tokens: int, folder: Path) -> None:
+    """Every code, scale and integer of a segment as large as it can be: no sum overflows."""
+    case = one_product(dtype, 16, 512, tokens)
+    _, stored = case.matrices["w"]
+    stored[:] = 0x7F if dtype == dtypes.Q6_K else 0xFF
+    blocks = stored.reshape(-1, dtype.block_bytes).view(np.float16)
+    blocks[:, -1 if dtype == dtypes.Q6_K else slice(2)] = 1
+    case.x[:] = np.float32(2047 / 1024)
+    case.x[-1, ::3] *= -1
+    assert np.array_equal(run(case, folder)["y"], matmul(stored, dtype, case.x))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 6])
@@ -182,6 +197,26 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
         assert np.array_equal(got[name], values), name
 
 
+def test_formats_run_beside_each_other() -> None:
+    """The first launch of a norm's products lets the second start, which waits for it at its end;
+    nobody else does either."""
+    case = layer(9, dtypes.Q5_K)
+    step = lower_graph(case.graph, ShapeKey(70, 0), 1, "cuda")
+    macros = [dict(launch.source.macros) for launch in plan_launches(step.ops, DEVICE).launches]
+    found = [(each["FOLLOWED"], each["BESIDE"]) for each in macros if "BESIDE" in each]
+    assert found[:2] == [(1, 0), (0, 1)]
+    assert not any(map(any, found[2:]))
+
+
+def test_shapes_of_launches_beside_each_other() -> None:
+    """By itself the first takes two rounds of smaller blocks; beside the second, whose blocks fill
+    what its last round leaves, larger ones are done sooner."""
+    rows = (4096, 1024)
+    assert group_shape(dtypes.Q4_K, 4096, 512, rows, WIDE).groups == 3
+    both = shapes_beside(4096, 512, ((dtypes.Q4_K, rows), (dtypes.Q6_K, (1024,))), WIDE)
+    assert [shape.groups for shape in both] == [4, 2]
+
+
 @pytest.mark.parametrize(
     ("tokens", "most", "biases", "gated"),
     [(16, 16, False, True), (5, 12, True, False), (9, 15, True, True), (6, 8, False, False)],
@@ -234,9 +269,6 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     got, want = run(case, folder), layer_by_definition(case, False)
     for name, values in want.items():
         assert np.array_equal(got[name], values), name
-
-
-WIDE = replace(DEVICE, multiprocessors=132)
 
 
 def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:

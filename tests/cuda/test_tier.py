@@ -210,7 +210,6 @@ def test_upload_holds_the_bytes(
 ) -> None:
     """In one part or in many more than there are slots, from rows that are not contiguous too."""
     monkeypatch.setattr(upload, "SLOT_BYTES", slot_bytes)
-    monkeypatch.setattr(upload, "LEAST_PIECE", 100)
     wide = np.random.default_rng(rows).integers(0, 256, (rows, 96), np.uint8)
     for data in (wide[:, :48], np.ascontiguousarray(wide)):
         decl = BufferDecl("table", BufferKind.CONSTANT, F32, (rows, data.shape[1] // 4))

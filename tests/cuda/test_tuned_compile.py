@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import BLOCKS, compose
+from accel.cuda.persistent import BLOCKS, StepChoice, compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_form
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
@@ -60,6 +60,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (heads_and_attention(4, 1, 256), (4,)),
     ]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
+    found.append(tuned_source("find_broken.cu", {}))
     for graph, counts in graphs:
         for tokens in counts:
             step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
@@ -108,7 +109,7 @@ def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
     graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
     step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
     tuned = plan_launches(step.ops, device)
-    plan = compose(tuned, step.ops, device, BLOCKS, step.scratch)
+    plan = compose(tuned, step.ops, device, StepChoice(BLOCKS), step.scratch)
     return [launch for launch in plan.launches if launch.table is not None]
 
 
@@ -125,7 +126,7 @@ def test_tuned_kernels_compile(device: Device, compiler: Compiler, folder: Path)
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
     assert names >= {"sample_bins.cu", "sample_draw.cu"}
-    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu"}
+    newer = {"unit_groups.cu", "unit_spans.cu", "attention_clusters.cu", "attention_groups.cu"}
     of_device = {"unit_matrix.cu", *newer} & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)

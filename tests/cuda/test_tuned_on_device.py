@@ -57,6 +57,7 @@ from tests.cuda.test_products import (  # noqa: F401
     test_many_tokens,
     test_more_tokens_than_a_block_takes,
     test_spans_folded_by_the_next_run,
+    test_the_largest_sums,
     test_three_matrices_share_a_launch,
 )
 from tests.cuda.test_sampling import (  # noqa: F401

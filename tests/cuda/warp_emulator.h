@@ -75,6 +75,7 @@ struct Block {
     std::vector<Fiber *> fibers;
     std::vector<Warp> warps;
     unsigned at_barrier = 0, barrier_round = 0, left = 0;
+    unsigned at_part = 0, part_round = 0;
     int at_group[16] = {};
     unsigned group_round[16] = {};
     unsigned late = 0;  // the warp that stands still now
@@ -124,6 +125,13 @@ static void group_barrier(unsigned id) {
     const unsigned round = block->group_round[id];
     if (++block->at_group[id] == 4 * LANES) block->at_group[id] = 0, block->group_round[id]++;
     while (block->group_round[id] == round) yield();
+}
+
+// Of the first `threads` threads.
+static void part_barrier(unsigned threads) {
+    const unsigned round = block->part_round;
+    if (++block->at_part == threads) block->at_part = 0, block->part_round++;
+    while (block->part_round == round) yield();
 }
 
 // Of all threads of the cluster, which arrive before any of them ends.
@@ -325,6 +333,7 @@ static inline unsigned __float_as_uint(float f) {
 }
 static inline int __float2int_rn(float f) { return (int)rintf(f); }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
@@ -354,6 +363,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static inline
+#define APART static
 
 DEVICE float half_bits(unsigned bits) {
     const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31,
@@ -394,6 +404,10 @@ DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsi
 DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
+}
+DEVICE float larger_magnitude(float a, float b) {
+    a = fabsf(a), b = fabsf(b);
+    return a != a ? a : b != b ? b : max(a, b);
 }
 DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum = 0;
@@ -468,6 +482,17 @@ DEVICE float float_of_peer(const float *own, unsigned rank) {
     const ptrdiff_t at = (const unsigned char *)own - emulator::block->memory;
     return *(const float *)(emulator::cluster[rank].memory + at);
 }
+template <class T> static T *of_peer(T *own, unsigned rank) {
+    return (T *)(emulator::cluster[rank].memory + ((unsigned char *)own - emulator::block->memory));
+}
+DEVICE void store_at_peer(float *own, float value, unsigned rank) { *of_peer(own, rank) = value; }
+DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
+    memcpy((void *)of_peer((unsigned char *)own, rank), own, bytes);
+    *of_peer(barrier, rank) -= bytes;
+}
+DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
+    copy_to_peer(barrier, own, sizeof *own, rank);
+}
 DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
 
@@ -500,7 +525,7 @@ DEVICE void copy_to_stage(COPY_BARRIER *barrier, void *to, const void *from, uns
 DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) {
     while (*barrier >> FILLS <= phase || *barrier << (64 - FILLS)) emulator::yield();
 }
-template <bool SIGNED, int N>
+template <bool SIGNED, bool SIGNED_B = true, int N>
 DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     emulator::Message mine = {};
     for (int i = 0; i < 4; i++) mine.word[i] = a[i];
@@ -514,7 +539,7 @@ DEVICE void multiply_rows_of_group(int (&sum)[N], const unsigned (&a)[4], uint64
         int total = more ? sum[i] : 0;
         for (int n = 0; n < 32; n++) {
             const unsigned x = all[row % 8 * 4 + n % 16 / 4].word[n / 16 * 2 + row / 8];
-            total += byte_at(x, n % 4, SIGNED) * (int)(signed char)own[n / 16 * lead + n % 16];
+            total += byte_at(x, n % 4, SIGNED) * byte_at(own[n / 16 * lead + n % 16], 0, SIGNED_B);
         }
         sum[i] = total;
     }
@@ -528,3 +553,22 @@ template <int N>
 DEVICE void multiply_signed_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     multiply_rows_of_group<true>(sum, a, b, more);
 }
+#define GROUP_SUMS(NAME, SIGNED, SIGNED_B)                                       \
+    template <int N>                                                             \
+    DEVICE void set_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, false);              \
+    }                                                                            \
+    template <int N>                                                             \
+    DEVICE void add_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, true);               \
+    }
+GROUP_SUMS(signed_sums, true, true)
+GROUP_SUMS(mixed_sums, true, false)
+GROUP_SUMS(sums, false, true)
+GROUP_SUMS(unsigned_sums, false, false)
+DEVICE void await_arrivals(unsigned long long *place, unsigned turn) {
+    while (!have_arrived(place, turn)) emulator::yield();
+}
+template <int threads> DEVICE void part_barrier() { emulator::part_barrier(threads); }
+template <int count> DEVICE void take_registers() {}
+template <int count> DEVICE void give_registers() {}

@@ -13,6 +13,7 @@
 #define WARPS 4
 
 #include "attention_tokens.h"
+#include "attention_runs.h"
 
 #define ROWS (16 * WARPS)
 #define CHANNELS (HEAD_DIM < 128 ? HEAD_DIM : 128)
@@ -29,15 +30,6 @@
 #define AT_LOW_VALUES (AT_LOW_KEYS + KV_TILE * HEAD_DIM)     // [page][channel][position]
 #define AT_EXPONENTS (AT_LOW_VALUES + KV_TILE * CHANNELS)    // three floats of every position
 #define AT_STARTS (AT_EXPONENTS + 3 * KV_TILE * 4)           // a bit of every token
-#define START_WORDS ((MOST_TOKENS + 31) / 32)
-
-// What a block works at: tokens of one slot that follow each other.
-struct BLOCK_WORK {
-    const unsigned *pages, *query;
-    size_t query_stride;
-    U64 kv;
-    unsigned begin, count, first, last, sharing, kv_heads, kv_head, part;
-};
 
 // The two rows of a lane.
 struct ROW_PAIR {
@@ -143,7 +135,6 @@ DEVICE void load_piece(const unsigned char *row, unsigned number, unsigned chann
 // Row r of the lane: its query as integers in two parts.
 DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) {
     float x[HEAD_DIM / 4];
-    unsigned most = 0;
 #pragma unroll
     for (int piece = 0; piece < HEAD_DIM / 16; piece++) {
         const int of_lane = piece % (PIECE_WORDS * LANE_ROUNDS);
@@ -152,28 +143,8 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
                                  of_lane % PIECE_WORDS * 4;
         const float4 v = q ? *(const float4 *)(q + channel) : float4{};
         x[4 * piece] = v.x, x[4 * piece + 1] = v.y, x[4 * piece + 2] = v.z, x[4 * piece + 3] = v.w;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            most = max(most, __float_as_uint(x[4 * piece + i]) & MAGNITUDE);
     }
-    most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
-    most = max(most, __shfl_xor_sync(ALL_LANES, most, 2));
-    const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
-    const float factor = row_factor(most, bits);
-#pragma unroll
-    for (int word = 0; word < ROW_WORDS; word++) {
-        unsigned high = 0, low = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float value = x[4 * word + i];
-            const int m = factor != 0.0f ? row_integer(value, factor, (2 << bits) - 1) : 0;
-            high |= (unsigned)(m >> Q_SHIFT & 255) << 8 * i;
-            low |= (unsigned)(m & ((1 << Q_SHIFT) - 1)) << 8 * i;
-        }
-        rows.high[r][word] = high, rows.low[r][word] = low;
-    }
-    rows.broken[r] = exponent == BROKEN_ROW;
-    rows.unit[r] = rows.broken[r] ? 0.0f : scale * LOG2E * two_to(exponent - bits - KV_BITS);
+    rows.unit[r] = split_row<Q_SHIFT>(x, scale, rows.high[r], rows.low[r], rows.broken[r]);
 }
 
 DEVICE int joined(int high, int mixed, int low) {
@@ -388,16 +359,6 @@ DEVICE void store_rows(ROW_PAIR &rows, float *const (&y)[2], bool folded) {
     }
 }
 
-DEVICE unsigned smallest_of_warp(unsigned value) { return ~largest_of_warp(~value); }
-
-struct HEAD_ROWS {
-    const float *q;
-    float *y;
-    size_t q_stride, y_stride;
-    unsigned window;
-    float scale;
-};
-
 DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsigned char *memory) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int g = lane / 4, t = lane % 4;
@@ -407,17 +368,14 @@ DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsi
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const unsigned row = warp * 16 + g + 8 * r;
-        const bool exists = row < work.count * work.sharing;
-        const unsigned token = work.begin + row / work.sharing;
-        const unsigned head = work.kv_head * work.sharing + row % work.sharing;
-        const float *q = operands.q + token * operands.q_stride + head * HEAD_DIM;
+        const bool exists = row < work.rows();
+        const float *q = operands.q_of(work, row);
         open_row(exists ? q : 0, operands.scale, r, t, rows);
         rows.position[r] = 0, rows.first[r] = 1, y[r] = 0;
         rows.span[r] = rows.total[r] = no_softmax();
         if (!exists) continue;
-        y[r] = operands.y + token * operands.y_stride + head * HEAD_DIM + work.part * CHANNELS +
-               2 * t;
-        rows.position[r] = work.query[token * work.query_stride + QUERY_POSITION];
+        y[r] = operands.y_of(work, row) + work.part * CHANNELS + 2 * t;
+        rows.position[r] = work.position(work.begin + row / work.sharing);
         rows.first[r] = first_visible(rows.position[r], operands.window);
         furthest = max(furthest, rows.position[r]), nearest = min(nearest, rows.position[r]);
         latest_first = max(latest_first, rows.first[r]);
@@ -430,7 +388,7 @@ DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsi
 #pragma unroll
         for (int e = 0; e < 4; e++) rows.sum[n][e] = 0.0f;
     const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
-    const bool busy = warp * 16 < work.count * work.sharing;
+    const bool busy = warp * 16 < work.rows();
     bool folded = false;
     begin_tile(work, memory + begin % STAGES * STAGE_BYTES, begin);
     for (unsigned tile = begin; tile < end; tile++) {
@@ -454,100 +412,27 @@ DEVICE void attend_block(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsi
     __syncthreads();
 }
 
-// Bit i: token i begins work of its own, by its slot or by its place among the others.
-DEVICE void find_starts(unsigned *starts, const unsigned *query, size_t stride, unsigned tokens,
-                        unsigned block_tokens) {
-    for (unsigned i = threadIdx.x; i < START_WORDS * 32; i += 32 * WARPS) {
-        bool start = false;
-        if (i < tokens) {
-            const unsigned slot = query[i * stride + QUERY_SLOT];
-            const unsigned before = i ? query[(i - 1) * stride + QUERY_SLOT] : ~slot;
-            start = i % block_tokens == 0 || slot != before;
-        }
-        const unsigned word = __ballot_sync(ALL_LANES, start);
-        if (threadIdx.x % WARP_LANES == 0) starts[i / 32] = word;
-    }
-    __syncthreads();
-}
-
-DEVICE unsigned count_starts(const unsigned *starts) {
-    unsigned count = 0;
-    for (unsigned i = 0; i < START_WORDS; i++) count += __popc(starts[i]);
-    return count;
-}
-
-DEVICE unsigned start_of(const unsigned *starts, unsigned number) {
-    unsigned word = 0;
-    while (number >= __popc(starts[word])) number -= __popc(starts[word++]);
-    unsigned bits = starts[word];
-    while (number--) bits &= bits - 1;
-    return 32 * word + __popc((bits & 0u - bits) - 1);
-}
-
-// The first and the last position that any token of the work sees.
-DEVICE void find_positions(BLOCK_WORK &work, unsigned window) {
-    work.first = 0xFFFFFFFFu, work.last = 0;
-    for (unsigned i = threadIdx.x % WARP_LANES; i < work.count; i += WARP_LANES) {
-        const unsigned position = work.query[(work.begin + i) * work.query_stride + QUERY_POSITION];
-        work.first = min(work.first, first_visible(position, window));
-        work.last = max(work.last, position);
-    }
-    work.first = smallest_of_warp(work.first), work.last = largest_of_warp(work.last);
-}
-
-// The heads of a token that is alone.
-DEVICE void attend_alone(const BLOCK_WORK &work, const HEAD_ROWS &operands, unsigned char *memory) {
-    SPAN_WORK token;
-    token.pages = work.pages, token.kv = work.kv, token.token = work.begin;
-    token.kv_heads = work.kv_heads, token.kv_head = work.kv_head;
-    token.position = work.last, token.first = work.first;
-    for (unsigned first = 0; first < work.sharing; first += HEADS) {
-        token.head = work.kv_head * work.sharing + first;
-        token.heads = min((unsigned)HEADS, work.sharing - first);
-        token.q = operands.q + work.begin * operands.q_stride + token.head * HEAD_DIM;
-        float *y = operands.y + work.begin * operands.y_stride + token.head * HEAD_DIM;
-        attend_token(token, operands.scale, memory, y);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_blocks(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *packet = packet_of(launch, 0);
-    const unsigned tokens = count_of(launch, packet);
-    const unsigned heads = packet->size[FLASH_ATTN_BATCHED_HEADS];
+    unsigned *starts = (unsigned *)(shared + AT_STARTS);
     BLOCK_WORK work;
     HEAD_ROWS operands;
-    work.kv_heads = packet->size[FLASH_ATTN_BATCHED_KV_HEADS];
-    work.sharing = heads / work.kv_heads;
-    work.kv = (U64)operand_at(launch, KV_AT);
-    work.query = (const unsigned *)operand_at(launch, QUERY_AT);
-    work.query_stride = stride_at(launch, QUERY_AT);
-    operands.q = (const float *)operand_at(launch, Q_AT);
-    operands.y = (float *)operand_at(launch, Y_AT);
-    operands.q_stride = stride_at(launch, Q_AT);
-    operands.y_stride = stride_at(launch, Y_AT);
-    operands.window = packet->size[FLASH_ATTN_BATCHED_WINDOW];
-    operands.scale = packet->real[FLASH_ATTN_BATCHED_SCALE];
-    PRECEDING_DONE;
-    unsigned *starts = (unsigned *)(shared + AT_STARTS);
-    find_starts(starts, work.query, work.query_stride, tokens, ROWS / work.sharing);
-    const unsigned runs = count_starts(starts), each = work.kv_heads * CHANNEL_PARTS;
+    const unsigned runs =
+        open_work(launch, packet, ROWS, starts, WARPS * WARP_LANES, work, operands);
+    const unsigned tokens = count_of(launch, packet), each = work.kv_heads * CHANNEL_PARTS;
     for (unsigned unit = blockIdx.x; unit < runs * each; unit += gridDim.x) {
-        // Those that see most come first.
-        work.begin = start_of(starts, runs - 1 - unit / each);
         work.kv_head = unit % each / CHANNEL_PARTS, work.part = unit % CHANNEL_PARTS;
-        work.count = 1;
-        for (unsigned i = work.begin + 1; i < tokens && !(starts[i / 32] >> i % 32 & 1); i++)
-            work.count++;
-        find_positions(work, operands.window);
-        const unsigned slot = work.query[work.begin * work.query_stride + QUERY_SLOT];
-        work.pages =
-            (const unsigned *)operand_at(launch, PAGES_AT) + slot * stride_at(launch, PAGES_AT);
+        // Those that see most come first.
+        open_run(work, starts, runs - 1 - unit / each, tokens, operands.window);
+        work.pages = pages_of(launch, work);
         if (work.count > 1)
             attend_block(work, operands, shared);
         else if (work.part == 0)
-            attend_alone(work, operands, shared);
+            for_heads_of_token(work, operands, [&](SPAN_WORK &token, float *y) {
+                attend_token(token, operands.scale, shared, y);
+            });
     }
 }

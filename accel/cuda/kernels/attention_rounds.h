@@ -9,6 +9,11 @@
 
 #include "attention_group.h"
 
+// Of the warps that take the token.
+#ifndef TOKEN_BARRIER
+#define TOKEN_BARRIER __syncthreads()
+#endif
+
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
 
@@ -49,13 +54,13 @@ DEVICE void attend_token(const SPAN_WORK &work, float scale, unsigned char *memo
 #pragma unroll 1
     for (unsigned tile = begin; tile < end; tile += GROUPS, stage = 1 - stage) {
         await_parts<0>();
-        __syncthreads();
+        TOKEN_BARRIER;
         const unsigned next = (tile + GROUPS) * KV_TILE + own;
         begin_page(work, next, group_record(memory, (1 - stage) * GROUPS + group, page), lane);
         if (tile + group < end)
             attend_copied_tile(work, (tile + group) * KV_TILE, memory, stage, group, group, page,
                                lane);
-        __syncthreads();
+        TOKEN_BARRIER;
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
@@ -70,7 +75,7 @@ DEVICE void attend_token(const SPAN_WORK &work, float scale, unsigned char *memo
         if (broken_query(memory, i / HEAD_DIM)) channel[n].all.total = nan_value();
         y[i] = attention_output(channel[n].sum, channel[n].all.total);
     }
-    __syncthreads();
+    TOKEN_BARRIER;
 }
 
 #endif

@@ -102,4 +102,63 @@ DEVICE void await_stage(COPY_BARRIER *barrier, unsigned phase) { await_copy<1>(b
 GROUP_PRODUCTS(multiply_group, "u8")
 GROUP_PRODUCTS(multiply_signed_group, "s8")
 
+// The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that need not have
+// had values, `add_` adds to them.
+#define GROUP_SUMS(NAME, KIND)                                                               \
+    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "0") : GROUP_SUM_PLACES("=r", 0)                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "1") : GROUP_SUM_PLACES("+r", 0)                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void set_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "0")                                            \
+                     : GROUP_SUM_PLACES("=r", 0), GROUP_SUM_PLACES("=r", 16)                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }                                                                                        \
+    DEVICE void add_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "1")                                            \
+                     : GROUP_SUM_PLACES("+r", 0), GROUP_SUM_PLACES("+r", 16)                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+    }
+#define GROUP_SUM_TEXT_32(KIND, MORE)                           \
+    "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"             \
+    "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND " "      \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, " \
+    "{%16,%17,%18,%19}, %20, p; }"
+#define GROUP_SUM_TEXT_64(KIND, MORE)                                     \
+    "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"                       \
+    "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND " "                \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
+    "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "              \
+    "{%32,%33,%34,%35}, %36, p; }"
+#define GROUP_SUM_PLACES(USE, i)                                                                  \
+    USE(sum[i]), USE(sum[i + 1]), USE(sum[i + 2]), USE(sum[i + 3]), USE(sum[i + 4]),              \
+        USE(sum[i + 5]), USE(sum[i + 6]), USE(sum[i + 7]), USE(sum[i + 8]), USE(sum[i + 9]),      \
+        USE(sum[i + 10]), USE(sum[i + 11]), USE(sum[i + 12]), USE(sum[i + 13]), USE(sum[i + 14]), \
+        USE(sum[i + 15])
+GROUP_SUMS(signed_sums, "s8.s8")
+GROUP_SUMS(mixed_sums, "s8.u8")
+GROUP_SUMS(sums, "u8.s8")
+GROUP_SUMS(unsigned_sums, "u8.u8")
+
+// Returns when all have arrived, see `have_arrived`.
+DEVICE void await_arrivals(unsigned long long *place, unsigned turn) {
+    await_copy<1>(place, turn);
+}
+// A barrier of the first so many threads of the block; its id is that of no group.
+template <int threads> DEVICE void part_barrier() {
+    asm volatile("bar.sync 15, %0;" ::"n"(threads) : "memory");
+}
+
+// Registers of a thread from here on, by all threads of the group; the block has as many as before.
+template <int count> DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count> DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
 #endif

@@ -99,16 +99,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         tally.count[bin] = tally.enough[bin] = tally.low[bin] = tally.high[bin] = 0;
     __syncthreads();
     const unsigned begin = blockIdx.x * row.part_size(), end = row.part_end(blockIdx.x);
-#pragma unroll 4
-    for (unsigned id = begin + threadIdx.x; id < end; id += THREADS) {
-        const float value = row.values[id];
-        const unsigned weight = row.weight_at(value);
-        if (weight == 0) continue;
-        const unsigned bin = row.bin_of(value);
-        atomicAdd(tally.count + bin, 1u);
-        atomicAdd(tally.low + bin, weight & HALF_WEIGHT);
-        atomicAdd(tally.high + bin, weight >> HALF_WEIGHT_BITS);
-        if (row.is_enough(weight)) atomicAdd(tally.enough + bin, 1u);
+    for (unsigned base = begin; base < end; base += LOADED * THREADS) {
+        float value[LOADED];
+        load_values(row, base, end, value);
+#pragma unroll 1
+        for (int i = 0; i < LOADED; i++) {
+            const unsigned id = base + i * THREADS + threadIdx.x;
+            const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
+            const unsigned bin = row.bin_of(value[0]);
+            shift_values(value);
+            if (weight == 0) continue;
+            atomicAdd(tally.count + bin, 1u);
+            atomicAdd(tally.low + bin, weight & HALF_WEIGHT);
+            atomicAdd(tally.high + bin, weight >> HALF_WEIGHT_BITS);
+            if (row.is_enough(weight)) atomicAdd(tally.enough + bin, 1u);
+        }
     }
     __syncthreads();
     TALLY &of_row = row.state->tally;

@@ -21,29 +21,21 @@ struct PREFIX_END {
     }
 };
 
-// Sums over all threads; every one gets them. `room` has two for each warp, of which calls in `turn`
-// take one: so one barrier is enough.
-DEVICE SUMS sums_of_all(SUMS mine, SUMS *room, unsigned turn) {
-#pragma unroll
-    for (int lanes = WARP_LANES / 2; lanes; lanes /= 2)
-        mine = plus(mine, {__shfl_xor_sync(ALL_LANES, mine.weight, lanes),
-                           __shfl_xor_sync(ALL_LANES, mine.count, lanes),
-                           __shfl_xor_sync(ALL_LANES, mine.enough, lanes)});
-    room += turn % 2 * WARPS;
-    if (threadIdx.x % WARP_LANES == 0) room[threadIdx.x / WARP_LANES] = mine;
-    __syncthreads();
-    SUMS all = {0, 0, 0};
-#pragma unroll
-    for (unsigned i = 0; i < WARPS; i++) all = plus(all, room[i]);
-    return all;
-}
+// As many pieces as there are threads of what the end of a prefix may be in, with what they weigh in two
+// halves; the piece that has it, and what is before that one.
+struct PIECES {
+    unsigned low[THREADS], high[THREADS];
+    U64 before;
+    unsigned found;
+};
 
 // The list of a row, in shared memory where it has room; keys are between `least` and `most`.
 struct LIST {
     const SAMPLED &row;
     LISTED *near;
     SUMS *room;
-    unsigned count, least, most, turn;
+    PIECES &pieces;
+    unsigned count, least, most;
 
     __device__ __forceinline__ LISTED load(unsigned i) const {
         const unsigned id = load_shared_word(row.ids + i);
@@ -69,37 +61,65 @@ struct LIST {
         least = ~least;
         __syncthreads();
     }
-    // Sums over the tokens of a set that have a larger key, or the same and an id below `end_id`;
-    // every thread gets them.
-    __device__ __forceinline__ SUMS before(unsigned set, unsigned key, unsigned end_id) {
-        SUMS mine = {0, 0, 0};
+    // Sums over the tokens of a set in a prefix; every thread gets them.
+    __device__ __forceinline__ SUMS within(unsigned set, const PREFIX_END &end) const {
+        SUMS mine = {0, 0, 0}, all;
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < count; i += THREADS) {
             const LISTED one = at(i);
-            const bool comes = one.key > key || (one.key == key && (one.id & ID_BITS) < end_id);
-            if (comes && one.id & set)
+            if (one.id & set && end.holds(one.key, one.id & ID_BITS))
                 mine = plus(mine, {one.weight, 1u, row.is_enough(one.weight)});
         }
-        return sums_of_all(mine, room, turn++);
+        sums_before(mine, room, all);
+        return all;
     }
     // The prefix of those of a set that have less than `bound` before them, `base` outside of the set:
-    // of weight or of tokens. The first has. One loop, first over keys, then over ids among equal ones
-    // unless all of those have.
+    // of weight or of tokens. The first has. By keys, from the largest on, then by ids of the last key.
     __device__ __forceinline__ PREFIX_END end(unsigned set, bool by_weight, U64 base, U64 bound) {
-        unsigned key = least, largest = most, id = 0, end_id = row.vocab + 1;
-        while (true) {
-            const bool by_key = key < largest;
-            if (!by_key && end_id - id <= 1) return {key, id};
-            const unsigned middle = by_key               ? key + (largest - key) / 2
-                                    : end_id > row.vocab ? row.vocab
-                                                         : id + (end_id - id) / 2;
-            const SUMS sums = before(set, by_key ? middle : key, by_key ? 0u : middle);
-            const bool below = base + (by_weight ? sums.weight : sums.count) < bound;
-            if (by_key)
-                below ? largest = middle : key = middle + 1;
-            else
-                below ? id = middle : end_id = middle;
+        unsigned key = 0, first = ~most, last = ~least;
+#pragma unroll 1
+        for (int by_id = 0; by_id < 2; by_id++) {
+#pragma unroll 1
+            while (true) {
+                const unsigned shift = 32 - __clz((int)((last - first) / THREADS));
+                if (!is_narrowed(set, by_weight, by_id, key, first, last, shift, base, bound))
+                    return {least, ID_BITS};
+                last -= first;
+                first += pieces.found << shift;
+                last = first + min(last - (pieces.found << shift), (1u << shift) - 1u);
+                base = pieces.before;
+                if (shift == 0) break;
+            }
+            if (by_id) break;
+            key = ~first, first = 0, last = row.vocab - 1;
         }
+        return {key, first};
+    }
+    // Which of the pieces 2^shift apart of keys or, of one key, of ids has the end; false where none.
+    __device__ __forceinline__ bool is_narrowed(unsigned set, bool by_weight, bool by_id, unsigned key,
+                                                unsigned first, unsigned last, unsigned shift,
+                                                U64 base, U64 bound) {
+        __syncthreads();
+        pieces.low[threadIdx.x] = pieces.high[threadIdx.x] = 0;
+        if (threadIdx.x == 0) pieces.found = THREADS;
+        __syncthreads();
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+            const LISTED one = at(i);
+            const unsigned place = (by_id ? one.id & ID_BITS : ~one.key) - first;
+            if (!(one.id & set) || (by_id && one.key != key) || place > last - first) continue;
+            const unsigned own = by_weight ? one.weight : 1u;
+            atomicAdd(pieces.low + (place >> shift), own & HALF_WEIGHT);
+            if (by_weight) atomicAdd(pieces.high + (place >> shift), own >> HALF_WEIGHT_BITS);
+        }
+        __syncthreads();
+        const U64 own = ((U64)pieces.high[threadIdx.x] << HALF_WEIGHT_BITS) + pieces.low[threadIdx.x];
+        SUMS all;
+        const U64 before = base + sums_before({own, 0, 0}, room, all).weight;
+        if (before < bound && bound <= before + own)
+            pieces.found = threadIdx.x, pieces.before = before;
+        __syncthreads();
+        return pieces.found < THREADS;
     }
 };
 
@@ -127,7 +147,7 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &boun
                                       : max(of_count.enough, 1u);
         const PREFIX_END found = list.end(set, rule == 1, base, bound);
         if (rule == 0)
-            of_count = plus(bounds.above_cut, list.before(set, found.key, found.last_id + 1));
+            of_count = plus(bounds.above_cut, list.within(set, found));
         end = shorter(end, found);
     }
     return end;
@@ -136,7 +156,8 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &boun
 // Adds what is kept of the list to the weights of parts, and draws: the part that has the token and
 // what of its weight comes before.
 struct DRAWN {
-    SUMS room[2 * WARPS];
+    SUMS room[WARPS];
+    PIECES pieces;
     unsigned low[PARTS], high[PARTS];
     U64 weight[PARTS], target;
     unsigned part;
@@ -217,28 +238,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned lane = threadIdx.x % WARP_LANES, part = blockIdx.x;
     const unsigned begin = part * row.part_size(), end = row.part_end(part);
     SUMS above = {0, 0, 0}, all;
-#pragma unroll 2
-    for (unsigned base = begin; base < end; base += THREADS) {
-        const unsigned id = base + threadIdx.x;
-        const float value = id < end ? row.values[id] : 0.0f;
-        const unsigned weight = id < end ? row.weight_at(value) : 0u;
-        const unsigned bin = weight ? row.bin_of(value) : NO_BIN;
-        if (bin < bounds.first) above.weight += weight;
-        unsigned sets = 0;
-        if (bin >= bounds.first && bin <= bounds.last && bin < NO_BIN) sets |= INSIDE;
-        if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
-        const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
-        if (listed == 0) continue;
-        unsigned place = 0;
-        if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
-        place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
-        if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+    for (unsigned base = begin; base < end; base += LOADED * THREADS) {
+        float value[LOADED];
+        load_values(row, base, end, value);
+#pragma unroll 1
+        for (int i = 0; i < LOADED; i++) {
+            const unsigned id = base + i * THREADS + threadIdx.x;
+            const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
+            const unsigned bin = weight ? row.bin_of(value[0]) : NO_BIN;
+            shift_values(value);
+            if (bin < bounds.first) above.weight += weight;
+            unsigned sets = 0;
+            if (bin >= bounds.first && bin <= bounds.last && bin < NO_BIN) sets |= INSIDE;
+            if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
+            const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
+            if (listed == 0) continue;
+            unsigned place = 0;
+            if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
+            place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
+            if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+        }
     }
     sums_before(above, drawn.room, all);
     if (threadIdx.x == 0) state->above[part] = all.weight;
     if (!comes_last(state, (unsigned *)shared)) return;
-    LIST list = {row, (LISTED *)(shared + sizeof(DRAWN)), drawn.room,
-                 load_shared_word(&state->listed), 0u, 0u, 0u};
+    LIST list = {row, (LISTED *)(shared + sizeof(DRAWN)), drawn.room, drawn.pieces,
+                 load_shared_word(&state->listed), 0u, 0u};
     list.fill();
     const PREFIX_END kept = end_of_kept(row, list, bounds);
     draw_part(row, list, kept, drawn);

@@ -81,6 +81,21 @@ struct SAMPLED {
     }
 };
 
+// Values of the tokens from `base` on that a thread looks at, one after the other: asked for at once, and
+// looked at by one text.
+#define LOADED 5
+DEVICE void load_values(const SAMPLED &row, unsigned base, unsigned end, float (&value)[LOADED]) {
+#pragma unroll
+    for (int i = 0; i < LOADED; i++) {
+        const unsigned id = base + i * THREADS + threadIdx.x;
+        value[i] = id < end ? row.values[id] : 0.0f;
+    }
+}
+DEVICE void shift_values(float (&value)[LOADED]) {
+#pragma unroll
+    for (int i = 0; i + 1 < LOADED; i++) value[i] = value[i + 1];
+}
+
 // What sample_part.k found; every thread gets it. `room` has BEST_WORDS words for each warp.
 DEVICE BEST best_of_records(ADDRESS records, unsigned count, unsigned *room) {
     BEST best = nothing_seen();

@@ -14,23 +14,22 @@ DEVICE float4 plus(const float4 &a, const float4 &b) {
     return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// Row `token` of x: the left fold over spans (rule R3), then the bias, then the residual.
-DEVICE void fold_row(const LAUNCH &launch, unsigned token, unsigned tokens, unsigned rows,
-                     const float *spans, float *x) {
+// Four values of row `token` of x from column `row` on: the left fold over spans (rule R3), then the bias,
+// then the residual.
+DEVICE float4 fold_four(const LAUNCH &launch, unsigned token, unsigned tokens, unsigned rows,
+                        const float *spans, unsigned row) {
     const float *bias = (const float *)operand_at(launch, BIAS);
     const float *residual =
         (const float *)operand_at(launch, RESIDUAL) + token * stride_at(launch, RESIDUAL);
-    for (unsigned row = threadIdx.x * 4; row < rows; row += blockDim.x * 4) {
-        const float *value = spans + (size_t)token * rows + row;
-        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-        // All of them asked for before the first is waited for.
+    const float4 own = *(const float4 *)(residual + row);
+    const float *value = spans + (size_t)token * rows + row;
+    float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+    // All of them asked for before the first is waited for.
 #pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
-        for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
-            total = plus(total, *(const float4 *)value);
-        if (bias) total = plus(total, *(const float4 *)(bias + row));
-        *(float4 *)(x + row) = plus(*(const float4 *)(residual + row), total);
-    }
-    __syncthreads();
+    for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
+        total = plus(total, *(const float4 *)value);
+    if (bias) total = plus(total, *(const float4 *)(bias + row));
+    return plus(own, total);
 }
 
 #endif

@@ -13,6 +13,7 @@ extern "C" __global__ void unit_fold(U64 scratch, U64 inputs, const __grid_const
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x)
-        fold_row(launch, token, tokens, rows, (const float *)workspace,
-                 (float *)operand_at(launch, Y) + token * stride_at(launch, Y));
+        for (unsigned row = threadIdx.x * 4; row < rows; row += blockDim.x * 4)
+            *(float4 *)((float *)operand_at(launch, Y) + token * stride_at(launch, Y) + row) =
+                fold_four(launch, token, tokens, rows, (const float *)workspace, row);
 }

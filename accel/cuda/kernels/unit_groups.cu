@@ -9,6 +9,9 @@
 // there is a GATE, two warps of a group take rows of the first matrix and two the same rows of the
 // second, and y is the gated activation of both.
 //
+// Where it is FOLLOWED, the launch behind reads the same tokens and runs BESIDE it, on multiprocessors
+// that it leaves empty: that one may begin when what both read is there, and ends behind this one.
+//
 // FORMAT_ID is Q4_K, Q5_K or Q6_K; a share has STAGES units in shared memory. Where there are
 // WARP_PRODUCTS each warp multiplies by itself: with 16 tokens a product of a group takes as long as
 // with 64. Compiled with the
@@ -203,7 +206,8 @@ DEVICE void begin_rows(const GROUP_WORK &work, const STAGE_RING &ring, unsigned 
     const bool first = threadIdx.x % WARP_LANES == 0;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_weights(work, step, unit_of(work, group, step), warp);
-    PRECEDING_DONE;
+    if (!BESIDE) PRECEDING_DONE;
+    if (FOLLOWED) FOLLOWING_MAY_START;
     for (unsigned step = 0; first && step < min(steps, (unsigned)STAGES); step++)
         ring.fetch_tokens(work, step, unit_of(work, group, step), warp);
     __syncwarp();
@@ -394,9 +398,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
     if (PARTS > 1) result.y = (float *)workspace;
-    FOLLOWING_MAY_START;
-    if (work.first_token < work.tokens)
-        multiply_rows(work, result, shared);
-    else
-        PRECEDING_DONE;
+    if (!FOLLOWED) FOLLOWING_MAY_START;
+    const bool any = work.first_token < work.tokens;
+    if (any) multiply_rows(work, result, shared);
+    if (BESIDE || !any) PRECEDING_DONE;
 }

@@ -1,55 +1,88 @@
-// Rows of activations, normalized first or not, as the integers unit_matrix.cu and unit_groups.cu
-// read: a block takes one token at a time or, where nothing needs the whole row, WARPS units of one,
-// the first ones those of blockIdx.y = 0. They go where quantize_activation's would, in eights of
-// tokens (unit_product.h).
+// Rows of activations, normalized first or not, as the integers unit_matrix.cu, unit_groups.cu and
+// unit_spans.cu read: PIECES blocks take a token, WARPS times HELD_UNITS units each. They go where
+// quantize_activation's would, in eights of tokens (unit_product.h).
 //
-// Compiled with WARPS, HELD_UNITS (activations.h) and the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE,
-// SUMS. NORM and QUANTIZE are numbers of packets, NORM -1 where there is none. FOLDED is the packet of a
-// product of whose columns unit_groups.cu left SPANS in the workspace, or -1: x is then made first, of their sum, BIAS and
-// RESIDUAL.
+// Compiled with the places of operands as packets.h has them: X, NORM_WEIGHT, M, SCALE, SUMS. NORM and
+// QUANTIZE are numbers of packets, NORM -1 where there is none; else the PIECES are a cluster of CLUSTER
+// blocks, which is 1 without a norm. FOLDED is the packet of a product of whose columns unit_groups.cu left
+// SPANS in the workspace, or -1: x is then made first, of their sum, BIAS and RESIDUAL.
 
+#include "clusters.h"
 #include "activations.h"
 #include "packets.h"
 #include "span_fold.h"
 
-#define WHOLE_ROWS (NORM >= 0 || FOLDED >= 0)
+// Eight values of a lane of a row of x.
+DEVICE EIGHT row_eight(const LAUNCH &launch, U64 workspace, unsigned token, unsigned tokens,
+                       unsigned columns, float *row, unsigned unit, int lane) {
+#if FOLDED >= 0
+    // Columns are whole units.
+    if (unit * UNIT_COLUMNS >= columns) return EIGHT{};
+    const unsigned column = unit * UNIT_COLUMNS + 4 * lane;
+    const float *spans = (const float *)workspace;
+    const float4 a = fold_four(launch, token, tokens, columns, spans, column);
+    const float4 b = fold_four(launch, token, tokens, columns, spans, column + 128);
+    *(float4 *)(row + column) = a, *(float4 *)(row + column + 128) = b;
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+#else
+    return load_eight(row, unit, columns, lane);
+#endif
+}
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES)
     unit_pack(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
-    extern __shared__ __align__(128) unsigned char shared[];
+    BLOCK_MEMORY(shared);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *quantize = packet_of(launch, QUANTIZE);
     const unsigned tokens = count_of(launch, quantize);
     const unsigned columns = quantize->size[QUANTIZE_ACTIVATION_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    const unsigned first_unit = blockIdx.y * WARPS;
-    const unsigned own_units = WHOLE_ROWS ? units : min(units - first_unit, WARPS);
+    const int lane = threadIdx.x % WARP_LANES;
+    const unsigned first = blockIdx.x % PIECES * (WARPS * HELD_UNITS) + threadIdx.x / WARP_LANES;
+    const float *norm_weight = (const float *)operand_at(launch, NORM_WEIGHT);
+    float *squares = (float *)shared;
     FOLLOWING_MAY_START;
+    EIGHT held[HELD_UNITS], weight[HELD_UNITS];
+#pragma unroll
+    for (int i = 0; i < HELD_UNITS; i++)
+        weight[i] = norm_weight ? load_eight(norm_weight, first + i * WARPS, columns, lane) : EIGHT{};
+    if (NORM >= 0) begin_meeting();
     PRECEDING_DONE;
-    for (unsigned token = blockIdx.x; token < tokens; token += gridDim.x) {
-        const size_t first = (size_t)(token / 8 * 8) * units + first_unit * 8;
+    for (unsigned token = blockIdx.x / PIECES; token < tokens; token += gridDim.x / PIECES) {
+        const size_t eight = (size_t)(token / 8 * 8) * units;
         const unsigned place = token % 8;
         const ACTIVATIONS x = {
-            operand_at(launch, M) + first * UNIT_PLANES + place * 16,
-            (short *)operand_at(launch, SUMS) + first * UNIT_SUMS + place * UNIT_SUMS,
-            (float *)operand_at(launch, SCALE) + first + place,
-            own_units,
+            operand_at(launch, M) + eight * UNIT_PLANES + place * 16,
+            (short *)operand_at(launch, SUMS) + eight * UNIT_SUMS + place * UNIT_SUMS,
+            (float *)operand_at(launch, SCALE) + eight + place,
+            units,
             true,
         };
-        const size_t stride = stride_at(launch, X);
-        const FLOAT_ROWS<> rows = {
-            (const float *)operand_at(launch, X) + token * stride + first_unit * UNIT_COLUMNS,
-            stride,
-            (const float *)operand_at(launch, NORM_WEIGHT),
-            NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
-            columns - first_unit * UNIT_COLUMNS,
-            1,
-        };
-        ROW_QUANTIZER<WARPS, (NORM >= 0)> quantizer(x, rows);
-        quantizer.load_weights(threadIdx.x / WARP_LANES);
-#if FOLDED >= 0
-        fold_row(launch, token, tokens, columns, (const float *)workspace, (float *)rows.x);
-#endif
-        quantizer.run((float *)shared);
+        float *row = (float *)operand_at(launch, X) + token * stride_at(launch, X);
+#pragma unroll
+        for (int i = 0; i < HELD_UNITS; i++)
+            held[i] = row_eight(launch, workspace, token, tokens, columns, row, first + i * WARPS,
+                                lane);
+        if (NORM >= 0) {
+            end_meeting();
+#pragma unroll
+            for (int i = 0; i < HELD_UNITS; i++) {
+                const float square = sum_of_squares(held[i], lane);
+                if (first + i * WARPS < units) tell_cluster(squares + first + i * WARPS, square, lane);
+            }
+            begin_meeting();
+            end_meeting();
+            const float eps = NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f;
+            const float mean = __fdiv_rn(fold_units(squares, units, 1), (float)columns);
+            const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll
+            for (int i = 0; i < HELD_UNITS; i++)
+                normalize_eight(held[i], r, norm_weight != 0, weight[i]);
+            begin_meeting();
+        }
+#pragma unroll
+        for (int i = 0; i < HELD_UNITS; i++)
+            quantize_unit(x, first + i * WARPS, lane, held[i], first + i * WARPS < units);
     }
+    if (NORM >= 0) end_meeting();
 }

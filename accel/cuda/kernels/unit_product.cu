@@ -8,11 +8,14 @@
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
 // matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
-// HELD_UNITS as in activations.h; WHOLE_ROWS where a row is ONE_ROW's, NORM_UNITS its `normal`.
+// HELD_UNITS as in activations.h. CLUSTER blocks share the activations: each makes those of
+// OWN_TOKENS tokens. Where WHOLE_ROWS, a team of warps makes each of them as ONE_ROW's, NORM_UNITS its `normal`.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "gate.h"
+#include "clusters.h"
 #include "packets.h"
+#include "peer_rows.h"
 #include "unit_stream.h"
 
 #define PAIRED (GATE >= 0)
@@ -21,6 +24,8 @@ typedef FORMATS<FIRST> PRODUCT_FORMATS;
 #else
 typedef FORMATS<FIRST, SECOND> PRODUCT_FORMATS;
 #endif
+#define OWN_TOKENS (TOKENS / CLUSTER)
+#define TEAM_WARPS (WHOLE_ROWS ? WARPS / OWN_TOKENS : WARPS)
 typedef SHAPE<WARPS, SLOTS, TOKENS, MATRICES, PRODUCT_FORMATS> PRODUCT_SHAPE;
 
 struct RESULT {
@@ -62,20 +67,20 @@ struct OUTPUTS {
 };
 
 // Places of one matrix' operands.
-DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, UNIT_MATRIX &matrix,
-                        RESULT &result) {
+DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
+                        UNIT_WORK<MATRICES> &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);
     result.rows = product->size[MATMUL_ROWS];
     result.y = (float *)operand_at(launch, y);
     result.bias = (const float *)operand_at(launch, b);
     result.stride = stride_at(launch, y);
-    matrix.units = operand_at(launch, w);
-    matrix.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    work.matrix[number] = operand_at(launch, w);
+    work.tiles[number] = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES, 1)
     unit_product(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
-    extern __shared__ __align__(128) unsigned char shared[];
+    BLOCK_MEMORY(shared);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     FOLLOWING_MAY_START;
     const PACKET *product = packet_of(launch, PRODUCT);
@@ -89,15 +94,15 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     }
     const int own = min(tokens - outputs.first_token, TOKENS);
     UNIT_WORK<MATRICES> work;
-    open_matrix(launch, 0, W0, B0, Y0, work.matrix[0], outputs.result[0]);
+    open_matrix(launch, 0, W0, B0, Y0, work, outputs.result[0]);
 #if MATRICES > 1
-    open_matrix(launch, 1, W1, B1, Y1, work.matrix[1], outputs.result[1]);
+    open_matrix(launch, 1, W1, B1, Y1, work, outputs.result[1]);
 #endif
 #if MATRICES > 2
-    open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
+    open_matrix(launch, 2, W2, B2, Y2, work, outputs.result[2]);
 #endif
 #if MATRICES > 3
-    open_matrix(launch, 3, W3, B3, Y3, work.matrix[3], outputs.result[3]);
+    open_matrix(launch, 3, W3, B3, Y3, work, outputs.result[3]);
 #endif
     work.formats = NUMBERS;
     work.prepare(columns, PAIRED);
@@ -113,22 +118,27 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     list.begin(work, memory, threadIdx.x / WARP_LANES);
 #if X >= 0
     const size_t stride = stride_at(launch, X);
+    const PEER_ROWS<CLUSTER, TOKENS> shares(memory.x, own, memory.peers);
+    shares.begin();
+    const unsigned team = OWN_TOKENS == 1 ? 0 : threadIdx.x / (TEAM_WARPS * WARP_LANES);
     const FLOAT_ROWS<> rows = {
-        (const float *)operand_at(launch, X) + outputs.first_token * stride,
+        (const float *)operand_at(launch, X) + (outputs.first_token + shares.first + team) * stride,
         stride,
         (const float *)operand_at(launch, NORM_WEIGHT),
         NORM >= 0 ? packet_of(launch, NORM)->real[RMS_NORM_EPS] : 0.0f,
         columns,
-        (unsigned)own,
+        WHOLE_ROWS ? (unsigned)(team < shares.mine) : shares.mine,
     };
+    const ACTIVATIONS own_x = from_token(shares.x, team);
 #if WHOLE_ROWS
-    ONE_ROW<WARPS, (NORM >= 0), STANDING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows);
+    ONE_ROW<TEAM_WARPS, (NORM >= 0), NORM_UNITS, HELD_UNITS> quantizer(own_x, rows);
 #else
-    ROW_QUANTIZER<WARPS, (NORM >= 0), TOKENS == 1> quantizer(memory.x, rows);
+    ROW_QUANTIZER<WARPS, (NORM >= 0), OWN_TOKENS == 1> quantizer(own_x, rows);
 #endif
     quantizer.load_weights();
     PRECEDING_DONE;
-    quantizer.run(memory.squares);
+    quantizer.run(memory.squares + team * work.units);
+    shares.exchange();
 #else
     const INTEGER_ROWS rows = {
         (const unsigned *)operand_at(launch, M) + outputs.first_token * (stride_at(launch, M) / 2),
@@ -143,4 +153,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     take_rows<WARPS>(memory.x, rows);
 #endif
     stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
+#if X >= 0
+    shares.end();
+#endif
 }

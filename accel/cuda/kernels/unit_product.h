@@ -144,7 +144,7 @@ template <int dtype> DEVICE int half_block_factor(const unsigned char *scales, i
 }
 
 // One row's value for one token: sums of products q m by sub-block, of m, the activation's scale.
-// `sub` has 8 sums, of 16 columns 16; zeros of codes are still in them.
+// `sub` has 8 sums, of 16 columns 16; zeros of codes are still in them. Q4_K, Q5_K and Q6_K: four_sums.h.
 template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, const int *sub,
                                             const short *sums, float scale) {
     typedef UNIT_FORMAT<dtype> FORMAT;
@@ -166,25 +166,6 @@ template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, 
         return segment * scale;
     }
     int j = 0, p = 0;
-    if (dtype == FORMAT_Q4_K || dtype == FORMAT_Q5_K) {
-        const uint4 header = vector_at(scales);
-        unsigned factor[2], minimum[2];
-        six_bit_pairs(header, factor, minimum);
-        int shifted_j = 0;
-#pragma unroll
-        for (int b = 0; b < 8; b++) {
-            const int m = sums[sum_place(2 * b)] + sums[sum_place(2 * b + 1)];
-            const int product = byte_of(factor[b / 4], b % 4) * sub[b];
-            if (b % 2)
-                shifted_j += product;
-            else
-                j += product;
-            p += byte_of(minimum[b / 4], b % 4) * m;
-        }
-        j += shifted_j >> FORMAT::odd_shift;
-        const float d = half_bits(header.x & 0xFFFFu), d_min = half_bits(header.x >> 16);
-        return (d * (float)j - d_min * (float)p) * scale;
-    }
     if (dtype == FORMAT_IQ4_XS) {
 #pragma unroll
         for (int b = 0; b < 8; b++) j += iq4_xs_factor(scales, b) * sub[b];
@@ -202,7 +183,7 @@ template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, 
 }
 
 // Values of rows g and g + 8 of a unit for token t of up to four, `tokens` of which exist: lane
-// (g, t) gets what it stores. Every sub-block has a product of its own.
+// (g, t) gets what it stores. Every sub-block has a product of its own. Q4_K, Q5_K and Q6_K: four_sums.h.
 template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit,
                                                        const ACTIVATIONS &x, unsigned index,
                                                        int tokens, int lane, float (&value)[2]) {

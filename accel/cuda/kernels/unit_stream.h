@@ -6,6 +6,7 @@
 #define UNIT_STREAM_H
 
 #include "activations.h"
+#include "four_sums.h"
 
 #define MOST_TILE_SLOTS 8
 
@@ -32,18 +33,13 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
     }
 };
 
-// One matrix of units; `tiles` of 16 rows.
-struct UNIT_MATRIX {
-    const unsigned char *units;
-    unsigned tiles;
-};
-
-// What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
-// whose tiles belong together. A tile is `steps` chunks, of a pair first all of one and then of the
-// other; `own` tiles are the block's. `formats` has four bits a matrix.
+// What one launch multiplies: matrices of units, `tiles` of 16 rows each, one after the other or,
+// `paired`, two of equal shape whose tiles belong together. A tile is `steps` chunks, of a pair first
+// all of one and then of the other; `own` tiles are the block's. `formats` has four bits a matrix.
 template <int most> struct UNIT_WORK {
-    UNIT_MATRIX matrix[most];
-    unsigned units, chunks, steps, own, formats;
+    const unsigned char *matrix[most];
+    unsigned tiles[most];
+    unsigned units, steps, own, formats;
     bool paired;
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
@@ -51,13 +47,13 @@ template <int most> struct UNIT_WORK {
     __device__ __forceinline__ void prepare(unsigned columns, bool paired_) {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
-        chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        const unsigned chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
         steps = paired ? 2 * chunks : chunks;
-        unsigned tiles = matrix[0].tiles;
+        unsigned all = tiles[0];
 #pragma unroll
         for (int i = 1; i < most; i++)
-            if (!paired) tiles += matrix[i].tiles;
-        own = tiles > blockIdx.x ? (tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
+            if (!paired) all += tiles[i];
+        own = all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
     }
     // Chunks of the block that a warp computes, every `warps`-th.
     __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
@@ -75,13 +71,13 @@ template <int most> struct PLACE {
         local = local_, step = step_;
         in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
         if (work.paired) {
-            if (step >= work.chunks) matrix = 1, unit -= work.chunks * CHUNK_UNITS;
+            const unsigned chunks = work.steps / 2;
+            if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
             return;
         }
 #pragma unroll
         for (int i = 0; i + 1 < most; i++)
-            if (matrix == i && in_matrix >= work.matrix[i].tiles)
-                in_matrix -= work.matrix[i].tiles, matrix++;
+            if (matrix == i && in_matrix >= work.tiles[i]) in_matrix -= work.tiles[i], matrix++;
     }
     __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
@@ -106,6 +102,7 @@ template <class S> struct STREAM_MEMORY {
     COPY_BARRIER *barriers;
     unsigned long long *arrived;
     unsigned *folded;
+    COPY_BARRIER *peers;  // where there are two, for alignment
     float *values, *squares;
     ACTIVATIONS x;
     unsigned tile_units, slot_bits;
@@ -120,7 +117,8 @@ template <class S> struct STREAM_MEMORY {
         barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
         arrived = (unsigned long long *)(barriers + S::warps * S::slots);
         folded = (unsigned *)(arrived + MOST_TILE_SLOTS);
-        x.planes = (unsigned char *)(folded + MOST_TILE_SLOTS);
+        peers = (COPY_BARRIER *)(folded + MOST_TILE_SLOTS);
+        x.planes = (unsigned char *)(peers + 2);
         x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
         values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
         x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
@@ -150,13 +148,27 @@ template <class S> struct STREAM_MEMORY {
 
 DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
 
-// Whether the warp is the one that folds the tile: warps that have one of its last steps take turns.
-// Were it the warp that comes last, it would be late with the next tile for that and come last again.
-template <class S>
-DEVICE bool folds_tile(const UNIT_WORK<S::matrices> &work, const PLACE<S::matrices> &at) {
-    const unsigned turn = at.local % MOST_TILE_SLOTS, latest = min(work.steps, (unsigned)S::warps);
-    return at.step + 1 + min(turn, latest - 1) == work.steps;
-}
+// Warps that fold a tile: those that have its last steps take turns. Were it the warp that comes last, it
+// would be late with the next tile for that and come last again. There are as many as have a value a
+// lane, each with a share of them.
+template <class S> struct FOLDERS {
+    unsigned latest, count, lanes;
+
+    __device__ __forceinline__ FOLDERS(const UNIT_WORK<S::matrices> &work) {
+        // Of a pair the upper half of a warp folds the second matrix.
+        lanes = work.paired ? UNIT_ROWS : WARP_LANES;
+        latest = min(work.steps, (unsigned)S::warps);
+        count = S::most_tokens == 1 ? 1 : min(latest, S::most_tokens * UNIT_ROWS / lanes);
+    }
+    // Which share of a tile the warp with one of its steps folds; not less than `count` where none.
+    __device__ __forceinline__ unsigned share(const UNIT_WORK<S::matrices> &work, unsigned local,
+                                              unsigned step) const {
+        const unsigned turn = local % MOST_TILE_SLOTS, before_last = work.steps - 1 - step;
+        if (S::most_tokens == 1) return before_last == min(turn, latest - 1) ? 0 : count;
+        if (before_last >= latest) return count;
+        return (before_last + MOST_TILE_SLOTS * latest - turn * count) % latest;
+    }
+};
 
 // Chunks a warp asks for: every lane knows one of 32.
 template <class S> struct COPY_LIST {
@@ -181,10 +193,10 @@ template <class S> struct COPY_LIST {
         const unsigned lane = threadIdx.x % WARP_LANES;
         const PLACE<S::matrices> at(work, warp + min(next + lane, count - 1) * S::warps);
         const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
-        const unsigned char *units = work.matrix[0].units;
+        const unsigned char *units = work.matrix[0];
 #pragma unroll
         for (int i = 1; i < S::matrices; i++)
-            if (at.matrix == i) units = work.matrix[i].units;
+            if (at.matrix == i) units = work.matrix[i];
         source = units + ((size_t)at.in_matrix * work.units + at.unit) * unit_bytes;
         bytes = at.units(work) * unit_bytes;
     }
@@ -272,11 +284,12 @@ template <class S> struct CHUNK_LIST {
                                          unsigned first) {
         const unsigned lane = threadIdx.x % WARP_LANES;
         const PLACE<S::matrices> at(work, warp + (first + lane) * S::warps);
+        const FOLDERS<S> folders(work);
         local = at.local;
         const unsigned place = memory.slot_of(local) * memory.tile_units + at.unit +
                                (work.paired ? at.matrix * work.units : 0);
         packed = at.unit | place << 12 | work.format_of(at.matrix) << 24 |
-                 (at.units(work) - 1) << 26 | folds_tile<S>(work, at) << 28 |
+                 (at.units(work) - 1) << 26 | (folders.share(work, local, at.step) < folders.count) << 28 |
                  memory.slot_of(local) << 29;
     }
 };
@@ -322,7 +335,11 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
         for (int n = 0; n < CHUNK_UNITS; n++) {
             if (n >= units) break;
             float value[2];
-            unit_values_of_tokens<dtype>(chunk + n * unit_bytes, x, first + n, tokens, lane, value);
+            const unsigned char *unit = chunk + n * unit_bytes;
+            if constexpr (SINGLE_TOKEN<dtype>::quick)
+                scaled_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
+            else
+                unit_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
             float *of_unit = values + (n * S::most_tokens + t) * UNIT_ROWS + g;
             if (t < tokens) of_unit[0] = value[0], of_unit[8] = value[1];
         }
@@ -370,11 +387,11 @@ DEVICE float value_by_format(unsigned number, const CHUNK_SUMS &sums,
     }
 }
 
-// A tile that this warp is to fold once all of its values have come. `ahead` is what output.ahead read.
-// `waited_for`: the block's tiles are more than the slots for their values, so that another one waits for
-// this one's.
+// A tile of which this warp is to fold a share once all of its values have come. `ahead` is what output.ahead
+// read of the first of them. `waited_for`: the block's tiles are more than the slots for their values, so
+// that another one waits for this one's.
 struct TILE_TO_FOLD {
-    unsigned local, ahead;
+    unsigned local, share, ahead;
     bool exists, waited_for;
 };
 
@@ -382,29 +399,30 @@ struct TILE_TO_FOLD {
 // no slot yet, or another tile waits and all values are there. Lanes may see this at different times:
 // one decides.
 template <class S>
-DEVICE bool is_time(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
+DEVICE bool is_time(const FOLDERS<S> &folders, const TILE_TO_FOLD &tile,
                     const STREAM_MEMORY<S> &memory, unsigned local) {
-    const bool blocked = now_at(memory.folded + memory.slot_of(local)) != memory.turn_of(local);
+    const bool blocked = now_at(memory.folded + memory.slot_of(local)) !=
+                         memory.turn_of(local) * folders.count;
     const bool complete =
         have_arrived(memory.arrived + memory.slot_of(tile.local), memory.turn_of(tile.local));
     return __shfl_sync(ALL_LANES, blocked || (tile.waited_for && complete), 0);
 }
 
-// Waits for all values of the tile and folds them (rule R3).
+// Waits for all values of the tile and folds the warp's share of them (rule R3).
 template <class S, class OUTPUT>
-DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &tile,
-                      const STREAM_MEMORY<S> &memory, int tokens, int lane,
-                      const OUTPUT &output) {
+DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &folders,
+                      const TILE_TO_FOLD &tile, const STREAM_MEMORY<S> &memory, int tokens,
+                      int lane, const OUTPUT &output) {
     const unsigned slot = memory.slot_of(tile.local), stride = S::most_tokens * UNIT_ROWS;
-    // Of a pair the upper half of the warp folds the second matrix.
     const int half = work.paired ? lane / UNIT_ROWS : 0;
-    const int items = UNIT_ROWS * tokens, at_once = work.paired ? UNIT_ROWS : WARP_LANES;
+    const int items = UNIT_ROWS * tokens, start = tile.share * folders.lanes;
     const PLACE<S::matrices> place(work, tile.local, 0);
-    for (int first = 0; first < items; first += at_once) {
-        const int i = first + lane % at_once, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
+#pragma unroll 1
+    for (int first = start; first < items; first += folders.count * folders.lanes) {
+        const int i = first + lane % folders.lanes, row = i % UNIT_ROWS, token = i / UNIT_ROWS;
         const bool exists = i < items;
         unsigned ahead = tile.ahead;
-        if (S::most_tokens > 1 && exists)
+        if (S::most_tokens > 1 && first != start && exists)
             ahead = output.ahead(place.matrix, place.in_matrix, row, token);
         const float added =
             exists ? output.added(ahead, place.matrix, place.in_matrix, row, token) : 0.0f;
@@ -419,7 +437,10 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const TILE_TO_FOLD &ti
     __syncwarp();
     if (lane == 0 && tile.waited_for) {
         block_fence();
-        *(volatile unsigned *)(memory.folded + slot) = memory.turn_of(tile.local) + 1;
+        if (S::most_tokens == 1)
+            *(volatile unsigned *)(memory.folded + slot) = memory.turn_of(tile.local) + 1;
+        else
+            atomicAdd(memory.folded + slot, 1u);
     }
     __syncwarp();
 }
@@ -438,6 +459,7 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
     const bool crowded = work.own > 1u << memory.slot_bits;
     HELD_ACTIVATIONS<S> held;
     held.first = ~0u;
+    const FOLDERS<S> folders(work);
     TILE_TO_FOLD mine = {};
     LISTED_CHUNK at = list.at(0);
     unsigned local = list.local_at(0);
@@ -452,17 +474,24 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
         const bool more = i < list.count;
         // What nobody waits for is folded behind the last chunk.
         if (mine.exists && (!more || at.folds() ||
-                            (crowded && is_time<S>(work, mine, memory, local)))) {
-            fold_tile<S>(work, mine, memory, tokens, lane, output);
+                            (crowded && is_time<S>(folders, mine, memory, local)))) {
+            fold_tile<S>(work, folders, mine, memory, tokens, lane, output);
             mine.exists = false;
         }
         if (!more) break;
         const LISTED_CHUNK now = at;
         const unsigned tile = local;
-        unsigned ahead = 0;
-        if (S::most_tokens == 1 && now.folds()) {
+        unsigned ahead = 0, share = 0;
+        if (now.folds()) {
             const PLACE<S::matrices> place(work, tile, 0);
-            ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
+            if (S::most_tokens > 1)
+                share = folders.share(work, tile, (warp + i * S::warps) % work.steps);
+            const int item = share * folders.lanes + lane % folders.lanes;
+            if (S::most_tokens == 1)
+                ahead = output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0);
+            else if (item < UNIT_ROWS * tokens)
+                ahead = output.ahead(place.matrix, place.in_matrix, item % UNIT_ROWS,
+                                     item / UNIT_ROWS);
         }
         if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
         at = list.at(i + 1), local = list.local_at(i + 1);
@@ -477,7 +506,8 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
                 nibbles.load(ring.await(memory, warp), FORMATS_OF::unit_bytes(at.format()), lane);
             const float value = value_by_format<FORMATS_OF>(now.format(), sums, held.unit, lane);
             if (crowded)
-                while (now_at(memory.folded + now.slot()) != memory.turn_of(tile)) spin_pause();
+                while (now_at(memory.folded + now.slot()) != memory.turn_of(tile) * folders.count)
+                    spin_pause();
             store_value<S>(value, now.units(), lane, values);
             __syncwarp();
             if (i + 1 < list.count) held.take(memory.x, at.unit(), work.units, lane);
@@ -486,14 +516,15 @@ DEVICE void stream_product(const UNIT_WORK<S::matrices> &work, RING_OF &ring, CH
             const unsigned char *chunk = ring.await(memory, warp);
             __syncwarp();
             if (crowded)
-                while (now_at(memory.folded + now.slot()) != memory.turn_of(tile)) spin_pause();
+                while (now_at(memory.folded + now.slot()) != memory.turn_of(tile) * folders.count)
+                    spin_pause();
             values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
                                             now.units(), tokens, lane, values);
             __syncwarp();
             ring.refill(memory, warp);
         }
         if (lane == 0) arrive(memory.arrived + now.slot());
-        if (now.folds()) mine = {tile, ahead, true, tile + (1u << memory.slot_bits) < work.own};
+        if (now.folds()) mine = {tile, share, ahead, true, tile + (1u << memory.slot_bits) < work.own};
     }
 }
 

@@ -6,6 +6,8 @@
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static __device__ __forceinline__
+// Called, so that it has registers of its own and no caller keeps what only it needs.
+#define APART static __device__ __noinline__
 
 // The bits of a binary16 as binary32.
 DEVICE float half_bits(unsigned bits) {
@@ -35,6 +37,13 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
         "{%0,%1,%2,%3};"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
         : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The larger magnitude of two floats, NaN where either is one.
+DEVICE float larger_magnitude(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return most;
 }
 
 // Of four signed numbers of 16 bits the sum of the products with four unsigned bytes.
@@ -288,17 +297,45 @@ DEVICE void group_barrier(unsigned id) {
 // may read what the others have in shared memory, at the same place as the reader.
 DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-DEVICE float float_of_peer(const float *own, unsigned rank) {
+DEVICE unsigned address_at_peer(const void *own, unsigned rank) {
     unsigned place;
-    float value;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(place)
                  : "r"(shared_address(own)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(place) : "memory");
+    return place;
+}
+DEVICE float float_of_peer(const float *own, unsigned rank) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "r"(address_at_peer(own, rank))
+                 : "memory");
     return value;
+}
+DEVICE void store_at_peer(float *own, float value, unsigned rank) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_at_peer(own, rank)), "f"(value)
+                 : "memory");
+}
+// Copies what this block has in shared memory to the same place of another block, where a barrier that is
+// at the same place as `barrier` counts the bytes: a multiple of 16, or a word.
+DEVICE void copy_to_peer(COPY_BARRIER *barrier, const void *own, unsigned bytes, unsigned rank) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(address_at_peer(own, rank)),
+        "r"(shared_address(own)), "r"(bytes), "r"(address_at_peer(barrier, rank))
+        : "memory");
+}
+DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned rank) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+            address_at_peer(own, rank)),
+        "r"(*own), "r"(address_at_peer(barrier, rank))
+        : "memory");
 }
 // Copies may go where this thread wrote or read before.
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+DEVICE void show_to_copies() {}
 #endif
 
 // The dynamic shared memory of a block.

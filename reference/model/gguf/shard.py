@@ -11,6 +11,7 @@ import numpy as np
 
 from contract.deferred import dataclass
 from contract.errors import ModelFileError
+from contract.mapped import remember_file
 from reference.model.gguf.header import Header, parse_header
 
 # Opening a FIFO must fail, not wait for a writer. Windows has neither flag.
@@ -81,6 +82,7 @@ def _map(path: Path, descriptor: int, number: int) -> Shard:
         mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     except (OSError, ValueError, OverflowError) as error:
         raise _cannot(f"mapped ({status.st_size} bytes)", path, error) from None
+    remember_file(mapping, descriptor)
     header = parse_header(mapping, status.st_size, path, number)
     return Shard(path, descriptor, mapping, status.st_size, status.st_mtime_ns, header)
 

@@ -1,0 +1,60 @@
+"""Weights looked at by the device as they arrive: it is there that they are passed over anyway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
+from accel.cuda.memory import Allocation, Memory
+from accel.cuda.program import Modules, tuned_source
+from contract.tier import FiniteWords
+
+THREADS = 256
+MOST_GROUPS = 512
+WORD_BYTES = 4
+
+
+@dataclass(slots=True)
+class FiniteCheck:
+    """Looks for numbers that are not finite on one device, and remembers that there was one."""
+
+    memory: Memory
+    modules: Modules
+    _found: Allocation | None = None
+    _function: Any = None
+
+    def build(self) -> None:
+        """Have the kernel ready."""
+        if self._function is None:
+            source = tuned_source("find_broken.cu", {})
+            self._function = self.modules.function(source, "find_broken")
+
+    def prepare(self) -> None:
+        """Have the kernel and its result ready: ``look`` may then be called by any thread."""
+        self.build()
+        if self._found is None:
+            self._found = self.memory.allocate("check of weights", WORD_BYTES)
+
+    def look(self, address: int, nbytes: int, words: FiniteWords) -> None:
+        """Enqueue a look at ``nbytes`` of stored blocks at ``address``."""
+        assert self._found is not None
+        blocks = nbytes // words.block_bytes
+        places = words.places[0], words.places[-1]
+        numbers = blocks, words.block_bytes, *places, words.word_bytes, words.exponent
+        addresses = map(np.uint64, (address, self._found.address))
+        arguments = Arguments(*addresses, *map(np.uint32, numbers))
+        groups = max(1, min(-(-blocks // THREADS), MOST_GROUPS))
+        shape = LaunchShape(self._function, (groups, 1, 1), (THREADS, 1, 1))
+        start_kernel(self.memory.context, self.memory.stream, shape, arguments)
+
+    def passed(self) -> bool:
+        """Whether everything that was looked at is finite. Waits for the device."""
+        if self._found is None:
+            return True
+        found = self.memory.mirrors.read(self._found, 0, WORD_BYTES)
+        self.memory.free(self._found)
+        self._found = None
+        return not found.any()

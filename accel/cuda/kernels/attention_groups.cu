@@ -1,0 +1,184 @@
+// FLASH_ATTN_BATCHED of many tokens over I12 pages by products of warp groups (rule R6, sm_90a): a block
+// takes 128 rows of one KV head, a row being a head of a token, of a few tokens that follow each other
+// in one slot, and passes over the tiles they see. Four warps bring tiles near and make planes of bytes
+// of them; two groups of four multiply 64 rows each. Queries and weights are 256 high + low.
+//
+// A token that is alone in its slot leaves most of such rows empty: its heads are taken by themselves,
+// behind all others.
+//
+// HEAD_DIM is 64 or 128. MOST_TOKENS is that of the form. Compiled with the places of the operands as
+// packets.h has them: Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
+
+#define WARPS 8  // that multiply
+#define TOKEN_BARRIER part_barrier<WARPS * 32>()
+
+#include "groups.h"
+#include "attention_rounds.h"
+#include "attention_products.h"
+
+#define GROUP_ROWS 64
+#define ROWS (GROUP_ROWS * WARPS / GROUP_WARPS)
+#define THREADS ((WARPS + SUPPLY_WARPS) * WARP_LANES)
+// A block has as many as all threads begin with.
+#define USER_REGISTERS 240
+#define SUPPLY_REGISTERS 24
+
+#define AT_TOTALS AT_RING_END  // [value][thread that multiplies]
+#define AT_BARRIERS (AT_TOTALS + VALUES * WARPS * WARP_LANES * 4)
+#define AT_STARTS (AT_BARRIERS + RING_BARRIERS * 8)
+
+// Ends a span: `totals` has the sum of those before it.
+DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
+    FACTORS factors[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        factors[r] = merge_later(rows.total[r], rows.span[r]);
+        rows.span[r] = no_softmax();
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        float *place = totals + i * WARPS * WARP_LANES;
+        const float before = first ? 0.0f : *place * factors[i / 2 % 2].keep;
+        rows.sum[i] = __fmaf_rn(rows.sum[i], factors[i / 2 % 2].add, before);
+        *place = rows.sum[i];
+    }
+}
+
+DEVICE void store_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const ROW_PAIR &rows,
+                       const float *totals, unsigned row, int t) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= work.rows()) continue;
+        float *y = operands.y_of(work, row + 8 * r) + 2 * t;
+        const float total = rows.broken[r] ? nan_value() : rows.total[r].total;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+            const float *sum = totals + (4 * n + 2 * r) * WARPS * WARP_LANES;
+            *(float2 *)(y + 8 * n) = {attention_output(sum[0], total),
+                                      attention_output(sum[WARPS * WARP_LANES], total)};
+        }
+    }
+}
+
+// The positions that all rows of a block see: behind `first` and up to `nearest`.
+struct WHOLE_RANGE {
+    unsigned first, nearest;
+
+    __device__ __forceinline__ void find(const BLOCK_WORK &work, unsigned window) {
+        first = 0, nearest = 0xFFFFFFFFu;
+        for (unsigned i = threadIdx.x % WARP_LANES; i < work.count; i += WARP_LANES) {
+            const unsigned position = work.position(work.begin + i);
+            nearest = min(nearest, position), first = max(first, first_visible(position, window));
+        }
+        nearest = smallest_of_warp(nearest), first = largest_of_warp(first);
+    }
+    // Whether a row sees less than all of the tile.
+    __device__ __forceinline__ bool is_edge(unsigned start) const {
+        return start + KV_TILE - 1 > nearest || start < first;
+    }
+};
+
+// Adds tiles of a span to it. The next tile's scores are begun as soon as a tile's values are done.
+DEVICE void attend_tiles(const TILE_RING &ring, const WHOLE_RANGE &whole, ROW_PAIR &rows,
+                         unsigned tile, unsigned end, unsigned &number, int t) {
+    SCORE_SUMS sum;
+    ring.await(number);
+    begin_scores(rows, ring.planes(number), sum);
+    while (true) {
+        await_operands<0>();
+        sum.take();
+        TILE_WEIGHTS weights;
+        weigh_tile(sum, ring.planes(number), rows, tile * KV_TILE, whole.is_edge(tile * KV_TILE),
+                   t, weights);
+        add_values(ring.records(number), ring.planes(number), rows, weights);
+        ring.end_use(number++);
+        if (++tile == end) return;
+        ring.await(number);
+        begin_scores(rows, ring.planes(number), sum);
+    }
+}
+
+// All tiles of the block's work for the 64 rows of a group.
+DEVICE void attend_rows(const BLOCK_WORK &work, const HEAD_ROWS &operands, const TILE_RING &ring,
+                        unsigned &number, float *totals) {
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES, t = lane % 4;
+    const unsigned row = warp * 16 + lane / 4;
+    WHOLE_RANGE whole;
+    whole.find(work, operands.window);
+    ROW_PAIR rows;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool exists = row + 8 * r < work.rows();
+        open_row(exists ? operands.q_of(work, row + 8 * r) : 0, operands.scale, r, t, rows);
+        rows.position[r] = 0, rows.first[r] = 1;
+        rows.span[r] = rows.total[r] = no_softmax();
+        if (!exists) continue;
+        rows.position[r] = work.position(work.begin + (row + 8 * r) / work.sharing);
+        rows.first[r] = first_visible(rows.position[r], operands.window);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
+    bool folded = false;
+    const unsigned end = work.last / KV_TILE + 1;
+    for (unsigned tile = work.first / KV_TILE; tile < end;) {
+        const unsigned stop = min(end, (tile / SPAN_TILES + 1) * SPAN_TILES);
+        attend_tiles(ring, whole, rows, tile, stop, number, t);
+        tile = stop;
+        if (tile == end) break;
+        end_span(rows, totals, !folded);
+        folded = true;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) rows.sum[i] = 0.0f;
+    }
+    end_span(rows, totals, !folded);
+    store_rows(work, operands, rows, totals, row, t);
+}
+
+// use() for every unit of the block whose tokens are alone or are not, those that see most first.
+template <bool ALONE, class USE>
+DEVICE void for_units(const LAUNCH &launch, const HEAD_ROWS &operands, const unsigned *starts,
+                      unsigned runs, BLOCK_WORK &work, const USE &use) {
+    const unsigned tokens = count_of(launch, packet_of(launch, 0));
+    for (unsigned unit = blockIdx.x; unit < runs * work.kv_heads; unit += gridDim.x) {
+        work.kv_head = unit % work.kv_heads;
+        open_run(work, starts, runs - 1 - unit / work.kv_heads, tokens, operands.window);
+        work.pages = pages_of(launch, work);
+        if (ALONE == (work.count == 1)) use();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    // All blocks run at once: none waits for what is let in here.
+    FOLLOWING_MAY_START;
+    const PACKET *packet = packet_of(launch, 0);
+    unsigned *starts = (unsigned *)(shared + AT_STARTS);
+    BLOCK_WORK work;
+    HEAD_ROWS operands;
+    TILE_RING ring;
+    ring.place(shared, AT_BARRIERS);
+    if (threadIdx.x == 0) ring.open(WARPS);
+    const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
+    work.part = 0;
+    unsigned number = 0;
+    if (threadIdx.x / WARP_LANES >= WARPS) {
+        give_registers<SUPPLY_REGISTERS>();
+        for_units<false>(launch, operands, starts, runs, work, [&]() {
+            supply_tiles(work, ring, number, threadIdx.x / WARP_LANES - WARPS,
+                         threadIdx.x % WARP_LANES);
+        });
+        return;
+    }
+    take_registers<USER_REGISTERS>();
+    float *totals = (float *)(shared + AT_TOTALS) + threadIdx.x;
+    for_units<false>(launch, operands, starts, runs, work,
+                     [&]() { attend_rows(work, operands, ring, number, totals); });
+    part_barrier<WARPS * WARP_LANES>();
+    for_units<true>(launch, operands, starts, runs, work, [&]() {
+        for_heads_of_token(work, operands, [&](const SPAN_WORK &token, float *y) {
+            attend_token(token, operands.scale, shared, y);
+        });
+    });
+}

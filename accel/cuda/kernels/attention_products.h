@@ -1,0 +1,271 @@
+// 64 rows of queries and the tiles they see by products of a warp group, a lane having two rows: scores,
+// what rule R6 makes of them, and sums of values. A tile's operands are those of attention_supply.h.
+
+#ifndef ATTENTION_PRODUCTS_H
+#define ATTENTION_PRODUCTS_H
+
+#include "attention_supply.h"
+
+#define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
+#define CHANNELS 64                // whose sums are under way together
+#define CHUNKS (HEAD_DIM / CHANNELS)
+#define VALUES (HEAD_DIM / 2)  // sums of a thread
+#define LOW_BITS 8
+
+// The two rows of a lane.
+struct ROW_PAIR {
+    unsigned high[ROW_STEPS][4], low[ROW_STEPS][4];
+    float unit[2];
+    unsigned position[2], first[2];
+    bool broken[2];
+    SOFTMAX span[2], total[2];
+    float sum[VALUES];
+};
+
+// Sums of the parts of some columns: those of mma.m16n8k32, four for every eight.
+template <int COLUMNS> struct PART_SUMS {
+    int high[COLUMNS / 2], mixed[COLUMNS / 2], low[COLUMNS / 2];
+
+    __device__ __forceinline__ void take() {
+        take_sums(high), take_sums(mixed), take_sums(low);
+    }
+};
+
+DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) {
+    float x[HEAD_DIM / 4];
+#pragma unroll
+    for (int word = 0; word < HEAD_DIM / 16; word++) {
+        const float4 v = q ? *(const float4 *)(q + 16 * word + 4 * t) : float4{};
+        x[4 * word] = v.x, x[4 * word + 1] = v.y, x[4 * word + 2] = v.z, x[4 * word + 3] = v.w;
+    }
+    unsigned high[HEAD_DIM / 16], low[HEAD_DIM / 16];
+    rows.unit[r] = split_row<LOW_BITS>(x, scale, high, low, rows.broken[r]);
+#pragma unroll
+    for (int word = 0; word < HEAD_DIM / 16; word++) {
+        rows.high[word / 2][word % 2 * 2 + r] = high[word];
+        rows.low[word / 2][word % 2 * 2 + r] = low[word];
+    }
+}
+
+typedef PART_SUMS<KV_TILE> SCORE_SUMS;
+typedef PART_SUMS<CHANNELS> VALUE_SUMS;
+
+// Begins q.k of a tile.
+DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, SCORE_SUMS &sum) {
+    const U64 high = group_operand(planes + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 large = group_operand(planes + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
+    const U64 low = group_operand(planes + LOW_KEYS, KEYS_APART, KEY_EIGHT);
+    begin_group_product();
+#pragma unroll
+    for (int k = 0; k < ROW_STEPS; k++) {
+        const unsigned at = k * 2 * KEYS_APART;
+        if (k == 0) {
+            set_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
+            set_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            set_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
+        } else {
+            add_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
+            add_sums(sum.mixed, rows.low[k], operand_behind(high, at));
+            add_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
+        }
+        add_mixed_sums(sum.mixed, rows.high[k], operand_behind(large, at));
+    }
+    end_group_product();
+}
+
+// Begins the sums of a chunk of channels over all positions of a tile.
+DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][4],
+                         const unsigned char *records, const unsigned char *planes, int chunk,
+                         VALUE_SUMS &sum) {
+    const unsigned at = chunk * CHANNELS * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
+    const unsigned page = PAGE_TOKENS * HEAD_DIM;
+    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD_PLACE, apart);
+    const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
+    const U64 small = group_operand(planes + LOW_VALUES + at, page, apart);
+    begin_group_product();
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const U64 of_high = operand_behind(stored, k * 2 * RECORD_PLACE);
+        const U64 of_large = operand_behind(large, k * 2 * page);
+        const U64 of_low = operand_behind(small, k * 2 * page);
+        if (k == 0) {
+            set_sums(sum.high, high[k], of_high);
+            set_sums(sum.mixed, low[k], of_high);
+            set_unsigned_sums(sum.low, low[k], of_low);
+        } else {
+            add_sums(sum.high, high[k], of_high);
+            add_sums(sum.mixed, low[k], of_high);
+            add_unsigned_sums(sum.low, low[k], of_low);
+        }
+        add_unsigned_sums(sum.mixed, high[k], of_large);
+    }
+    end_group_product();
+}
+
+// Of a page, what a lane has of its positions 4 t to 4 t + 3.
+DEVICE void load_floats(const unsigned char *planes, int which, int page, int t, float (&value)[4]) {
+    const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
+    const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
+    value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
+}
+
+// Whether row r of the lane sees place `place` of the tile's positions from `start` on.
+DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, int place) {
+    const unsigned position = start + page * PAGE_TOKENS + 4 * t + place;
+    return position >= rows.first[r] && position <= rows.position[r];
+}
+
+// What a lane has of a tile: [row][page][position] of scores before the key's exponent, then of p.
+typedef float LANE_SCORES[2][TILE_PAGES][4];
+
+// Scores of a tile, and the largest that U has to reach.
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes, int t,
+                       LANE_SCORES &score, float (&most)[2]) {
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float key[4], exponent[4];
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 1, page, t, exponent);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int i = 8 * page + place / 2 * 4 + 2 * r + place % 2;
+                const int dot = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
+                score[r][page][place] = (float)dot * rows.unit[r];
+                // One rounding: products with powers of two are exact.
+                most[r] = fmaxf(most[r],
+                                __fmaf_rn(score[r][page][place], key[place], exponent[place]));
+            }
+    }
+}
+
+// The same largest of the positions that a row sees.
+DEVICE void find_most_seen(const ROW_PAIR &rows, const unsigned char *planes, unsigned start, int t,
+                           const LANE_SCORES &score, float (&most)[2]) {
+    most[0] = most[1] = NEGATIVE_INFINITY;
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float key[4], exponent[4];
+        load_floats(planes, 0, page, t, key);
+        load_floats(planes, 1, page, t, exponent);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (sees(rows, r, start, page, t, place))
+                    most[r] = fmaxf(most[r], __fmaf_rn(score[r][page][place], key[place],
+                                                       exponent[place]));
+    }
+}
+
+DEVICE void forget_unseen(const ROW_PAIR &rows, unsigned start, int t, LANE_SCORES &p) {
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++)
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (!sees(rows, r, start, page, t, place)) p[r][page][place] = 0.0f;
+}
+
+// Of p weights as operands in two parts.
+DEVICE void split_weights(const unsigned char *planes, int t, const LANE_SCORES &p, unsigned (&high)[2][4],
+                          unsigned (&low)[2][4]) {
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float scale[4];
+        load_floats(planes, 2, page, t, scale);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            unsigned weight[4];
+#pragma unroll
+            for (int place = 0; place < 4; place++)
+                weight[place] =
+                    __float_as_uint(__fmaf_rn(p[r][page][place], scale[place], ROUNDER));
+            const unsigned first = __byte_perm(weight[0], weight[1], 0x5140);
+            const unsigned second = __byte_perm(weight[2], weight[3], 0x5140);
+            low[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x5410);
+            high[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x7632);
+        }
+    }
+}
+
+// Rule R4: positions 32, 16, 8, 4, 2 and 1 apart.
+DEVICE float folded(const float (&p)[TILE_PAGES][4]) {
+    float fold[4];
+#pragma unroll
+    for (int place = 0; place < 4; place++) {
+        fold[place] = (p[0][place] + p[2][place]) + (p[1][place] + p[3][place]);
+        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 2);
+        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 1);
+    }
+    return (fold[0] + fold[2]) + (fold[1] + fold[3]);
+}
+
+// What a tile's scores make of its values' sums: weights as operands in two parts, and factors.
+struct TILE_WEIGHTS {
+    unsigned high[2][4], low[2][4];
+    FACTORS factors[2];
+};
+
+// Adds U and l of a tile to the span so far. At an `edge` a row sees less than all of the tile.
+DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows, unsigned start,
+                       bool edge, int t, TILE_WEIGHTS &weights) {
+    LANE_SCORES score;
+    float most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, top[2];
+    end_scores(rows, sum, planes, t, score, most);
+    if (edge) find_most_seen(rows, planes, start, t, score, most);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 2));
+        top[r] = rint_small(most[r]);
+    }
+#pragma unroll
+    for (int page = 0; page < TILE_PAGES; page++) {
+        float key[4];
+        load_floats(planes, 0, page, t, key);
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float &x = score[r][page][place];
+                x = exp2_of(fmaxf(__fmaf_rn(x, key[place], -top[r]), -80.0f));
+            }
+    }
+    if (edge) forget_unseen(rows, start, t, score);
+    split_weights(planes, t, score, weights.high, weights.low);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        SOFTMAX tile = softmax_of(top[r], folded(score[r]));
+        if (!usable_top(top[r]))
+            tile = softmax_of(NO_TOP, most[r] != NEGATIVE_INFINITY ? nan_value() : 0.0f);
+        weights.factors[r] = merge_later(rows.span[r], tile);
+    }
+}
+
+// Adds the sums of a tile's values.
+DEVICE void add_values(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
+                       const TILE_WEIGHTS &weights) {
+    VALUE_SUMS sum;
+    begin_values(weights.high, weights.low, records, planes, 0, sum);
+    const FACTORS(&factors)[2] = weights.factors;
+    if (__ballot_sync(ALL_LANES, factors[0].keep != 1.0f || factors[1].keep != 1.0f))
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) rows.sum[i] = rows.sum[i] * factors[i / 2 % 2].keep;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (chunk) begin_values(weights.high, weights.low, records, planes, chunk, sum);
+        await_operands<0>();
+        sum.take();
+#pragma unroll
+        for (int i = 0; i < CHANNELS / 2; i++) {
+            const int o = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
+            float &so_far = rows.sum[CHANNELS / 2 * chunk + i];
+            so_far = __fmaf_rn((float)o, factors[i / 2 % 2].add, so_far);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,201 @@
+// Tiles of keys and values on their way to products of warp groups: records as they are stored, copied by
+// hardware, and what four warps make of each: planes of bytes in the order of those products.
+//
+// A key is 16 high + low, and so is a value. Beside the high parts products take the low ones twice:
+// times 16, so that both mixed products add up in one sum, and as they are.
+
+#ifndef ATTENTION_SUPPLY_H
+#define ATTENTION_SUPPLY_H
+
+#include "attention_runs.h"
+#include "groups.h"
+
+#define SUPPLY_WARPS TILE_PAGES
+#define STORED_STAGES 3
+#define PLANE_STAGES 2
+// Records begin where rows of keys lie in the same banks.
+#define RECORD_PLACE ((RECORD + 127) / 128 * 128)
+#define STORED_BYTES (TILE_PAGES * RECORD_PLACE)
+
+// Of a tile's planes, in bytes. Keys lie by eights of columns of a product: 16 channels of each, then
+// the next 16 channels. Values lie as they are stored, 16 positions of a channel.
+#define KEYS_APART 128  // 16 channels
+#define KEY_EIGHT (8 * HEAD_DIM)
+#define PLANE (KV_TILE * HEAD_DIM)
+#define HIGH_KEYS 0
+#define LARGE_LOW_KEYS PLANE
+#define LOW_KEYS (2 * PLANE)
+#define LARGE_LOW_VALUES (3 * PLANE)
+#define LOW_VALUES (4 * PLANE)
+#define POSITION_FLOATS (5 * PLANE)  // three of every position
+#define PLANES_BYTES (POSITION_FLOATS + 3 * KV_TILE * 4)
+
+// Shared memory, in bytes.
+#define AT_STORED 0
+#define AT_PLANES (AT_STORED + STORED_STAGES * STORED_BYTES)
+#define AT_RING_END (AT_PLANES + PLANE_STAGES * PLANES_BYTES)
+
+// Tiles are numbered over all that a block does. Barriers: `stored` of copies, `spread` of the warps
+// that make planes, `used` of those that multiply.
+struct TILE_RING {
+    unsigned char *memory;
+    COPY_BARRIER *stored;
+    unsigned long long *spread, *used;
+
+    __device__ __forceinline__ void place(unsigned char *shared, unsigned barriers) {
+        memory = shared;
+        stored = (COPY_BARRIER *)(shared + barriers);
+        spread = stored + STORED_STAGES, used = spread + PLANE_STAGES;
+    }
+    __device__ __forceinline__ void open(unsigned users) const {
+        open_stages(stored, STORED_STAGES);
+        for (int i = 0; i < PLANE_STAGES; i++)
+            open_arrivals(spread + i, SUPPLY_WARPS), open_arrivals(used + i, users);
+    }
+    __device__ __forceinline__ unsigned char *records(unsigned number) const {
+        return memory + AT_STORED + number % STORED_STAGES * STORED_BYTES;
+    }
+    __device__ __forceinline__ unsigned char *planes(unsigned number) const {
+        return memory + AT_PLANES + number % PLANE_STAGES * PLANES_BYTES;
+    }
+    __device__ __forceinline__ void await_stored(unsigned number) const {
+        await_stage(stored + number % STORED_STAGES, number / STORED_STAGES);
+    }
+    // Both records and planes.
+    __device__ __forceinline__ void await(unsigned number) const {
+        await_arrivals(spread + number % PLANE_STAGES, number / PLANE_STAGES);
+        await_stored(number);
+    }
+    // Returns when planes of this number may be made.
+    __device__ __forceinline__ void await_room(unsigned number) const {
+        if (number < PLANE_STAGES) return;
+        const unsigned before = number - PLANE_STAGES;
+        await_arrivals(used + before % PLANE_STAGES, before / PLANE_STAGES);
+    }
+    // The warp is done with it.
+    __device__ __forceinline__ void end_spread(unsigned number) const {
+        show_to_products();
+        arrive_as_warp(spread + number % PLANE_STAGES);
+    }
+    __device__ __forceinline__ void end_use(unsigned number) const {
+        arrive_as_warp(used + number % PLANE_STAGES);
+    }
+    static __device__ __forceinline__ void arrive_as_warp(unsigned long long *barrier) {
+        __syncwarp();
+        if (threadIdx.x % WARP_LANES == 0) arrive(barrier);
+    }
+};
+#define RING_BARRIERS (STORED_STAGES + 2 * PLANE_STAGES)
+
+// The page that a lane copies of a tile; behind the last one of all it is that one again.
+DEVICE unsigned page_of_lane(const BLOCK_WORK &work, unsigned tile, int lane) {
+    const unsigned page = tile * TILE_PAGES + lane % TILE_PAGES;
+    return work.pages[min(page, work.last / PAGE_TOKENS)];
+}
+
+// By one warp, a lane a page.
+DEVICE void copy_tile(const BLOCK_WORK &work, const TILE_RING &ring, unsigned number,
+                      unsigned page, int lane) {
+    COPY_BARRIER *barrier = ring.stored + number % STORED_STAGES;
+    if (lane == 0) announce(barrier, TILE_PAGES * RECORD);
+    __syncwarp();
+    if (lane < TILE_PAGES)
+        copy_to_stage(barrier, ring.records(number) + lane * RECORD_PLACE,
+                      (const unsigned char *)i12_record(work.kv, page, work.kv_heads,
+                                                        work.kv_head, HEAD_DIM),
+                      RECORD);
+    __syncwarp();
+}
+
+// Both low planes of a word as stored, its low or its high nibbles: as they are, and times 16.
+DEVICE void spread_word(unsigned both, bool upper, unsigned &small, unsigned &large) {
+    const unsigned low = both & 0x0F0F0F0Fu, high = both & 0xF0F0F0F0u;
+    small = upper ? high >> 4 : low;
+    large = upper ? high : low << 4;
+}
+
+// Of 16 bytes as stored; `apart` bytes behind the first half of a row lies the other one.
+DEVICE void spread_nibbles(const unsigned char *from, unsigned char *small, unsigned char *large,
+                           unsigned apart) {
+    const uint4 both = *(const uint4 *)from;
+#pragma unroll
+    for (int upper = 0; upper < 2; upper++) {
+        uint4 low, high;
+        spread_word(both.x, upper, low.x, high.x), spread_word(both.y, upper, low.y, high.y);
+        spread_word(both.z, upper, low.z, high.z), spread_word(both.w, upper, low.w, high.w);
+        *(uint4 *)(small + upper * apart) = low;
+        *(uint4 *)(large + upper * apart) = high;
+    }
+}
+
+// Keys of a page, by a warp. Column 8 b + 2 t + i of its sixteen is position 4 t + 2 b + i: a lane has
+// the scores of four neighbours, which are its operand of the second product. Eight lanes have
+// different positions and pieces, so that what they read and write lies in all banks.
+DEVICE void spread_keys(const unsigned char *record, unsigned char *planes, unsigned page,
+                        int lane) {
+    constexpr unsigned pieces = HEAD_DIM / 16, low_pieces = pieces / 2;
+    const unsigned j = lane % 8, b = lane / 8 % 2, upper = lane / 16;
+    const unsigned position = j / 2 * 4 + b * 2 + j % 2;
+    unsigned char *to = planes + (2 * page + b) * KEY_EIGHT + j * 16;
+    const unsigned char *high = record + position * HEAD_DIM;
+    const unsigned char *low = record + I12_LOW(HEAD_DIM) + position * HALF_DIM;
+    const unsigned first = upper ^ (HEAD_DIM < 128 ? j / 2 : j) % pieces;
+    const unsigned first_low = (upper ^ j / 2) % low_pieces;
+#pragma unroll
+    for (unsigned i = 0; i < pieces; i += 2) {
+        const unsigned piece = first ^ i;
+        *(uint4 *)(to + HIGH_KEYS + piece * KEYS_APART) = *(const uint4 *)(high + piece * 16);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < low_pieces; i += 2) {
+        const unsigned piece = first_low ^ i, at = piece * KEYS_APART;
+        spread_nibbles(low + piece * 16, to + LOW_KEYS + at, to + LARGE_LOW_KEYS + at,
+                       low_pieces * KEYS_APART);
+    }
+}
+
+// Three floats of each position of a page, by a warp.
+DEVICE void spread_exponents(const unsigned char *record, unsigned char *planes, unsigned page,
+                             int lane) {
+    if (lane >= (int)PAGE_TOKENS) return;
+    const signed char *exponents = (const signed char *)record + I12_EXPONENTS(HEAD_DIM) + lane;
+    const int key = exponents[0], value = exponents[PAGE_TOKENS];
+    float *floats = (float *)(planes + POSITION_FLOATS) + page * PAGE_TOKENS + lane;
+    floats[0] = key_scale(key);
+    floats[KV_TILE] = tile_exponent(key, value);
+    floats[2 * KV_TILE] = value_scale(value);
+}
+
+// Low parts of the values of a page, by a warp.
+DEVICE void spread_values(const unsigned char *record, unsigned char *planes, unsigned page,
+                          int lane) {
+    const unsigned char *low = record + I12_VALUES(HEAD_DIM) + I12_LOW(HEAD_DIM);
+    unsigned char *to = planes + page * (PAGE_TOKENS * HEAD_DIM);
+#pragma unroll
+    for (int channel = lane; channel < HALF_DIM; channel += WARP_LANES) {
+        const unsigned at = channel * PAGE_TOKENS;
+        spread_nibbles(low + at, to + LOW_VALUES + at, to + LARGE_LOW_VALUES + at,
+                       HALF_DIM * PAGE_TOKENS);
+    }
+}
+
+// All tiles of the block's work, by SUPPLY_WARPS warps, of which the caller is number `warp`. The
+// records of a tile are asked for when the planes of the one in front are made.
+DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned &number,
+                         unsigned warp, int lane) {
+    const unsigned begin = work.first / KV_TILE, end = work.last / KV_TILE + 1;
+    if (warp == 0) copy_tile(work, ring, number, page_of_lane(work, begin, lane), lane);
+    for (unsigned tile = begin; tile < end; tile++, number++) {
+        const unsigned next = warp == 0 ? page_of_lane(work, tile + 1, lane) : 0;
+        ring.await_room(number);
+        if (warp == 0 && tile + 1 < end) copy_tile(work, ring, number + 1, next, lane);
+        ring.await_stored(number);
+        const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
+        spread_keys(record, ring.planes(number), warp, lane);
+        spread_values(record, ring.planes(number), warp, lane);
+        spread_exponents(record, ring.planes(number), warp, lane);
+        ring.end_spread(number);
+    }
+}
+
+#endif
