@@ -68,14 +68,16 @@ STORED = {
     "flash_attn_batched": KV_DTYPES,
     "head_rows": KV_DTYPES,
     "flash_attn_row": (I12,),
+    "flash_attn_row_wide": (I12,),
 }
 """Ops of which there is a module for each storage type of what they read or write."""
 
-SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize", "flash_attn_row")
+ATTENTION_ROWS = ("flash_attn_row", "flash_attn_row_wide")
+SEGMENT_OPS = ("flash_attn_quantize", "rms_norm_quantize", "swiglu_quantize", *ATTENTION_ROWS)
 """Ops of which a work-group has as many items as a segment columns, or four tiles of keys
 positions."""
 
-REPEATING_OPS = ("flash_attn_row", "norm_row", "gate_row")
+REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier of these kernels has."""
 
 MATRIX_OPS = ("matmul_tiles",)

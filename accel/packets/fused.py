@@ -27,7 +27,7 @@ NORMED_SEGMENTS = 8
 MOST_HEAD_DIM = 1024
 """Channels of a head a group of ``accel/kernels/head_rows.k`` has room for."""
 ROW_QUERIES = 4
-"""Queries a group of ``accel/kernels/flash_attn_row.k`` takes at most."""
+"""Queries a group of ``accel/kernels/row_attention.k`` takes at most."""
 
 
 def _row(
@@ -128,15 +128,18 @@ FUSED = MappingProxyType(
                 "q_eps k_eps",
                 lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
             ),
-            _row(
-                "flash_attn_row",
-                "q k v q_weight? k_weight? rope_table query page_table",
-                "kv parts",
-                "tokens heads kv_heads head_dim neox most_parts",
-                "scale eps",
-                lambda tokens, heads, kv_heads, most_parts, **_: (
-                    tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
-                ),
+            *(
+                _row(
+                    name,
+                    "q k v q_weight? k_weight? rope_table query page_table",
+                    "kv parts",
+                    "tokens heads kv_heads head_dim neox most_parts",
+                    "scale eps",
+                    lambda tokens, heads, kv_heads, most_parts, **_: (
+                        tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
+                    ),
+                )
+                for name in ("flash_attn_row", "flash_attn_row_wide")
             ),
         )
     }

@@ -23,9 +23,9 @@ from contract.dtypes import I12
 MOST_GROUPS = 512
 """Of the products behind a norm: more would take turns, each with the norm again."""
 HEAD_CHANNELS = 32
-MOST_HEAD_DIM = 256
-"""Channels of a head for ``accel/kernels/flash_attn_row.k``: whole runs of 32, as many as the rows
-of a group have room for."""
+MOST_HEAD_DIM, WIDE_FROM = 256, 129
+"""Channels of a head for ``accel/kernels/row_attention.k``: whole runs of 32, as many as the rows
+of a group have room for; and from how many on it is ``flash_attn_row_wide``."""
 MOST_SEGMENTS = 24
 """Of a row whose activations a group of ``accel/kernels/gate_row.k`` has room for."""
 ALIGNED_ELEMENTS = 4
@@ -90,7 +90,7 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
 def _attention(heads: Op, parts: Op) -> Op:
     tensors = operands_of(heads) | {"parts": operands_of(parts)["parts"]}
     sizes = heads.most_sizes() | parts.most_sizes()
-    device = FUSED["flash_attn_row"]
+    device = FUSED["flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"]
     return replace(
         _made(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
         sizes=tuple(sizes[name] for name in device.sizes[1:]),

@@ -89,7 +89,7 @@ def test_a_wrong_primitive_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from accel.kernels import source
 
     stored = source._file
-    right, wrong = "pack_magnitude(TO_U64(c) <<", "pack_magnitude(TO_U64(c + 1u) <<"
+    right, wrong = "AS_F32(TO_U32(c + (", "AS_F32(TO_U32(c + 1 + ("
     assert right in stored("exact.k")
     monkeypatch.setattr(source, "_file", lambda name: stored(name).replace(right, wrong))
     found = same(answered(Traits(root=False)), expected())
