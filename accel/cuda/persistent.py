@@ -3,20 +3,21 @@
 Nothing here knows a model: the phases are the launches the rules chose, so whatever family a step
 is of, what its tuned kernels do of it is done by fewer launches, and the rest is left as it is.
 
-Slower on a device than the launches it replaces, so far, and off unless the environment variable
-``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has: ``8x3``, or ``auto``.
+A dense model's step of one token is one launch, which is faster than those it replaces. The
+environment variable ``ZINC_RT_CUDA_STEP`` says how many warps and ring slots a block has, ``8x3``,
+wherever launches can be put together, ``auto`` that this is left to us, and nothing that none are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import HEADS
+from accel.cuda.attention import HEADS, TILE_WARPS
 from accel.cuda.device import Device
 from accel.cuda.phases import (
     AttentionPhase,
@@ -55,7 +56,7 @@ LEAST_PHASES = 3
 """Fewer are faster as launches that begin before the one in front has ended."""
 MOST_TOKENS = 4
 STATE_BYTES = 256
-"""Of workspace, in front of the counters: steps, and blocks that are done."""
+"""Of workspace, in front of the parts: steps, and blocks that are done."""
 RECORDS = 3
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block that ``auto`` tries in turn."""
@@ -64,21 +65,36 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 Block = tuple[int, int]
 
 
-def chosen_blocks(choice: str) -> tuple[Block, ...]:
-    """What the variable says: warps and slots to try in turn, none where it is off. A kernel for
-    which the chosen ones are too much memory takes the next.
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """``blocks`` are what to try for warps and slots, none where nothing is put together; runs have
+    ``least_phases`` of ``most_tokens``, on devices of ``least_capability``."""
+
+    blocks: tuple[Block, ...] = ()
+    most_tokens: int = MOST_TOKENS
+    least_phases: int = LEAST_PHASES
+    least_capability: tuple[int, int] = (0, 0)
+
+
+NEVER = StepChoice()
+FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0))
+"""Where it has been measured to be faster: not with four tokens, nor between launches of others."""
+
+
+def chosen_step(choice: str) -> StepChoice:
+    """What the variable says. A kernel for which a chosen block is too much memory takes the next.
 
     Raises ConfigError naming it.
     """
     if not choice:
-        return ()
+        return NEVER
     if choice == AUTO:
-        return BLOCKS
+        return FASTEST
     found = re.fullmatch(r"(\d+)x(\d+)", choice)
     block = (int(found[1]), int(found[2])) if found else (0, 0)
     if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
         raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
-    return (block, *BLOCKS)
+    return StepChoice((block, *BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,14 @@ class StepTable:
 
     @property
     def exchange_at(self) -> int:
-        """Where in the workspace the banks begin."""
-        return aligned(STATE_BYTES + 4 * sum(_counters(phase) for phase in self.phases))
+        """Where in the workspace the banks begin: behind two places for parts, which phases take
+        in turn."""
+        return aligned(STATE_BYTES) + 2 * self._parts_bytes
+
+    @property
+    def _parts_bytes(self) -> int:
+        phases = (one for one in self.phases if isinstance(one, AttentionPhase))
+        return max([0, *(one.parts_bytes for one in phases)])
 
     @property
     def workspace_bytes(self) -> int:
@@ -114,13 +136,13 @@ class StepTable:
         head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
         head["works_at"] = self.works_at
         table = [head]
-        counters, bound = STATE_BYTES // 4, Bound(packets, self.exchange)
+        turn, bound = 0, Bound(packets, self.exchange)
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, counters))
-                counters += phase.counters
+                table.append(phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes))
+                turn = 1 - turn
         return np.concatenate([part.view(np.uint8) for part in table])
 
 
@@ -128,22 +150,21 @@ def compose(
     plan: Plan,
     ops: Sequence[Op],
     device: Device,
-    blocks: Sequence[Block],
+    choice: StepChoice,
     local: Collection[str] | None = None,
 ) -> Plan:
-    """The plan with runs of phases as one launch each, wherever two or more follow each other.
-
-    ``blocks`` are what to try for warps and slots; ``local`` as ``plan_launches`` has it.
-    """
-    if not blocks:
+    """The plan with runs of phases as one launch each; ``local`` as ``plan_launches`` has it."""
+    if not choice.blocks or device.capability < choice.least_capability:
         return plan
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
     reading = readers_of(ops)
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
-        phases, count = _run(plan.launches[at:], ops, reading, local)
-        made = _launch(phases, reading, device, blocks, local, workspace)
+        phases, count = _run(plan.launches[at:], ops, reading, choice.most_tokens, local)
+        made = None
+        if len(phases) >= choice.least_phases:
+            made = _launch(phases, reading, device, choice.blocks, local, workspace)
         if made is None:
             count = max(1, count)
             launches += plan.launches[at : at + count]
@@ -161,6 +182,7 @@ def _run(
     launches: Sequence[PlannedLaunch],
     ops: Sequence[Op],
     reading: Readers,
+    most_tokens: int,
     local: Collection[str] | None,
 ) -> tuple[list[Phase], int]:
     """The most phases that the launches begin with, and how many launches they are."""
@@ -171,7 +193,7 @@ def _run(
         and (found := next_phase(launches[at : at + 2], ops, reading)) is not None
     ):
         phase, count = found
-        if phase.tokens > MOST_TOKENS or (local is not None and phase.dropped - set(local)):
+        if phase.tokens > most_tokens or (local is not None and phase.dropped - set(local)):
             break
         if not _fits(phases, phase):
             break
@@ -197,19 +219,26 @@ def _launch(
     workspace: int,
 ) -> PlannedLaunch | None:
     products = [phase for phase in phases if isinstance(phase, ProductPhase)]
-    if len(phases) < LEAST_PHASES or not products:
+    if not products:
         return None
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
-    for warps, slots in blocks:
+    attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
+    for warps, slots, groups in _shapes(blocks):
         ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
-        tables = len(phases) * WORK_BYTES + RECORDS * RECORD_BYTES
+        tables = _sixteenths(len(phases) * WORK_BYTES) + RECORDS * RECORD_BYTES
+        tables += (warps + 2) * BARRIER_BYTES if attentions else 0
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = [_slot_bits(phase, tokens, room) for phase in phases]
         needed = max(
-            _memory_bytes(phase, tokens, warps, bits)
-            for phase, bits in zip(phases, slot_bits, strict=True)
+            *(one.memory_bytes(warps, groups) for one in attentions),
+            *(
+                phase.memory_bytes(tokens, bits)
+                for phase, bits in zip(phases, slot_bits, strict=True)
+                if isinstance(phase, ProductPhase)
+            ),
+            0,
         )
         if needed <= room:
             break
@@ -229,6 +258,8 @@ def _launch(
         "TOKENS": tokens,
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
+        "TILE_GROUPS": groups,
+        "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
@@ -275,14 +306,11 @@ def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
     return fitting[0] if fitting else 0
 
 
-def _memory_bytes(phase: Phase, tokens: int, warps: int, slot_bits: int) -> int:
-    if isinstance(phase, AttentionPhase):
-        return phase.memory_bytes(tokens, warps)
-    return phase.memory_bytes(tokens, slot_bits)
-
-
-def _counters(phase: Phase) -> int:
-    return phase.counters if isinstance(phase, AttentionPhase) else 0
+def _shapes(blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
+    """Warps, slots and tiles of attention that are under way at once, to try in turn."""
+    for warps, slots in blocks:
+        for groups in range(warps // TILE_WARPS, 0, -1):
+            yield warps, slots, groups
 
 
 def _sixteenths(nbytes: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import FLAG_BYTES, HEADS, groups_bytes
+from accel.cuda.attention import SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
@@ -26,7 +26,14 @@ from accel.cuda.step_table import (
     size_of,
 )
 from accel.cuda.units import UNIT_ROWS, unit_count
+from accel.packets.packet import aligned
 from accel.packets.step import Op
+from contract.arithmetic import KV_TILE, PAGE_TOKENS
+
+SHARE_CHANNELS, SHARE_BYTES = 32, 160
+"""Of a part, what one warp merges."""
+MOST_TILE_PARTS = 256
+"""Of longer contexts spans are parts: there are enough of them for all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +191,22 @@ class AttentionPhase:
         return self.spans.ops[self.part]
 
     @property
-    def counters(self) -> int:
-        """Words of workspace: one for every token and group of heads."""
-        sizes = self._part.most_sizes()
-        groups = sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
-        return self.tokens * groups
+    def slots(self) -> int:
+        """Most parts of a context."""
+        tiles = -(-self.heads.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
+        return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
+
+    @property
+    def parts_bytes(self) -> int:
+        """Workspace for U, l and o of parts."""
+        shares = self._part.most_sizes()["heads"] * self.head_dim // SHARE_CHANNELS
+        return aligned(self.tokens * shares * self.slots * SHARE_BYTES)
+
+    @property
+    def turns_halves(self) -> bool:
+        """Whether channel m of a head is turned with that half a row behind it, all of them."""
+        rope = self.heads.ops[self.first + self.heads.macros["Q_ROPE"]].most_sizes()
+        return bool(rope["neox"]) and 2 * rope["rotary_pairs"] == self.head_dim
 
     @property
     def dropped(self) -> frozenset[str]:
@@ -205,14 +223,14 @@ class AttentionPhase:
         """Results."""
         return (self.spans.needed("Y_AT"),)
 
-    def memory_bytes(self, tokens: int, warps: int) -> int:
-        """Shared memory for it beside the ring."""
-        rows = 4 * self.head_dim * (HEADS + 2 * tokens)
-        return groups_bytes(self.head_dim, warps, 0) + FLAG_BYTES + rows
+    def memory_bytes(self, warps: int, groups: int) -> int:
+        """Shared memory for it beside the ring, with so many tiles under way at once."""
+        rows = 0 if self.turns_halves else 4 * self.head_dim * warps
+        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
 
-    def record(self, bound: Bound, counters: int) -> NDArray[np.void]:
-        """ATTENTION_RECORD[1]; ``counters`` is the place of the first of its own."""
-        heads, spans, packets = self.heads, self.spans, bound.packets
+    def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
+        """ATTENTION_RECORD[1]; ``parts`` is where in the workspace its parts are."""
+        heads, packets = self.heads, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
         part = packets[self.part]
@@ -220,7 +238,7 @@ class AttentionPhase:
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
             one[name] = size_of(part, "flash_attn_part", name)
-        one["slots"] = size_of(part, "flash_attn_part", "most_parts")
+        one["slots"] = self.slots
         one["scale"] = real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
             one[name], one[f"{name}_stride"] = bound.read(heads.needed(f"{name.upper()}_AT"))
@@ -228,7 +246,7 @@ class AttentionPhase:
             one[name], one[f"{name}_stride"] = bound.stored(heads.needed(f"{name.upper()}_AT"))
         one["rope_table"], _ = bound.stored(heads.needed("TABLE_AT"))
         one["kv"], _ = bound.stored(heads.needed("KV_AT"))
-        one["parts"], _ = bound.stored(spans.needed("PARTS_AT"))
+        one["parts"] = parts
         for name, value in zip(RESULT_FIELDS, bound.written(self.writes[0]), strict=True):
             one[name] = value
         rope = packets[heads.macros["Q_ROPE"] + heads.first]
@@ -240,7 +258,6 @@ class AttentionPhase:
                 one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
                 weight = heads.operand(f"{name.upper()}_WEIGHT_AT")
                 one[f"{name}_weight"], _ = bound.stored(weight)
-        one["counters"] = counters
         return record
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from accel.cuda.device import TIER, Device
-from accel.cuda.persistent import Block, compose
+from accel.cuda.persistent import NEVER, StepChoice, compose
 from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_forms
 from accel.packets.binding import product_factors
@@ -63,7 +63,7 @@ class Planner:
     what a weight takes as products read it; ``planned`` is the graph that was asked for last."""
 
     device: Device
-    blocks: Sequence[Block]
+    step: StepChoice
     share: Share
     arranged_bytes: Callable[[BufferDecl], int]
     planned: PlannedGraph | None = field(default=None)
@@ -84,7 +84,7 @@ class Planner:
         return self._planned_form(_lowered(graph, form), divided)
 
     def _planned_form(self, step: Step, divided: Collection[str]) -> LoweredForm:
-        return planned_form(step, self.device, self.blocks, self.share, divided)
+        return planned_form(step, self.device, self.step, self.share, divided)
 
     def _looked_at(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
         steps = {form: _lowered(graph, form) for form in cuda_forms(largest)}
@@ -116,7 +116,7 @@ class Planner:
 def planned_form(
     step: Step,
     device: Device,
-    blocks: Sequence[Block] = (),
+    choice: StepChoice = NEVER,
     share: Share = ALONE,
     divided: Collection[str] = (),
 ) -> LoweredForm:
@@ -126,7 +126,7 @@ def planned_form(
         shared = share_step(step, share, divided)
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
-    plan = compose(tuned, step.ops, device, blocks, step.scratch)
+    plan = compose(tuned, step.ops, device, choice, step.scratch)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredForm(step, schedule, plan, shared.first_rows)

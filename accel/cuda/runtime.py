@@ -16,7 +16,7 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Driver
 from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
 from accel.cuda.memory import Memory, Pinned
-from accel.cuda.persistent import VARIABLE, Block, chosen_blocks
+from accel.cuda.persistent import AUTO, VARIABLE, StepChoice, chosen_step
 from accel.cuda.program import Builder, Compiler, Modules
 from accel.cuda.self_test import check_arithmetic
 from accel.cuda.stop_word import StopWord, make_stop_word
@@ -56,13 +56,13 @@ class Choices:
     cache: Path | None = None
     graphs: bool = True
     programmatic: bool = True
-    step: str = field(default_factory=lambda: os.environ.get(VARIABLE, ""))
+    step: str = field(default_factory=lambda: os.environ.get(VARIABLE, AUTO))
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a tier needs of an opened device. ``blocks`` are the shapes persistent kernels may
-    have, none where there are to be none; ``stop`` ends them."""
+    """Everything a tier needs of an opened device. ``step`` says where persistent
+    kernels take the place of launches; ``stop`` ends them."""
 
     device: Device
     context: Context
@@ -74,7 +74,7 @@ class Runtime:
     compiler: str
     programmatic: bool
     graphs: bool
-    blocks: tuple[Block, ...]
+    step: StepChoice
     stop: StopWord | None
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ def open_runtime(
     BuildError when the compiler rejects a kernel, and ConfigError for a choice of ``step`` that is
     none.
     """
-    blocks = chosen_blocks(choices.step)
+    step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, wanted)
     try:
@@ -159,7 +159,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
-        stop = make_stop_word(memory, _stream(context)) if blocks or shared else None
+        stop = make_stop_word(memory, _stream(context)) if step.blocks or shared else None
     except CudaError as error:
         with suppress(CudaError):
             context.close()
@@ -181,7 +181,7 @@ def open_runtime(
         compiler.version,
         programmatic,
         choices.graphs,
-        blocks,
+        step,
         stop,
     )
 

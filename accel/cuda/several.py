@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import TIER, find_device
 from accel.cuda.driver import CudaError, Driver, open_driver
-from accel.cuda.persistent import VARIABLE
+from accel.cuda.persistent import AUTO, VARIABLE
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
@@ -47,8 +48,9 @@ class SeveralTier(Closing):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
     of one architecture that reach each other's memory; sizes are those of one of them.
 
-    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError for a
-    persistent step, which knows one device. ``binding`` and ``compiler`` as in ``CudaTier``.
+    Raises TierUnavailable where they are not, and what ``CudaTier`` raises; ConfigError where a
+    persistent step is asked for, which knows one device. ``binding`` and ``compiler`` as in
+    ``CudaTier``.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class SeveralTier(Closing):
         compiler: Compiler | None = None,
     ) -> None:
         choices = choices or Choices()
-        if choices.step:
+        if choices.step not in ("", AUTO):
             raise ConfigError(f"{VARIABLE}: a step as one launch runs on one device")
+        choices = replace(choices, step="")
         driver = open_driver(binding)
         ordinals = _checked(driver, devices)
         self._members: list[CudaTier] = []

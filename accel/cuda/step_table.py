@@ -17,7 +17,9 @@ EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
 MATRICES = 3
 PRODUCT_KIND, ATTENTION_KIND = 0, 1
-RECORD_BYTES, HEAD_BYTES, WORK_BYTES = 256, 32, 96
+RECORD_BYTES, HEAD_BYTES = 256, 32
+WORK_BYTES = 56 + 4
+"""Of what the kernel keeps of a phase, and its number of tokens."""
 
 HEAD = np.dtype(
     {
@@ -50,7 +52,7 @@ ADDRESSES = (
     *("query", "pages", "kv", "parts", "y", "also"),
 )
 SIZES = (
-    *("counters", "kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
+    *("kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
     *("query_stride", "pages_stride", "y_stride", "also_stride"),
     *("rotary_pairs", "neox", "q_norm", "k_norm"),
 )
@@ -62,7 +64,7 @@ ATTENTION_RECORD = np.dtype(
         *((name, "<u8") for name in ADDRESSES),
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("reserved", "<u4", (18,)),
+        ("reserved", "<u4", (19,)),
     ]
 )
 assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +14,11 @@ from accel.cuda.bound_form import BoundForm, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, Weights
 from accel.cuda.device import TIER
 from accel.cuda.driver import CudaError, open_driver
-from accel.cuda.gathers import Peer, others
-from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation
-from accel.cuda.plan import PlannedLaunch, sources_of
+from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler, Source
+from accel.cuda.recorded_form import recorded_form
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
 from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
@@ -85,7 +82,7 @@ class CudaTier(Closing):
         self._waiting = Waiting()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.blocks, share, arranged_bytes)
+        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes)
         self._lost = ""
         self._closed = False
 
@@ -286,7 +283,8 @@ class CudaTier(Closing):
     ) -> CudaBatch:
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
-        recording = self._recorded(bound, peers)
+        theirs = [(tier._places, other) for tier, other in peers]
+        recording = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
         recording.prepare(self._memory.stream)
         launches = len(bound.plan.launches)
         return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs)
@@ -373,55 +371,6 @@ class CudaTier(Closing):
         self._buffers.add(buffer)
         return buffer
 
-    def _recorded(self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]]) -> Recording:
-        memory, runtime, packets = self._memory, self._runtime, bound.packets
-        launches = []
-        gathers = iter(range(len(bound.gathers)))
-        for launch in bound.plan.launches:
-            replaced = packets[launch.first : launch.first + launch.count]
-            own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
-            if launch.table is not None:
-                assert runtime.stop is not None
-                table = launch.table.bound(packets, runtime.stop.address)
-                bound.kept.append(memory.adopt(f"phases of {bound.name}", table))
-                own = (np.uint64(bound.kept[-1].address),)
-            if launch.workspace is not None:
-                own = (*own, np.uint64(bound.workspace + launch.workspace))
-            late = partial(self._others, next(gathers), peers) if launch.gathers else None
-            launches.append(BoundLaunch(self._shape(launch), launch.cooperative, own, late))
-        recording = Recording(
-            runtime.context,
-            launches,
-            self._places,
-            runtime.programmatic,
-            runtime.graphs,
-            [tier._places for tier, _ in peers],
-        )
-        weakref.finalize(recording, _give_back, memory, bound.kept)
-        return recording
-
-    def _others(self, number: int, peers: Sequence[tuple[CudaTier, BoundForm]]) -> np.generic:
-        """What launch ``number`` of those that gather is told of the other devices."""
-        found = []
-        for tier, bound in peers:
-            launch = bound.gathers[number]
-            packets = bound.packets[launch.first : launch.first + launch.count]
-            words = bound.workspace + (launch.workspace or 0)
-            found.append(Peer(tier._places.scratch, words, packets))
-        assert self._runtime.stop is not None
-        return others(self._runtime.stop.address, self.share.index, found)
-
-    def _shape(self, launch: PlannedLaunch) -> LaunchShape:
-        runtime = self._runtime
-        function = runtime.modules.function(launch.source, launch.entry)
-        if launch.shared_bytes:
-            attributes = runtime.context.binding.CUfunction_attribute
-            most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            # A kernel has one limit for all its launches.
-            limit = runtime.device.shared_bytes
-            runtime.context.call("cuFuncSetAttribute", function, most, limit)
-        return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
-
     def _reserve(self, scratch_bytes: int, input_bytes: int) -> None:
         """Grow what steps share; batches lowered before follow it."""
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
@@ -432,12 +381,6 @@ class CudaTier(Closing):
 
     def _grown(self, what: str, current: Allocation | None, nbytes: int) -> Allocation:
         return grown(self._memory, self._memory.synchronize, what, current, nbytes)
-
-
-def _give_back(memory: Any, allocations: list[Allocation]) -> None:
-    if not memory.context.closed:
-        for allocation in allocations:
-            memory.free(allocation)
 
 
 if TYPE_CHECKING:

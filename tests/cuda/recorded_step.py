@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import Block, compose
+from accel.cuda.persistent import Block, StepChoice, compose
 from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
@@ -116,7 +116,8 @@ class PersistentSteps:
         graph, form = recorded.graph, self.form
         self.step = lower_graph(graph, form, 64, "cuda")
         tuned = plan_launches(self.step.ops, self.device, self.step.scratch)
-        self.plan: Plan = compose(tuned, self.step.ops, self.device, self.blocks, self.step.scratch)
+        choice = StepChoice(tuple(self.blocks))
+        self.plan: Plan = compose(tuned, self.step.ops, self.device, choice, self.step.scratch)
         self.schedule = schedule_launches(self.step, self.plan.levels, self.plan.together)
         self.layout = input_layout(graph, form)
         self.inputs = aligned_memory(self.layout.nbytes)

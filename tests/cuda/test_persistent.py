@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda.persistent import BLOCKS, VARIABLE, chosen_blocks, compose
+from accel.cuda import phases
+from accel.cuda.persistent import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step, compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
 from accel.packets.rules import lower_graph
@@ -157,19 +158,34 @@ def test_several_tokens(
 
 
 @pytest.mark.parametrize(
-    ("context", "position", "blocks"),
-    [(1216, 1150, (4, 1)), (1088, 1022, (8, 1)), (4224, 4130, (8, 1)), (96, 62, (6, 1))],
+    ("context", "position", "blocks", "multiprocessors", "most_parts"),
+    [
+        (1216, 1150, (4, 1), 3, 256),
+        (1216, 1150, (4, 1), 7, 256),
+        (1088, 1022, (8, 1), 9, 256),
+        (4224, 4130, (8, 1), 5, 64),
+        (96, 62, (6, 1), 3, 256),
+        (192, 190, (4, 1), 8, 256),
+    ],
     ids=str,
 )
 def test_contexts_of_several_items(
-    context: int, position: int, blocks: tuple[int, int], folder: Path
+    context: int,
+    position: int,
+    blocks: tuple[int, int],
+    multiprocessors: int,
+    most_parts: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The block that comes last merges tiles of two spans or, of more tiles than there is room for,
-    spans; both steps count from 0."""
+    """One block passes over all tiles, or blocks merge those of several, of two spans or, of more
+    tiles than there is room for, spans; both steps count from 0."""
     one = ShapeKey(1, 1)
+    monkeypatch.setattr(phases, "MOST_TILE_PARTS", most_parts)
     model = recorded("qwen3", folder, one, context=context)
     fill_evenly(model)
-    steps = PersistentSteps(model, one, DEVICE, (blocks,), folder)
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    steps = PersistentSteps(model, one, device, (blocks,), folder)
     for step in range(2):
         run(steps, [11], [position + step], [0], position + step)
 
@@ -254,17 +270,36 @@ def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
             assert first.stop <= second.start or second.stop <= first.start, (name, other)
 
 
-def test_phases_are_off_unless_they_are_chosen(folder: Path) -> None:
-    """The variable names shapes of a block; anything else is refused by its name."""
-    model = recorded("qwen3", folder, ShapeKey(1, 1))
-    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
-    plan = plan_launches(step.ops, DEVICE, step.scratch)
-    assert compose(plan, step.ops, DEVICE, chosen_blocks(""), step.scratch) is plan
-    assert chosen_blocks("auto") == BLOCKS
-    assert chosen_blocks("8x2") == ((8, 2), *BLOCKS)
+def test_the_variable_says_where_launches_are_put_together(folder: Path) -> None:
+    """It names shapes of a block; anything else is refused by its name."""
+    assert (chosen_step(""), chosen_step("auto")) == (NEVER, FASTEST)
+    assert chosen_step("8x2") == StepChoice(((8, 2), *BLOCKS))
     for wrong in ("yes", "3x1", "17x1", "4x"):
         with pytest.raises(ConfigError, match=VARIABLE):
-            chosen_blocks(wrong)
+            chosen_step(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "capability", "together"),
+    [
+        ("qwen3", ShapeKey(1, 1), (9, 0), True),
+        ("qwen3", ShapeKey(1, 1), (8, 0), False),
+        ("qwen3", ShapeKey(4, 4), (9, 0), False),
+        ("qwen3moe", ShapeKey(1, 1), (9, 0), False),
+    ],
+    ids=str,
+)
+def test_launches_are_put_together_where_that_is_faster(
+    name: str, key: ShapeKey, capability: tuple[int, int], together: bool, folder: Path
+) -> None:
+    """All of a step of one token; never where nothing is to be."""
+    model = recorded(name, folder, key)
+    step = lower_graph(model.graph, key, 64, "cuda")
+    device = replace(DEVICE, capability=capability)
+    plan = plan_launches(step.ops, device, step.scratch)
+    assert compose(plan, step.ops, device, NEVER, step.scratch) is plan
+    composed = compose(plan, step.ops, device, FASTEST, step.scratch)
+    assert any(launch.table for launch in composed.launches) == together
 
 
 def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
@@ -274,7 +309,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     plan = plan_launches(step.ops, DEVICE, step.scratch)
     for shared_bytes, warps, slots in ((227 << 10, 8, 3), (120 << 10, 8, 1), (16 << 10, 0, 0)):
         device = replace(DEVICE, shared_bytes=shared_bytes)
-        composed = compose(plan, step.ops, device, chosen_blocks("16x8"), step.scratch)
+        composed = compose(plan, step.ops, device, chosen_step("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
         shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
         assert shapes == ([(32 * warps, slots)] if warps else [])

@@ -345,7 +345,7 @@ def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_persistent_step_knows_one_device() -> None:
     with pytest.raises(ConfigError, match="ZINC_RT_CUDA_STEP: a step as one launch runs on one"):
-        opened(FakeDevices(), step="auto")
+        opened(FakeDevices(), step="8x3")
 
 
 def test_a_device_is_found_by_its_number() -> None:

@@ -92,7 +92,7 @@ def test_a_kernel_that_waits_forever_is_told_to_stop(
         fake.current.hangs = True
 
     driver.kernels["step_phases"] = (ARGUMENTS, hang)
-    tier = open_cuda(step="auto")
+    tier = open_cuda(step="8x3")
     fence = submitted(tier, layer(1, dtypes.Q6_K))
     with pytest.raises(DeviceLost, match="did not end"):
         tier.wait(fence, timeout=0.05)
@@ -103,7 +103,7 @@ def test_what_it_keeps_is_planned(open_cuda: OpenTier) -> None:
     """As part of the footprint."""
     graph = layer(1, dtypes.Q6_K).graph
     plain, persistent = (
-        open_cuda(step=step).footprint(graph, ONE).variants for step in ("", "auto")
+        open_cuda(step=step).footprint(graph, ONE).variants for step in ("", "8x3")
     )
     assert persistent - plain == KEPT_BYTES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.persistent import BLOCKS, compose
+from accel.cuda.persistent import BLOCKS, StepChoice, compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_form
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
@@ -109,7 +109,7 @@ def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
     graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
     step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
     tuned = plan_launches(step.ops, device)
-    plan = compose(tuned, step.ops, device, BLOCKS, step.scratch)
+    plan = compose(tuned, step.ops, device, StepChoice(BLOCKS), step.scratch)
     return [launch for launch in plan.launches if launch.table is not None]
 
 

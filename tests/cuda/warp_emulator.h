@@ -363,6 +363,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static inline
+#define APART static
 
 DEVICE float half_bits(unsigned bits) {
     const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31,
@@ -403,6 +404,10 @@ DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsi
 DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
     const unsigned a[2] = {a0, a1};
     multiply<false>(sum, a, &b, 16);
+}
+DEVICE float larger_magnitude(float a, float b) {
+    a = fabsf(a), b = fabsf(b);
+    return a != a ? a : b != b ? b : max(a, b);
 }
 DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum = 0;

@@ -70,12 +70,11 @@ DEVICE void settle_eight(EIGHT &v, const float *row, unsigned unit, unsigned col
             v.of[e] = __uint_as_float(~__float_as_uint(v.of[e]));
 }
 
-DEVICE unsigned four_bytes(int a, int b, int c, int d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
+#define INTEGER_ROUNDER 12582912.0f  // a float this is added to has its integer in its low bits
 
-DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const int (&m)[8],
-                           bool exists) {
+// Eight integers of a lane, of 16 bits in pairs as words [half][2], as planes and sums.
+DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
+                           const unsigned (&pair)[2][2], bool exists) {
     const unsigned of_lane = x.in_eights
                                  ? lane / 8 * 512 + lane / 4 % 2 * 128 + lane % 4 * 4
                                  : lane / 8 * 128 + lane % 4 * 16 + lane / 4 % 2 * 4;
@@ -84,36 +83,48 @@ DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane, const
     unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int *v = m + 4 * half;
+        const unsigned *v = pair[half];
         unsigned char *place = planes + half * of_half;
         if (exists) {
-            *(unsigned *)place = four_bytes(v[0] >> 4, v[1] >> 4, v[2] >> 4, v[3] >> 4);
-            *(unsigned *)(place + of_low) = four_bytes(v[0], v[1], v[2], v[3]) & 0x0F0F0F0Fu;
+            *(unsigned *)place = __byte_perm(v[0] >> 4, v[1] >> 4, 0x6420);
+            *(unsigned *)(place + of_low) = __byte_perm(v[0], v[1], 0x6420) & 0x0F0F0F0Fu;
         }
-        int sum = v[0] + v[1] + v[2] + v[3];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        if (exists && lane % 4 == 0)
-            x.sums[index * apart * UNIT_SUMS + sum_place(lane / 4 + 8 * half)] = (short)sum;
+    }
+    // Sums of 16 columns of both halves, each of 16 bits: adding up they borrow from each other, and
+    // what a half lent is known in the end.
+    int both = add_pairs(pair[0][0], pair[0][1], 0x01010101u) +
+               add_pairs(pair[1][0], pair[1][1], 0x01010101u) * 65536;
+    both += __shfl_xor_sync(ALL_LANES, both, 1);
+    both += __shfl_xor_sync(ALL_LANES, both, 2);
+    if (exists && lane % 4 == 0) {
+        short *sums = x.sums + index * apart * UNIT_SUMS + sum_place(lane / 4);
+        sums[0] = (short)both;
+        sums[sum_place(8)] = (short)((both - (short)both) >> 16);
     }
 }
 
 // Rule R5's first half for one unit, which is not kept unless it `exists`.
 DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const EIGHT &v,
                           bool exists = true) {
-    unsigned largest = 0;
+    float most[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v.of[i]) & 0x7FFFFFFFu);
-    largest = largest_of_warp(largest);
+    for (int i = 0; i < 4; i++) most[i] = larger_magnitude(v.of[i], v.of[i + 4]);
+    const float largest_float = larger_magnitude(larger_magnitude(most[0], most[1]),
+                                                 larger_magnitude(most[2], most[3]));
+    const unsigned largest = largest_of_warp(__float_as_uint(largest_float));
     const bool broken = largest >= 0x7F800000u;
     const int exponent = (int)(largest >> 23) - 127;
     const bool silent = broken || exponent < -64;
     const float up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
-    int m[8];
+    const float limit = silent ? 0.0f : 2047.0f;
+    unsigned bits[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        m[i] = silent ? 0 : max(-2047, min(2047, __float2int_rn(v.of[i] * up)));
-    store_integers(x, index, lane, m, exists);
+        bits[i] = __float_as_uint(fminf(fmaxf(v.of[i] * up, -limit), limit) + INTEGER_ROUNDER);
+    const unsigned pair[2][2] = {
+        {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)},
+        {__byte_perm(bits[4], bits[5], 0x5410), __byte_perm(bits[6], bits[7], 0x5410)}};
+    store_integers(x, index, lane, pair, exists);
     if (exists && lane == 0)
         x.scales[index * (x.in_eights ? 8 : 1)] =
             broken   ? __uint_as_float(0x7FC00000u)
@@ -300,112 +311,75 @@ struct ROW_QUANTIZER {
     }
 };
 
+// The first `normal` units a warp holds of a row are normalized, side by side. `squares` has room for a
+// float a unit. All threads of the block call.
+template <int warps, int normal, int most, class ROWS>
+DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
+                            const ACTIVATIONS &x, const ROWS &rows, float *squares) {
+    const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES % warps;
+    float square[normal];
+#pragma unroll
+    for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
+#pragma unroll
+    for (int i = 0; i < normal; i++)
+        if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
+    __syncthreads();
+    const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+#pragma unroll
+    for (int i = 0; i < normal; i++) normalize_eight(held[i], r, rows.weight != 0, weight[i]);
+}
+
+// Units from `first` on are quantized, and those behind them come to the front.
+template <int warps, int normal, int most>
+DEVICE void quantize_units(EIGHT (&held)[most], const ACTIVATIONS &x, unsigned first, int lane) {
+#pragma unroll
+    for (int i = 0; i < normal; i++) {
+        const unsigned unit = first + i * warps;
+        quantize_unit(x, unit, lane, held[i], unit < x.units);
+    }
+#pragma unroll
+    for (int i = normal; i < most; i++) held[i - normal] = held[i];
+}
+
 // What each of `warps` warps, of several teams of them, holds of the row of one token: units `warps` apart,
-// `most` of them at once. Where the
-// row has a norm, which `norm` and `normed` say, it is `normal` units a warp at most. Everything of
+// `most` of them at once. Where the row has a norm it is `normal` units a warp at most. Everything of
 // `normal` units is done side by side: it is one chain after the other whose latency counts here.
-template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_ROW {
+template <int warps, bool norm, int normal, int most> struct ONE_ROW {
     EIGHT held[most], weight[normal];
     const ACTIVATIONS &x;
-    const FLOAT_ROWS<SOURCE> &rows;
+    const FLOAT_ROWS<> &rows;
     int lane, warp;
-    bool normed;
 
-    __device__ __forceinline__ ONE_ROW(const ACTIVATIONS &x_, const FLOAT_ROWS<SOURCE> &rows_,
-                                       bool normed_ = norm)
+    __device__ __forceinline__ ONE_ROW(const ACTIVATIONS &x_, const FLOAT_ROWS<> &rows_)
         : x(x_),
           rows(rows_),
           lane(threadIdx.x % WARP_LANES),
-          warp(threadIdx.x / WARP_LANES % warps),
-          normed(norm && normed_) {}
+          warp(threadIdx.x / WARP_LANES % warps) {}
 
     // What no step writes may be read before the kernels in front are done.
     __device__ __forceinline__ void load_weights() {
-        if (!normed || !rows.weight) return;
+        if (!norm || !rows.weight) return;
 #pragma unroll
         for (int i = 0; i < normal; i++)
             weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
     }
     template <int count> __device__ __forceinline__ void load(unsigned first) {
-        if constexpr (SOURCE::waits_for_others) {
-            // A lane for each unit waits for its last word: many that ask crowd the cache.
-            const unsigned unit = first + min(lane, count - 1) * warps;
-            const unsigned end = min((unit + 1) * UNIT_COLUMNS, rows.columns);
-            if (lane < count && unit < x.units) rows.source.one(row() + end - 1);
-            __syncwarp();
-        }
 #pragma unroll
-        for (int i = 0; i < count; i++) {
-            const unsigned unit = first + i * warps;
-            if constexpr (SOURCE::waits_for_others)
-                held[i] = read_eight(row(), unit, rows.columns, lane, rows.source);
-            else
-                held[i] = load_eight(row(), unit, rows.columns, lane);
-        }
-    }
-    __device__ __forceinline__ const float *row() const {
-        return rows.x + rows.source.row(0) * rows.stride;
-    }
-    // What was read of `count` units before it may have come.
-    template <int count> __device__ __forceinline__ void settle(unsigned first) {
-        if constexpr (SOURCE::waits_for_others) {
-            if (!rows.source.awaited) return;
-            bool missing = false;
-#pragma unroll
-            for (int i = 0; i < count; i++)
-                missing |= is_missing(held[i], first + i * warps, rows.columns, lane);
-            if (__ballot_sync(ALL_LANES, missing)) {
-#pragma unroll 1
-                for (int i = 0; i < count; i++) {
-                    settle_eight(held[0], row(), first + i * warps, rows.columns, lane,
-                                 rows.source);
-                    const EIGHT settled = held[0];
-#pragma unroll
-                    for (int k = 0; k + 1 < count; k++) held[k] = held[k + 1];
-                    held[count - 1] = settled;
-                }
-                return;
-            }
-#pragma unroll
-            for (int i = 0; i < count; i++) {
-                const unsigned column = (first + i * warps) * UNIT_COLUMNS + 4 * lane;
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    if (column + e / 4 * 128 < rows.columns)
-                        held[i].of[e] = __uint_as_float(~__float_as_uint(held[i].of[e]));
-            }
-        }
-    }
-    __device__ __forceinline__ void quantize(unsigned first) {
-#pragma unroll
-        for (int i = 0; i < normal; i++) {
-            const unsigned unit = first + i * warps;
-            quantize_unit(x, unit, lane, held[i], unit < x.units);
-        }
+        for (int i = 0; i < count; i++)
+            held[i] = load_eight(rows.x, first + i * warps, rows.columns, lane);
     }
     // `squares` has room for a float a unit.
     __device__ __forceinline__ void run(float *squares) {
         if (!rows.tokens) {
-            if (normed) __syncthreads();
+            if (norm) __syncthreads();
             __syncthreads();
             return;
         }
-        if (normed) {
+        if (norm) {
             load<normal>(warp);
-            settle<normal>(warp);
-            float square[normal];
-#pragma unroll
-            for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
-#pragma unroll
-            for (int i = 0; i < normal; i++)
-                if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
-            __syncthreads();
-            const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
-            const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
-#pragma unroll
-            for (int i = 0; i < normal; i++)
-                normalize_eight(held[i], r, rows.weight != 0, weight[i]);
-            quantize(warp);
+            normalize_units<warps>(held, weight, x, rows, squares);
+            quantize_units<warps, normal>(held, x, warp, lane);
         } else {
 #pragma unroll 1
             for (unsigned first = warp; first < x.units; first += warps * most) {
@@ -413,10 +387,7 @@ template <int warps, bool norm, class SOURCE, int normal, int most> struct ONE_R
 #pragma unroll 1
                 for (int at = 0; at < most; at += normal) {
                     if (first + at * warps >= x.units) break;
-                    settle<normal>(first + at * warps);
-                    quantize(first + at * warps);
-#pragma unroll
-                    for (int i = normal; i < most; i++) held[i - normal] = held[i];
+                    quantize_units<warps, normal>(held, x, first + at * warps, lane);
                 }
             }
         }

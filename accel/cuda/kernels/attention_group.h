@@ -8,7 +8,11 @@
 #include "attention_tiles.h"
 
 #define TILE_WARPS 4
+#ifdef TILE_GROUPS
+#define GROUPS TILE_GROUPS
+#else
 #define GROUPS (WARPS / TILE_WARPS)
+#endif
 // Heads apart, so that those of a warp are in banks of their own.
 #define WEIGHT_BYTES (2 * KV_TILE + 16)
 #define SHARE_FLOATS (KV_TILE + 8)

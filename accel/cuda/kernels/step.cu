@@ -4,10 +4,11 @@
 // exchange.h.
 //
 // Compiled with WARPS, SLOTS and TOKENS as in unit_stream.h; FORMAT0 to FORMAT3, -1
-// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none;
+// where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
+// WHOLE_TURN as in step_attention.h and step_rows.h;
 // NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
 // steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
-// counters of attention follow.
+// parts of attention follow, 0 between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM
@@ -25,6 +26,9 @@ typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS> STEP_SHAPE;
 
+// Of products and numbers of tokens of all phases.
+#define TABLE_BYTES(count) (((count) * (sizeof(PHASE_WORK) + 4) + 15) / 16 * 16)
+
 // What the ring has to know of a phase; no tiles are the block's where it has no products.
 DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     const PRODUCT_PHASE &phase = record.product;
@@ -33,30 +37,23 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
         return;
     }
     for (int i = 0; i < MOST_PHASE_MATRICES; i++) {
-        work.matrix[i].units = (const unsigned char *)phase.units[i];
-        work.matrix[i].tiles = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
+        work.matrix[i] = (const unsigned char *)phase.units[i];
+        work.tiles[i] = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
     }
     work.formats = phase.formats;
     work.prepare(phase.columns, phase.paired != 0);
 }
 
-// What it is in this step.
-DEVICE void prepare_step(const PHASE &record, const STEP_MEMORY &step, PHASE_WORK &work) {
-    const PRODUCT_PHASE &product = record.product;
-    const ATTENTION_PHASE &attention = record.attention;
-    const bool multiplies = product.kind == PRODUCT_KIND;
-    work.tokens = step.count(product.multiplier, product.counted);
-    work.norms[0] = step.at(multiplies ? product.norm_weight : attention.q_weight);
-    work.norms[1] = step.at(multiplies ? 0 : attention.k_weight);
-    work.norm_bytes = (multiplies ? product.columns : HEAD_DIM) * sizeof(float);
-}
-
 // Lets norms' weights come nearer, each block some of them. Weights of products pass through the
 // cache of the device in between.
-DEVICE void call_weights(const PHASE_WORK &work) {
+DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
-    for (int i = 0; i < 2; i++)
-        if (work.norms[i] && at < work.norm_bytes) call_near(work.norms[i] + at);
+    const bool multiplies = record.product.kind == PRODUCT_KIND;
+    if (at >= (multiplies ? record.product.columns : HEAD_DIM) * sizeof(float)) return;
+    const U64 first = multiplies ? record.product.norm_weight : record.attention.q_weight;
+    const U64 second = multiplies ? 0 : record.attention.k_weight;
+    if (first) call_near(step.at(first) + at);
+    if (second) call_near(step.at(second) + at);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
@@ -66,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     const PHASE *phases = (const PHASE *)(head + 1);
     const unsigned count = head->phases, lane_of_block = threadIdx.x;
     PHASE_WORK *works = (PHASE_WORK *)(shared + head->works_at);
-    PHASE *records = (PHASE *)(works + count);
+    unsigned *tokens = (unsigned *)(works + count);
+    PHASE *records = (PHASE *)(shared + head->works_at + TABLE_BYTES(count));
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         prepare_work(phases[i], works[i]);
     if (lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS)
@@ -76,6 +74,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     memory.begin(1, false);
     STEP_RING<STEP_SHAPE> ring;
     ring.begin(works, count, memory, lane_of_block / WARP_LANES);
+#if HEAD_DIM
+    open_records(records + MOST_RECORDS);
+#endif
 
     PRECEDING_DONE;
     unsigned *state = (unsigned *)workspace;
@@ -84,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     const STEP_MEMORY step = {
         {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
-        prepare_step(phases[i], step, works[i]);
+        tokens[i] = step.count(phases[i].product.multiplier, phases[i].product.counted);
     uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
          i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
@@ -97,12 +98,13 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
         uint4 coming;
         if (fetches) coming = phases[i + 2].vector[lane_of_block];
-        if (i + 1 < count) call_weights(works[i + 1]);
+        if (i + 1 < count) call_weights(records[(i + 1) % MOST_RECORDS], step);
         if (phase.product.kind == PRODUCT_KIND)
-            product_phase<STEP_SHAPE>(phase.product, works[i], step, ring, shared);
+            product_phase<STEP_SHAPE>(phase.product, works[i], tokens[i], step, ring, shared);
 #if HEAD_DIM
         else
-            attention_phase(phase.attention, step, works[i].tokens, state, memory.x.planes);
+            attention_phase(phase.attention, step, tokens[i], (unsigned char *)workspace,
+                            records + MOST_RECORDS, memory.x.planes);
 #endif
         if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
         __syncthreads();

@@ -1,278 +1,403 @@
 // A phase of attention of a step kernel. Whoever needs a head of this step makes it for itself: norm,
-// rotation, and keys and values of all tokens of the step that lie in a span. So several blocks may
-// write the same bytes to a page, and none waits for another to do so.
+// rotation, and keys and values of all tokens of the step that lie in its tiles. So several blocks may
+// write the same bytes to a page, and none waits for another to do so. Records of tiles come into shared
+// memory while the block waits for rows, and what is new of them is written there, too.
+//
+// A long context is spread over blocks, whose tiles become parts in the workspace, of words as exchange.h
+// has them; every block merges some channels of all parts and leaves 0 where it found them. Phases take
+// turns with two places for parts. GROUPS tiles are under way at once.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H
 
-#define STAGES 0  // records are read where they are
+#define STAGES 1
 #define RESULTS GROUPS
 
-#include "attention_group.h"
-#include "heads.h"
+#include "step_rows.h"
 #include "step_table.h"
 
-#define AT_LAST AT_GROUPS_END   // whether a block came last
-#define AT_ROWS (AT_LAST + 16)  // [heads, then K and V of every token][HEAD_DIM]
-#define PART_FLOATS (PART_HEADER + HEAD_DIM)
+#define AT_ROWS AT_GROUPS_END                              // [warp][HEAD_DIM]
+#define AT_MERGED AT_RECORDS                               // [warp][U, l, o][lane], when tiles are done
+#define PART_SHARES (HEAD_DIM / WARP_LANES)  // of a part, each read by one warp
+#define SHARE_WORDS 40                       // o of so many channels, U, l
 #define BLOCK_THREADS (WARPS * WARP_LANES)
 #define THREAD_CHANNELS ((HEADS * HEAD_DIM + BLOCK_THREADS - 1) / BLOCK_THREADS)
-#define MOST_TILE_PARTS 32u  // more take the block that merges them too long
-#define AHEAD 8              // parts that are read at once when they are merged
+#define AHEAD 8  // parts that are asked for at once
 
 // What a block takes of a token's context: tiles, each of them a part, where those are few, else a
 // span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
     PARTS parts;
-    unsigned each;        // parts of an item
-    unsigned begin, end;  // tiles of this item
+    unsigned each, items;  // parts of an item, and items
+    unsigned begin, end;   // tiles of this item
 
-    __device__ __forceinline__ void take_token(const unsigned *query, unsigned window,
-                                               unsigned slots) {
+    // `sharing` blocks share the context of a group of heads.
+    __device__ __forceinline__ void take_token(const ATTENTION_PHASE &phase,
+                                               const unsigned *query, unsigned sharing) {
         position = query[QUERY_POSITION];
-        first = first_visible(position, window);
-        parts = parts_of(first, position, min(slots, MOST_TILE_PARTS));
-        each = parts.tiles == 1 ? GROUPS : 1;
+        first = first_visible(position, phase.window);
+        parts = parts_of(first, position, phase.slots);
+        each = 1;
+        if (parts.tiles == 1)
+            each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
+        items = (parts.count + each - 1) / each;
     }
-    __device__ __forceinline__ unsigned items() const { return (parts.count + each - 1) / each; }
     __device__ __forceinline__ void take_item(unsigned item) {
         begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
         end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
     }
-    __device__ __forceinline__ bool has(unsigned at) const {
-        return at / KV_TILE >= begin && at / KV_TILE < end && at >= first && at <= position;
+};
+
+// Places of a phase's parts: [token][head][share][part].
+struct PART_PLACES {
+    unsigned *words;
+    unsigned heads, slots;
+    __device__ __forceinline__ unsigned *share(unsigned token, unsigned channel,
+                                               unsigned number) const {
+        const size_t row = token * heads * PART_SHARES + channel / WARP_LANES;
+        return words + (row * slots + number) * SHARE_WORDS;
+    }
+    __device__ __forceinline__ void store(unsigned token, unsigned channel, unsigned number,
+                                          const SOFTMAX &softmax, float sum) const {
+        float *to = (float *)share(token, channel, number);
+        publish(to + channel % WARP_LANES, sum);
+        if (channel % WARP_LANES) return;
+        publish(to + WARP_LANES, softmax.top);
+        publish(to + WARP_LANES + 1, softmax.total);
     }
 };
+
+// A barrier of every warp for its copies of records, and how often those were waited for, which is in
+// shared memory between phases: products have no register to spare.
+struct RECORD_COPIES {
+    COPY_BARRIER *barriers;
+    unsigned rounds;
+
+    __device__ __forceinline__ RECORD_COPIES(void *place)
+        : barriers((COPY_BARRIER *)place), rounds(*(const unsigned *)(barriers + WARPS)) {}
+    // By all threads, before a barrier of the block.
+    __device__ __forceinline__ void keep() const {
+        if (threadIdx.x == 0) *(unsigned *)(barriers + WARPS) = rounds;
+    }
+};
+
+// A round of tiles, from `tile` to end - 1 of an item.
+struct ROUND {
+    const ITEM_WORK &work;
+    const RECORD_COPIES &copies;
+    unsigned char *memory;
+    unsigned tile, end;
+    bool settled;
+
+    // All warps call it once: the records of all of them are there then.
+    __device__ __forceinline__ void settle() {
+        if (settled) return;
+        const unsigned warp = threadIdx.x / WARP_LANES;
+        if (warp / TILE_WARPS < GROUPS) await_copy<1>(copies.barriers + warp, copies.rounds);
+        __syncthreads();
+        settled = true;
+    }
+    __device__ __forceinline__ bool has(unsigned position) const {
+        return position / KV_TILE >= tile && position / KV_TILE < end &&
+               position >= work.first && position <= work.position;
+    }
+    __device__ __forceinline__ unsigned char *record(unsigned position) const {
+        return group_record(memory, position / KV_TILE - tile, position % KV_TILE / PAGE_TOKENS);
+    }
+};
+DEVICE void open_records(void *place) {
+    open_copies((COPY_BARRIER *)place + threadIdx.x / WARP_LANES, 1);
+    if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)place + WARPS) = 0;
+}
 
 struct ATTENTION_RESULT {
     const ATTENTION_PHASE &phase;
     const STEP_MEMORY &step;
     size_t token;
-    unsigned head;
-    __device__ __forceinline__ void operator()(unsigned i, float value) const {
-        const unsigned channel = head * HEAD_DIM + i;
+    __device__ __forceinline__ void operator()(unsigned channel, float value) const {
         step.store(phase.y, token * phase.y_stride + channel, value);
         step.store(phase.also, token * phase.also_stride + channel, value);
     }
 };
 
-// A row of HEAD_DIM floats comes into shared memory.
-DEVICE void take_row(float *row, const float *x, const INCOMING &source, int lane) {
-    source.watch(x + HEAD_DIM - 1, lane);
-#pragma unroll
-    for (int k = 4 * lane; k < HEAD_DIM; k += 4 * WARP_LANES)
-        *(float4 *)(row + k) = source.settled(source.four(x + k), x + k);
-    __syncwarp();
+DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                                unsigned token) {
+    return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
-DEVICE void turn_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, float *row,
-                     bool norm, U64 weight, float eps, unsigned position, int lane) {
-    if (norm) norm_row(row, HEAD_DIM, step.floats(weight), eps, lane);
-    const float *cosine =
-        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
-    rotate_row(row, phase.rotary_pairs, phase.neox != 0, cosine, lane);
-}
-
-// Keys or values of token `token` for the KV head.
-DEVICE void write_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                      const ITEM_WORK &work, unsigned token, unsigned position, bool values,
-                      float *row, int lane) {
+// Keys or values of a token for the KV head, where they lie in the round's tiles.
+DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
+                         unsigned token, bool values, float *room, int lane) {
+    const ITEM_WORK &work = round.work;
+    const unsigned *query = query_of(phase, step, token);
+    const unsigned position = query[QUERY_POSITION];
+    if (query[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) return;
+    if (!round.has(position)) return;
     const U64 operand = values ? phase.v : phase.k;
+    const float *angles =
+        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
+    ROW_FACTORS factors;
+    if (!values) factors.load(step.floats(phase.k_weight), angles, lane);
+    unsigned char *record = (unsigned char *)record_of(work, position);
     const unsigned stride = values ? phase.v_stride : phase.k_stride;
-    const float *x = step.floats(operand) + token * stride + work.kv_head * HEAD_DIM;
-    take_row(row, x, step.incoming(operand), lane);
-    if (!values)
-        turn_row(phase, step, row, phase.k_norm, phase.k_weight, phase.k_eps, position, lane);
-    store_row(row, HEAD_DIM, values, work.kv, work.pages[position / PAGE_TOKENS], position,
-              work.kv_heads, work.kv_head, lane);
+    HEAD_ROW row;
+    row.load(step.floats(operand) + token * stride + work.kv_head * HEAD_DIM,
+             step.incoming(operand), lane);
+    if (!values) {
+        if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
+        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+    }
+    round.settle();
+    row.store(values, record, round.record(position), position % PAGE_TOKENS, lane);
 }
 
-// Rows of an item: queries of its heads, as bytes, and of every token of its slot up to its own keys
-// and values in its tiles.
-DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                      const ITEM_WORK &work, unsigned tokens, unsigned char *memory) {
-    float *rows = (float *)(memory + AT_ROWS);
-    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned *queries = (const unsigned *)step.at(phase.query);
-    const unsigned slot = queries[work.token * phase.query_stride + QUERY_SLOT];
+// Queries of a head, as bytes.
+DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
+                       unsigned head, float *room, int lane) {
+    const ITEM_WORK &work = round.work;
+    HEAD_ROW row;
+    if (head < work.heads) {
+        const float *angles =
+            step.floats(phase.rope_table) + (size_t)work.position * 2 * phase.rotary_pairs;
+        ROW_FACTORS factors;
+        factors.load(step.floats(phase.q_weight), angles, lane);
+        row.load(step.floats(phase.q) + work.token * phase.q_stride +
+                     (work.head + head) * HEAD_DIM,
+                 step.incoming(phase.q), lane);
+        if (phase.q_norm) row.normalize(factors, phase.q_weight != 0, phase.q_eps);
+        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+    }
+    round.settle();
+    row.split(head < work.heads, phase.scale, round.memory, head, lane);
+}
+
+// Rows of a round of tiles: queries of the item's heads in the first one, and of every token what is new
+// in these tiles. A warp waits for records when it has its first row.
+DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND round,
+                      unsigned tokens, bool queries) {
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const int lane = threadIdx.x % WARP_LANES;
+    float *room = (float *)(round.memory + AT_ROWS) + warp * HEAD_DIM;
 #pragma unroll 1
-    for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS) {
-        float *row = rows + task * HEAD_DIM;
-        if (task < HEADS) {
-            const float *x = step.floats(phase.q) + work.token * phase.q_stride +
-                             (work.head + task) * HEAD_DIM;
-            if (task < work.heads) {
-                take_row(row, x, step.incoming(phase.q), lane);
-                turn_row(phase, step, row, phase.q_norm, phase.q_weight, phase.q_eps,
-                         work.position, lane);
-            }
-            split_query(row, task < work.heads, phase.scale, memory, task, lane);
-            continue;
-        }
-        const unsigned token = (task - HEADS) / 2;
-        const unsigned *query = queries + token * phase.query_stride;
-        const unsigned position = query[QUERY_POSITION];
-        if (query[QUERY_SLOT] == slot && work.has(position))
-            write_row(phase, step, work, token, position, (task - HEADS) % 2, row, lane);
-    }
+    for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS)
+        if (task >= HEADS)
+            make_new_row(phase, step, round, (task - HEADS) / 2, (task - HEADS) % 2 != 0, room,
+                         lane);
+        else if (queries)
+            make_query(phase, step, round, task, room, lane);
+    round.settle();
+    __syncthreads();
 }
 
-// Records of the item's first tiles.
-DEVICE void call_item(const ITEM_WORK &work) {
+// Asks for the records of tiles `tile` and on, a page a warp; all warps of groups call.
+DEVICE void begin_records(const ITEM_WORK &work, const RECORD_COPIES &copies, unsigned tile,
+                          unsigned char *memory) {
+    const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
+    if (group >= GROUPS) return;
+    const unsigned page = warp % TILE_WARPS;
+    begin_copy(copies.barriers + warp, group_record(memory, group, page),
+               record_of(work, (tile + group) * KV_TILE + page * PAGE_TOKENS), RECORD);
+}
+
+// Those of tiles `tile` to end - 1 come nearer.
+DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned page = work.begin * TILE_PAGES + warp;
-    if (page >= work.end * TILE_PAGES || page * PAGE_TOKENS > work.position) return;
-    const unsigned char *record = record_of(work, page * PAGE_TOKENS);
-    for (unsigned at = 128 * lane; at < RECORD; at += 128 * WARP_LANES) call_near(record + at);
-}
-
-// Where parts of a token's groups of heads wait, and how many of its items are done.
-struct ITEM_PARTS {
-    float *parts;
-    unsigned slots, *counter;
-    __device__ __forceinline__ float *part(unsigned head, unsigned number) const {
-        return parts + ((size_t)head * slots + number) * PART_FLOATS;
+#pragma unroll 1
+    for (unsigned page = tile * TILE_PAGES + warp; page < end * TILE_PAGES; page += WARPS) {
+        const unsigned char *record = record_of(work, page * PAGE_TOKENS);
+        for (unsigned at = 128 * lane; at < RECORD; at += 128 * WARP_LANES) call_near(record + at);
     }
-};
-
-DEVICE void store_part(float *part, const SOFTMAX &softmax, float sum, unsigned channel) {
-    __stcg(part + PART_HEADER + channel, sum);
-    if (channel == 0) __stcg(part, softmax.top), __stcg(part + 1, softmax.total);
 }
 
-// Tiles `tile` to end - 1 of those the groups had, for channel i: into the sum, and as parts where
-// they are parts and not all there is.
-DEVICE void add_group_tiles(const ITEM_WORK &work, const ITEM_PARTS &to, unsigned tile, unsigned i,
-                            const unsigned char *memory, CHANNEL_SUM &channel) {
-    const unsigned head = i / HEAD_DIM;
+// Tiles `tile` and on of those the groups had, for channel i of the item's heads: into the sum, or as
+// parts where they are parts and not all there is.
+DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, unsigned tile,
+                            unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
         SOFTMAX top = softmax_at(group_top(memory, group, i));
         const float sum = *group_sum(memory, group, i);
-        if (broken_query(memory, head)) top.total = nan_value();
-        if (work.parts.tiles == 1 && work.items() > 1)
-            store_part(to.part(head, tile + group - work.parts.first), top, sum, i % HEAD_DIM);
-        else
-            channel.add_tile(top, sum);
+        if (broken_query(memory, i / HEAD_DIM)) top.total = nan_value();
+        if (work.parts.tiles == 1 && work.items > 1) {
+            places.store(work.token, work.head * HEAD_DIM + i, tile + group - work.parts.first,
+                         top, sum);
+            continue;
+        }
+        channel.add_tile(top, sum);
         if ((tile + group + 1) % SPAN_TILES == 0 && work.parts.tiles == 1) channel.end_span();
     }
 }
 
-// All parts of channel i from the left.
-DEVICE void add_parts(const ITEM_WORK &work, const ITEM_PARTS &from, unsigned i,
-                      CHANNEL_SUM &channel) {
-#pragma unroll 1
-    for (unsigned first = 0; first < work.parts.count; first += AHEAD) {
-        SOFTMAX top[AHEAD];
-        float sum[AHEAD];
-#pragma unroll
-        for (int n = 0; n < AHEAD; n++) {
-            const float *part = from.part(i / HEAD_DIM, min(first + n, work.parts.count - 1));
-            top[n] = softmax_of(__ldcg(part), __ldcg(part + 1));
-            sum[n] = __ldcg(part + PART_HEADER + i % HEAD_DIM);
-        }
-#pragma unroll
-        for (int n = 0; n < AHEAD; n++) {
-            if (first + n >= work.parts.count) break;
-            channel.add_tile(top[n], sum[n]);
-            const unsigned behind = (work.parts.first + first + n + 1) * work.parts.tiles;
-            if (behind % SPAN_TILES == 0) channel.end_span();
-        }
-    }
-}
-
-// An item of a group of heads, whose rows are made; whoever comes last merges all of them.
-DEVICE void attend_item(const ITEM_WORK &work, const ITEM_PARTS &parts,
-                        const ATTENTION_RESULT &result, unsigned char *memory) {
+// An item of a group of heads: its result where it is the only one, else parts.
+DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
+                        const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
+                        RECORD_COPIES &copies, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
-    const bool only = work.items() == 1;
+    const bool only = work.items == 1;
     CHANNEL_SUM channel[THREAD_CHANNELS];
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].begin();
+    show_to_copies();
+    __syncthreads();
+    // The newest tiles come first where they are parts: their rows are made beside those of queries.
+    const bool backwards = work.parts.tiles == 1 && !only;
+    const unsigned rounds = (work.end - work.begin + GROUPS - 1) / GROUPS;
+    unsigned tile = work.begin + (backwards ? rounds - 1 : 0) * GROUPS;
+    begin_records(work, copies, tile, memory);
+    call_records(work, backwards ? work.begin : tile + GROUPS, backwards ? tile : work.end);
 #pragma unroll 1
-    for (unsigned tile = work.begin; tile < work.end; tile += GROUPS) {
-        const unsigned start = (tile + group) * KV_TILE;
+    for (unsigned left = rounds; left; left--) {
+        make_rows(phase, step, {work, copies, memory, tile, min(tile + GROUPS, work.end), false},
+                  tokens, left == rounds);
+        copies.rounds++;
         if (group < GROUPS && tile + group < work.end)
-            attend_group_tile(work, start, memory, record_of(work, start + page * PAGE_TOKENS),
-                              record_of(work, start + lane % 4 * PAGE_TOKENS), group, group, page,
-                              lane);
+            attend_copied_tile(work, (tile + group) * KV_TILE, memory, 0, group, group, page,
+                               lane);
+        show_to_copies();
         __syncthreads();
+        const unsigned next = backwards ? tile - GROUPS : tile + GROUPS;
+        if (left > 1) begin_records(work, copies, next, memory);
 #pragma unroll
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
             if (i < work.heads * HEAD_DIM)
-                add_group_tiles(work, parts, tile, i, memory, channel[n]);
+                add_group_tiles(work, places, tile, i, memory, channel[n]);
         }
-        __syncthreads();
+        tile = next;
     }
-    if (!only) {
-        unsigned *last = (unsigned *)(memory + AT_LAST);
-        if (work.parts.tiles > 1)
-#pragma unroll
-            for (int n = 0; n < THREAD_CHANNELS; n++) {
-                const unsigned i = threadIdx.x + n * BLOCK_THREADS;
-                if (i < work.heads * HEAD_DIM)
-                    store_part(parts.part(i / HEAD_DIM,
-                                          work.begin / SPAN_TILES - work.parts.first),
-                               channel[n].span, channel[n].part, i % HEAD_DIM);
-            }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            last[0] = atomicAdd(parts.counter, 1) + 1 == work.items();
-            __threadfence();
-        }
-        __syncthreads();
-        if (!last[0]) return;
-        if (threadIdx.x == 0) *parts.counter = 0;
-    }
+    const ATTENTION_RESULT result = {phase, step, work.token};
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) {
         const unsigned i = threadIdx.x + n * BLOCK_THREADS;
         if (i >= work.heads * HEAD_DIM) break;
-        if (!only) {
-            channel[n].begin();
-            add_parts(work, parts, i, channel[n]);
+        if (only) {
+            channel[n].end_span();
+            result(work.head * HEAD_DIM + i,
+                   attention_output(channel[n].sum, channel[n].all.total));
+        } else if (work.parts.tiles > 1) {
+            places.store(work.token, work.head * HEAD_DIM + i,
+                         work.begin / SPAN_TILES - work.parts.first, channel[n].span,
+                         channel[n].part);
         }
-        channel[n].end_span();
-        result(i, attention_output(channel[n].sum, channel[n].all.total));
     }
 }
 
-DEVICE void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                            unsigned tokens, unsigned *workspace, unsigned char *memory) {
-    const unsigned *queries = (const unsigned *)step.at(phase.query);
+// The parts of one span of a warp's channels, from the left, as they come; `share` is that of part 0.
+DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span,
+                           const INCOMING &source, int lane, float &sum) {
+    const unsigned each = SPAN_TILES / work.parts.tiles;
+    const unsigned begin = max(span * each, work.parts.first) - work.parts.first;
+    unsigned count = min((span + 1) * each - work.parts.first, work.parts.count) - begin;
+    share += (size_t)begin * SHARE_WORDS;
+    // Lane n has U of part n, lane AHEAD + n its l.
+    unsigned *own = share + lane % AHEAD * SHARE_WORDS + WARP_LANES + lane / AHEAD % 2;
+    share += lane;
+    SOFTMAX all = no_softmax();
+    sum = 0.0f;
+    unsigned spins = 0;
+#pragma unroll 1
+    while (true) {
+        unsigned word[AHEAD] = {}, header = 0;
+        bool missing;
+        do {
+            missing = false;
+#pragma unroll
+            for (unsigned n = 0; n < AHEAD; n++)
+                if (n < count && !word[n]) word[n] = load_shared_word(share + n * SHARE_WORDS);
+            if (lane % AHEAD < count && !header) header = load_shared_word(own);
+#pragma unroll
+            for (unsigned n = 0; n < AHEAD; n++) missing |= n < count && !word[n];
+            missing |= lane % AHEAD < count && !header;
+        } while (source.waits(missing, spins));
+        __syncwarp();
+        if (lane < 2 * AHEAD && lane % AHEAD < count) __stcg((float *)own, 0.0f);
+#pragma unroll
+        for (unsigned n = 0; n < AHEAD; n++) {
+            const float top = __uint_as_float(~__shfl_sync(ALL_LANES, header, n));
+            const float total = __uint_as_float(~__shfl_sync(ALL_LANES, header, AHEAD + n));
+            if (n >= count) break;
+            __stcg((float *)share + n * SHARE_WORDS, 0.0f);
+            const FACTORS factors = merge_later(all, softmax_of(top, total));
+            sum = sum * factors.keep + __uint_as_float(~word[n]) * factors.add;
+        }
+        if (count <= AHEAD) return all;
+        count -= AHEAD, share += AHEAD * SHARE_WORDS, own += AHEAD * SHARE_WORDS;
+    }
+}
+
+// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one.
+DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
+                           unsigned char *memory, const ATTENTION_RESULT &result) {
+    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const unsigned channel = task * WARP_LANES + lane;
+    const INCOMING source = {true, result.step.stop, 0};
+    const unsigned first = work.parts.first * work.parts.tiles / SPAN_TILES;
+    const unsigned end = work.position / KV_TILE / SPAN_TILES + 1;
+    float *found = (float *)(memory + AT_MERGED);
+    CHANNEL_SUM all;
+    all.begin();
+#pragma unroll 1
+    for (unsigned batch = first; batch < end; batch += WARPS) {
+        if (batch + warp < end) {
+            float sum;
+            const SOFTMAX span = merged_span(work, places.share(work.token, channel, 0),
+                                             batch + warp, source, lane, sum);
+            float *own = found + warp * 3 * WARP_LANES + lane;
+            own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
+        }
+        __syncthreads();
+        if (warp == 0)
+#pragma unroll 1
+            for (unsigned n = 0; n < WARPS && batch + n < end; n++) {
+                const float *one = found + n * 3 * WARP_LANES + lane;
+                all.span = softmax_of(one[0], one[WARP_LANES]), all.part = one[2 * WARP_LANES];
+                all.end_span();
+            }
+        __syncthreads();
+    }
+    if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
+    // What was left is 0 before anything this block hands on from here.
+    __threadfence();
+}
+
+APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step, unsigned tokens,
+                           unsigned char *workspace, void *barriers, unsigned char *memory) {
+    RECORD_COPIES copies(barriers);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
+    const PART_PLACES places = {(unsigned *)(workspace + phase.parts), phase.heads, phase.slots};
     ITEM_WORK work;
     work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
     const unsigned sharing = phase.heads / work.kv_heads;
-    const unsigned each = work.kv_heads * ((sharing + HEADS - 1) / HEADS);
-    unsigned unit = blockIdx.x;
+    const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
+    const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
+    // The last blocks have the fewest tiles of products, so they are here first.
+    unsigned unit = gridDim.x - 1 - blockIdx.x;
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
-        const unsigned *query = queries + work.token * phase.query_stride;
-        work.take_token(query, phase.window, phase.slots);
+        const unsigned *query = query_of(phase, step, work.token);
+        work.take_token(phase, query, blocks);
         work.pages = pages + query[QUERY_SLOT] * phase.pages_stride;
-        const unsigned units = work.items() * each;
+        const unsigned units = work.items * each;
 #pragma unroll 1
         for (; unit < units; unit += gridDim.x) {
             const unsigned group = unit % each;
             work.take_item(unit / each);
             work.take_group(group, sharing);
-            call_item(work);
-            make_rows(phase, step, work, tokens, memory);
-            __syncthreads();
-            const ITEM_PARTS parts = {
-                (float *)step.at(phase.parts) +
-                    (size_t)(work.token * phase.heads + work.head) * phase.slots * PART_FLOATS,
-                phase.slots, workspace + phase.counters + work.token * each + group};
-            const ATTENTION_RESULT result = {phase, step, work.token, work.head};
-            attend_item(work, parts, result, memory);
-            __syncthreads();
+            attend_item(phase, step, work, tokens, places, copies, memory);
         }
         unit -= units;
+    }
+    copies.keep();
+#pragma unroll 1
+    for (work.token = 0; work.token < tokens; work.token++) {
+        work.take_token(phase, query_of(phase, step, work.token), blocks);
+        if (work.items == 1) continue;
+        const ATTENTION_RESULT result = {phase, step, work.token};
+#pragma unroll 1
+        for (unsigned task = blockIdx.x; task < phase.heads * PART_SHARES; task += gridDim.x)
+            merge_channels(work, places, task, memory, result);
     }
 }
 

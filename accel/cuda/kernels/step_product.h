@@ -4,6 +4,7 @@
 #define STEP_PRODUCT_H
 
 #include "gate.h"
+#include "step_activations.h"
 #include "step_table.h"
 
 // One warp's ring over all phases: what is fetched runs ahead of what is computed, whatever the blocks
@@ -71,21 +72,20 @@ struct PHASE_OUTPUTS {
 };
 
 template <class S>
-DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work,
+DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, unsigned counted,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
     memory.begin(work.steps, true);
     CHUNK_LIST<S> list;
     list.begin(work, memory, threadIdx.x / WARP_LANES);
-    const int tokens = (int)min(work.tokens, S::most_tokens);
+    const int tokens = (int)min(counted, (unsigned)S::most_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    ONE_ROW<S::warps, true, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows,
-                                                                        phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS, HELD_UNITS> quantizer(memory.x, rows, phase.norm != 0);
 #else
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);

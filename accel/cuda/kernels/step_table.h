@@ -39,10 +39,10 @@ struct PRODUCT_PHASE {
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
     U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also;
-    unsigned counters, kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
+    unsigned kv_heads, window, slots, q_stride, k_stride, v_stride, query_stride;
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
-    unsigned reserved[18];
+    unsigned reserved[19];
 };
 
 union PHASE {
@@ -52,13 +52,9 @@ union PHASE {
 };
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
 
-// What has to be known of a phase ahead of it: its products, how many tokens there are, and the norms'
-// weights of so many bytes, 0 where there are none.
-struct alignas(16) PHASE_WORK : UNIT_WORK<MOST_PHASE_MATRICES> {
-    const unsigned char *norms[2];
-    unsigned norm_bytes, tokens;
-};
-static_assert(sizeof(PHASE_WORK) == 96, "as persistent.py has it");
+// What has to be known of a phase ahead of it: its products.
+typedef UNIT_WORK<MOST_PHASE_MATRICES> PHASE_WORK;
+static_assert(sizeof(PHASE_WORK) == 56, "as persistent.py has it");
 
 // Of one launch: where operands are in this step.
 struct STEP_MEMORY {

@@ -67,15 +67,15 @@ struct OUTPUTS {
 };
 
 // Places of one matrix' operands.
-DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, UNIT_MATRIX &matrix,
-                        RESULT &result) {
+DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
+                        UNIT_WORK<MATRICES> &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);
     result.rows = product->size[MATMUL_ROWS];
     result.y = (float *)operand_at(launch, y);
     result.bias = (const float *)operand_at(launch, b);
     result.stride = stride_at(launch, y);
-    matrix.units = operand_at(launch, w);
-    matrix.tiles = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    work.matrix[number] = operand_at(launch, w);
+    work.tiles[number] = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES, 1)
@@ -94,15 +94,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     }
     const int own = min(tokens - outputs.first_token, TOKENS);
     UNIT_WORK<MATRICES> work;
-    open_matrix(launch, 0, W0, B0, Y0, work.matrix[0], outputs.result[0]);
+    open_matrix(launch, 0, W0, B0, Y0, work, outputs.result[0]);
 #if MATRICES > 1
-    open_matrix(launch, 1, W1, B1, Y1, work.matrix[1], outputs.result[1]);
+    open_matrix(launch, 1, W1, B1, Y1, work, outputs.result[1]);
 #endif
 #if MATRICES > 2
-    open_matrix(launch, 2, W2, B2, Y2, work.matrix[2], outputs.result[2]);
+    open_matrix(launch, 2, W2, B2, Y2, work, outputs.result[2]);
 #endif
 #if MATRICES > 3
-    open_matrix(launch, 3, W3, B3, Y3, work.matrix[3], outputs.result[3]);
+    open_matrix(launch, 3, W3, B3, Y3, work, outputs.result[3]);
 #endif
     work.formats = NUMBERS;
     work.prepare(columns, PAIRED);
@@ -131,7 +131,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     };
     const ACTIVATIONS own_x = from_token(shares.x, team);
 #if WHOLE_ROWS
-    ONE_ROW<TEAM_WARPS, (NORM >= 0), STANDING, NORM_UNITS, HELD_UNITS> quantizer(own_x, rows);
+    ONE_ROW<TEAM_WARPS, (NORM >= 0), NORM_UNITS, HELD_UNITS> quantizer(own_x, rows);
 #else
     ROW_QUANTIZER<WARPS, (NORM >= 0), OWN_TOKENS == 1> quantizer(own_x, rows);
 #endif

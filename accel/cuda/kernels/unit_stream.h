@@ -33,18 +33,13 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
     }
 };
 
-// One matrix of units; `tiles` of 16 rows.
-struct UNIT_MATRIX {
-    const unsigned char *units;
-    unsigned tiles;
-};
-
-// What one launch multiplies: `matrices` one after the other or, `paired`, two of equal shape
-// whose tiles belong together. A tile is `steps` chunks, of a pair first all of one and then of the
-// other; `own` tiles are the block's. `formats` has four bits a matrix.
+// What one launch multiplies: matrices of units, `tiles` of 16 rows each, one after the other or,
+// `paired`, two of equal shape whose tiles belong together. A tile is `steps` chunks, of a pair first
+// all of one and then of the other; `own` tiles are the block's. `formats` has four bits a matrix.
 template <int most> struct UNIT_WORK {
-    UNIT_MATRIX matrix[most];
-    unsigned units, chunks, steps, own, formats;
+    const unsigned char *matrix[most];
+    unsigned tiles[most];
+    unsigned units, steps, own, formats;
     bool paired;
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
@@ -52,13 +47,13 @@ template <int most> struct UNIT_WORK {
     __device__ __forceinline__ void prepare(unsigned columns, bool paired_) {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
-        chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        const unsigned chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
         steps = paired ? 2 * chunks : chunks;
-        unsigned tiles = matrix[0].tiles;
+        unsigned all = tiles[0];
 #pragma unroll
         for (int i = 1; i < most; i++)
-            if (!paired) tiles += matrix[i].tiles;
-        own = tiles > blockIdx.x ? (tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
+            if (!paired) all += tiles[i];
+        own = all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
     }
     // Chunks of the block that a warp computes, every `warps`-th.
     __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
@@ -76,13 +71,13 @@ template <int most> struct PLACE {
         local = local_, step = step_;
         in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
         if (work.paired) {
-            if (step >= work.chunks) matrix = 1, unit -= work.chunks * CHUNK_UNITS;
+            const unsigned chunks = work.steps / 2;
+            if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
             return;
         }
 #pragma unroll
         for (int i = 0; i + 1 < most; i++)
-            if (matrix == i && in_matrix >= work.matrix[i].tiles)
-                in_matrix -= work.matrix[i].tiles, matrix++;
+            if (matrix == i && in_matrix >= work.tiles[i]) in_matrix -= work.tiles[i], matrix++;
     }
     __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
         return min((unsigned)CHUNK_UNITS, work.units - unit);
@@ -198,10 +193,10 @@ template <class S> struct COPY_LIST {
         const unsigned lane = threadIdx.x % WARP_LANES;
         const PLACE<S::matrices> at(work, warp + min(next + lane, count - 1) * S::warps);
         const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
-        const unsigned char *units = work.matrix[0].units;
+        const unsigned char *units = work.matrix[0];
 #pragma unroll
         for (int i = 1; i < S::matrices; i++)
-            if (at.matrix == i) units = work.matrix[i].units;
+            if (at.matrix == i) units = work.matrix[i];
         source = units + ((size_t)at.in_matrix * work.units + at.unit) * unit_bytes;
         bytes = at.units(work) * unit_bytes;
     }

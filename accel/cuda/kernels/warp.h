@@ -6,6 +6,8 @@
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
 #define DEVICE static __device__ __forceinline__
+// Called, so that it has registers of its own and no caller keeps what only it needs.
+#define APART static __device__ __noinline__
 
 // The bits of a binary16 as binary32.
 DEVICE float half_bits(unsigned bits) {
@@ -35,6 +37,13 @@ DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
         "{%0,%1,%2,%3};"
         : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
         : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The larger magnitude of two floats, NaN where either is one.
+DEVICE float larger_magnitude(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return most;
 }
 
 // Of four signed numbers of 16 bits the sum of the products with four unsigned bytes.
@@ -325,6 +334,8 @@ DEVICE void word_to_peer(COPY_BARRIER *barrier, const unsigned *own, unsigned ra
 }
 // Copies may go where this thread wrote or read before.
 DEVICE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+DEVICE void show_to_copies() {}
 #endif
 
 // The dynamic shared memory of a block.

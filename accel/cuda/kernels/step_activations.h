@@ -1,0 +1,91 @@
+// The row of one token that other blocks make becomes ACTIVATIONS, normalized first or not (rules R3 to
+// R5), by a block of a step kernel. Its text is short: what all phases share is there once, and what has
+// not come is asked for by the instructions that asked first.
+
+#ifndef STEP_ACTIVATIONS_H
+#define STEP_ACTIVATIONS_H
+
+#include "activations.h"
+
+// What each warp holds of the row: units `warps` apart, `most` of them at once, `normal` where the row
+// has a norm, which then is no longer. Everything of `normal` units is done side by side: it is one chain
+// after the other whose latency counts here.
+template <int warps, int normal, int most> struct AWAITED_ROW {
+    EIGHT held[most], weight[normal];
+    const ACTIVATIONS &x;
+    const FLOAT_ROWS<INCOMING> &rows;
+    int lane, warp;
+    bool normed;
+
+    __device__ __forceinline__ AWAITED_ROW(const ACTIVATIONS &x_,
+                                           const FLOAT_ROWS<INCOMING> &rows_, bool normed_)
+        : x(x_),
+          rows(rows_),
+          lane(threadIdx.x % WARP_LANES),
+          warp(threadIdx.x / WARP_LANES),
+          normed(normed_) {}
+
+    __device__ __forceinline__ void load_weights() {
+        if (!normed || !rows.weight) return;
+#pragma unroll
+        for (int i = 0; i < normal; i++)
+            weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
+    }
+    // `count` units from `first` on, once all of them have come.
+    __device__ __forceinline__ void await(unsigned first, int count) {
+        const float *row = rows.x + rows.source.row(0) * rows.stride;
+        row += first * UNIT_COLUMNS + 4 * lane;
+        const int left = (int)rows.columns - (int)(first * UNIT_COLUMNS + 4 * lane);
+        unsigned wanted = (1u << 2 * count) - 1, spins = 0;
+#pragma unroll
+        for (int i = 0; i < most; i++) held[i] = EIGHT{};
+        do {
+#pragma unroll
+            for (int i = 0; i < 2 * most; i++) {
+                const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
+                if (!(wanted >> i & 1) || column >= left) continue;
+                const uint4 four = rows.source.four(row + column);
+                float *v = held[i / 2].of + i % 2 * 4;
+                v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
+                v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
+            }
+            unsigned missing = 0;
+#pragma unroll
+            for (int i = 0; i < 2 * most; i++) {
+                const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
+                const float *v = held[i / 2].of + i % 2 * 4;
+                const unsigned least = min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
+                                           min(__float_as_uint(v[2]), __float_as_uint(v[3])));
+                if (least == 0 && column < left) missing |= 1u << i;
+            }
+            wanted &= missing;
+        } while (rows.source.waits(wanted != 0, spins));
+        __syncwarp();
+        if (!rows.source.awaited) return;
+#pragma unroll
+        for (int i = 0; i < 2 * most; i++) {
+            const int column = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
+            float *v = held[i / 2].of + i % 2 * 4;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (column < left) v[e] = __uint_as_float(~__float_as_uint(v[e]));
+        }
+    }
+    // `squares` has room for a float a unit.
+    __device__ __forceinline__ void run(float *squares) {
+        const int count = normed ? normal : most;
+        unsigned first = warp;
+        while (rows.tokens) {
+            await(first, count);
+            if (normed) normalize_units<warps>(held, weight, x, rows, squares);
+#pragma unroll 1
+            for (int at = 0; at < count && first + at * warps < x.units; at += normal)
+                quantize_units<warps, normal>(held, x, first + at * warps, lane);
+            first += warps * count;
+            if (first >= x.units) break;
+        }
+        __syncthreads();
+    }
+};
+
+#endif
