@@ -164,6 +164,7 @@ def test_several_tokens(
         (1216, 1150, (4, 1), 7, 256),
         (1088, 1022, (8, 1), 9, 256),
         (4224, 4130, (8, 1), 5, 64),
+        (4224, 4130, (4, 1), 5, 64),
         (96, 62, (6, 1), 3, 256),
         (192, 190, (4, 1), 8, 256),
     ],
@@ -179,7 +180,8 @@ def test_contexts_of_several_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One block passes over all tiles, or blocks merge those of several, of two spans or, of more
-    tiles than there is room for, spans; both steps count from 0."""
+    tiles than there is room for, spans, of which there may be more than warps; both steps count
+    from 0."""
     one = ShapeKey(1, 1)
     monkeypatch.setattr(phases, "MOST_TILE_PARTS", most_parts)
     model = recorded("qwen3", folder, one, context=context)
