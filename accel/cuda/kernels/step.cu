@@ -3,10 +3,10 @@
 // a ring that goes over all phases and waits for none; what a phase makes for another goes through
 // exchange.h.
 //
-// Compiled with WARPS, SLOTS and TOKENS as in unit_stream.h; FORMAT0 to FORMAT3, -1
+// Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; FORMAT0 to FORMAT3, -1
 // where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
 // WHOLE_TURN as in step_attention.h and step_rows.h;
-// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
 // steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
 // parts of attention follow, 0 between steps, and the banks.
 

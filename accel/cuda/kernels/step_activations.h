@@ -5,7 +5,7 @@
 #ifndef STEP_ACTIVATIONS_H
 #define STEP_ACTIVATIONS_H
 
-#include "activations.h"
+#include "one_row.h"
 
 // What each warp holds of the row: units `warps` apart, `most` of them at once, `normal` where the row
 // has a norm, which then is no longer. Everything of `normal` units is done side by side: it is one chain

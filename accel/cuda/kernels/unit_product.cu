@@ -7,13 +7,14 @@
 // SUMS; NORM_WEIGHT; W0 to W3, the matrices; B0 to B3, their biases; Y0 to Y3, their results;
 // RESIDUAL. NORM, PRODUCT and GATE are numbers of packets: of the norm, the first product and the
 // gated activation, -1 where absent. FIRST and SECOND are formats, NUMBERS has four bits for every
-// matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_stream.h,
+// matrix, 1 where it is of the second; MATRICES is how many. WARPS, SLOTS, TOKENS and SLOT_BITS as in unit_ring.h,
 // HELD_UNITS as in activations.h. CLUSTER blocks share the activations: each makes those of
 // OWN_TOKENS tokens. Where WHOLE_ROWS, a team of warps makes each of them as ONE_ROW's, NORM_UNITS its `normal`.
 // Blocks of a row of the grid share a product, rows of the grid take TOKENS tokens each.
 
 #include "gate.h"
 #include "clusters.h"
+#include "one_row.h"
 #include "packets.h"
 #include "peer_rows.h"
 #include "unit_stream.h"

@@ -1,0 +1,92 @@
+// A row of one token that becomes activations: all that a warp holds of it side by side (rules R3 to R5).
+
+#ifndef ONE_ROW_H
+#define ONE_ROW_H
+
+#include "activations.h"
+
+// The first `normal` units a warp holds of a row are normalized, side by side. `squares` has room for a
+// float a unit. All threads of the block call; a team of `warps` warps has a row.
+template <int warps, int normal, int most, class ROWS>
+DEVICE void normalize_units(EIGHT (&held)[most], const EIGHT (&weight)[normal],
+                            const ACTIVATIONS &x, const ROWS &rows, float *squares) {
+    const int lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES % warps;
+    float square[normal];
+#pragma unroll
+    for (int i = 0; i < normal; i++) square[i] = sum_of_squares(held[i], lane);
+#pragma unroll
+    for (int i = 0; i < normal; i++)
+        if (lane == 0 && warp + i * warps < x.units) squares[warp + i * warps] = square[i];
+    __syncthreads();
+    const float mean = __fdiv_rn(fold_units(squares, x.units, 1), (float)rows.columns);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + rows.eps));
+#pragma unroll
+    for (int i = 0; i < normal; i++) normalize_eight(held[i], r, rows.weight != 0, weight[i]);
+}
+
+// Units from `first` on are quantized, and those behind them come to the front.
+template <int warps, int normal, int most>
+DEVICE void quantize_units(EIGHT (&held)[most], const ACTIVATIONS &x, unsigned first, int lane) {
+#pragma unroll
+    for (int i = 0; i < normal; i++) {
+        const unsigned unit = first + i * warps;
+        quantize_unit(x, unit, lane, held[i], unit < x.units);
+    }
+#pragma unroll
+    for (int i = normal; i < most; i++) held[i - normal] = held[i];
+}
+
+// What each of `warps` warps, of several teams of them, holds of the row of one token: units `warps` apart,
+// `most` of them at once. Where the row has a norm it is `normal` units a warp at most. Everything of
+// `normal` units is done side by side: it is one chain after the other whose latency counts here.
+template <int warps, bool norm, int normal, int most> struct ONE_ROW {
+    EIGHT held[most], weight[normal];
+    const ACTIVATIONS &x;
+    const FLOAT_ROWS<> &rows;
+    int lane, warp;
+
+    __device__ __forceinline__ ONE_ROW(const ACTIVATIONS &x_, const FLOAT_ROWS<> &rows_)
+        : x(x_),
+          rows(rows_),
+          lane(threadIdx.x % WARP_LANES),
+          warp(threadIdx.x / WARP_LANES % warps) {}
+
+    // What no step writes may be read before the kernels in front are done.
+    __device__ __forceinline__ void load_weights() {
+        if (!norm || !rows.weight) return;
+#pragma unroll
+        for (int i = 0; i < normal; i++)
+            weight[i] = load_eight(rows.weight, warp + i * warps, rows.columns, lane);
+    }
+    template <int count> __device__ __forceinline__ void load(unsigned first) {
+#pragma unroll
+        for (int i = 0; i < count; i++)
+            held[i] = load_eight(rows.x, first + i * warps, rows.columns, lane);
+    }
+    // `squares` has room for a float a unit.
+    __device__ __forceinline__ void run(float *squares) {
+        if (!rows.tokens) {
+            if (norm) __syncthreads();
+            __syncthreads();
+            return;
+        }
+        if (norm) {
+            load<normal>(warp);
+            normalize_units<warps>(held, weight, x, rows, squares);
+            quantize_units<warps, normal>(held, x, warp, lane);
+        } else {
+#pragma unroll 1
+            for (unsigned first = warp; first < x.units; first += warps * most) {
+                load<most>(first);
+#pragma unroll 1
+                for (int at = 0; at < most; at += normal) {
+                    if (first + at * warps >= x.units) break;
+                    quantize_units<warps, normal>(held, x, first + at * warps, lane);
+                }
+            }
+        }
+        __syncthreads();
+    }
+};
+
+#endif

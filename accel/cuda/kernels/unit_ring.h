@@ -1,0 +1,295 @@
+// What warps of a product with few tokens have to do and where it comes: matrices, tiles and chunks, the
+// shared memory of a block, lists of chunks and the ring they are copied to.
+
+#ifndef UNIT_RING_H
+#define UNIT_RING_H
+
+#include "activations.h"
+
+#define MOST_TILE_SLOTS 8
+
+// The formats a kernel is made for. A matrix has the number of one of them.
+template <int... dtypes> struct FORMATS;
+template <int dtype_> struct FORMATS<dtype_> {
+    static constexpr int dtype = dtype_;
+    static constexpr bool last = true;
+    static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick, all_quick = any_quick;
+    static constexpr unsigned most_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
+    static __device__ __forceinline__ unsigned unit_bytes(unsigned) { return most_bytes; }
+};
+template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
+    typedef FORMATS<others...> rest;
+    static constexpr int dtype = dtype_;
+    static constexpr bool last = false;
+    static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick || rest::any_quick;
+    static constexpr bool all_quick = SINGLE_TOKEN<dtype_>::quick && rest::all_quick;
+    static constexpr unsigned own_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
+    static constexpr unsigned most_bytes =
+        own_bytes > rest::most_bytes ? own_bytes : rest::most_bytes;
+    static __device__ __forceinline__ unsigned unit_bytes(unsigned number) {
+        return number == 0 ? own_bytes : rest::unit_bytes(number - 1);
+    }
+};
+
+// What one launch multiplies: matrices of units, `tiles` of 16 rows each, one after the other or,
+// `paired`, two of equal shape whose tiles belong together. A tile is `steps` chunks, of a pair first
+// all of one and then of the other; `own` tiles are the block's. `formats` has four bits a matrix.
+template <int most> struct UNIT_WORK {
+    const unsigned char *matrix[most];
+    unsigned tiles[most];
+    unsigned units, steps, own, formats;
+    bool paired;
+    __device__ __forceinline__ unsigned format_of(unsigned number) const {
+        return formats >> 4 * number & 15;
+    }
+    __device__ __forceinline__ void prepare(unsigned columns, bool paired_) {
+        units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+        paired = paired_;
+        const unsigned chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
+        steps = paired ? 2 * chunks : chunks;
+        unsigned all = tiles[0];
+#pragma unroll
+        for (int i = 1; i < most; i++)
+            if (!paired) all += tiles[i];
+        own = all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    }
+    // Chunks of the block that a warp computes, every `warps`-th.
+    __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
+        return (own * steps + warps - 1 - warp) / warps;
+    }
+};
+
+// A chunk of a block's work: which of its tiles, matrix, tile of the matrix, step and first unit.
+template <int most> struct PLACE {
+    unsigned local, matrix, in_matrix, step, unit;
+
+    __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned chunk)
+        : PLACE(work, chunk / work.steps, chunk % work.steps) {}
+    __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned local_, unsigned step_) {
+        local = local_, step = step_;
+        in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
+        if (work.paired) {
+            const unsigned chunks = work.steps / 2;
+            if (step >= chunks) matrix = 1, unit -= chunks * CHUNK_UNITS;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < most; i++)
+            if (matrix == i && in_matrix >= work.tiles[i]) in_matrix -= work.tiles[i], matrix++;
+    }
+    __device__ __forceinline__ unsigned units(const UNIT_WORK<most> &work) const {
+        return min((unsigned)CHUNK_UNITS, work.units - unit);
+    }
+};
+
+// How one kernel is built: warps of a block, ring slots of a warp, most tokens, most matrices of a
+// product and its formats.
+template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_> struct SHAPE {
+    static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
+    static constexpr int matrices = matrices_;
+    typedef FORMATS_ formats;
+    static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
+    // Whether all chunks are those of one token in formats of super-blocks.
+    static constexpr bool quick = tokens_ == 1 && formats::all_quick;
+};
+
+// Shared memory of a block, in this order; each part is a multiple of 16 bytes. Values of units
+// wait for those of their tile in one of 2^slot_bits places.
+template <class S> struct STREAM_MEMORY {
+    unsigned char *ring;
+    COPY_BARRIER *barriers;
+    unsigned long long *arrived;
+    unsigned *folded;
+    COPY_BARRIER *peers;  // where there are two, for alignment
+    float *values, *squares;
+    ACTIVATIONS x;
+    unsigned tile_units, slot_bits;
+
+    __device__ __forceinline__ STREAM_MEMORY(unsigned char *shared,
+                                             const UNIT_WORK<S::matrices> &work,
+                                             unsigned slot_bits_) {
+        const unsigned units = work.units, matrices = work.paired ? 2 : 1;
+        slot_bits = slot_bits_;
+        tile_units = units * matrices;
+        ring = shared;
+        barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
+        arrived = (unsigned long long *)(barriers + S::warps * S::slots);
+        folded = (unsigned *)(arrived + MOST_TILE_SLOTS);
+        peers = (COPY_BARRIER *)(folded + MOST_TILE_SLOTS);
+        x.planes = (unsigned char *)(peers + 2);
+        x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
+        values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
+        x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
+        squares = x.scales + S::most_tokens * units;
+        x.units = units;
+        x.in_eights = false;
+    }
+    // Where values of a tile are, and how many tiles were there before.
+    __device__ __forceinline__ unsigned slot_of(unsigned local) const {
+        return local & ((1u << slot_bits) - 1);
+    }
+    __device__ __forceinline__ unsigned turn_of(unsigned local) const {
+        return local >> slot_bits;
+    }
+    // Of one unit: most_tokens rows of UNIT_ROWS.
+    __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
+        return values + (slot_of(local) * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
+    }
+    // `again`: for another product than before.
+    __device__ __forceinline__ void begin(unsigned steps, bool again) const {
+        if (threadIdx.x >= MOST_TILE_SLOTS) return;
+        if (again) close_arrivals(arrived + threadIdx.x);
+        open_arrivals(arrived + threadIdx.x, steps);
+        folded[threadIdx.x] = 0;
+    }
+};
+
+DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
+
+// Warps that fold a tile: those that have its last steps take turns. Were it the warp that comes last, it
+// would be late with the next tile for that and come last again. There are as many as have a value a
+// lane, each with a share of them.
+template <class S> struct FOLDERS {
+    unsigned latest, count, lanes;
+
+    __device__ __forceinline__ FOLDERS(const UNIT_WORK<S::matrices> &work) {
+        // Of a pair the upper half of a warp folds the second matrix.
+        lanes = work.paired ? UNIT_ROWS : WARP_LANES;
+        latest = min(work.steps, (unsigned)S::warps);
+        count = S::most_tokens == 1 ? 1 : min(latest, S::most_tokens * UNIT_ROWS / lanes);
+    }
+    // Which share of a tile the warp with one of its steps folds; not less than `count` where none.
+    __device__ __forceinline__ unsigned share(const UNIT_WORK<S::matrices> &work, unsigned local,
+                                              unsigned step) const {
+        const unsigned turn = local % MOST_TILE_SLOTS, before_last = work.steps - 1 - step;
+        if (S::most_tokens == 1) return before_last == min(turn, latest - 1) ? 0 : count;
+        if (before_last >= latest) return count;
+        return (before_last + MOST_TILE_SLOTS * latest - turn * count) % latest;
+    }
+};
+
+// Chunks a warp asks for: every lane knows one of 32.
+template <class S> struct COPY_LIST {
+    const unsigned char *source;
+    unsigned bytes, next, count;
+
+    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work, unsigned warp) {
+        next = 0, count = work.chunks_of(warp, S::warps);
+    }
+    __device__ __forceinline__ bool is_done() const { return next == count; }
+    // Fills a slot with the next of them.
+    __device__ __forceinline__ void copy(const UNIT_WORK<S::matrices> &work,
+                                         const STREAM_MEMORY<S> &memory, unsigned warp,
+                                         unsigned slot) {
+        if (next % WARP_LANES == 0) look(work, warp);
+        const unsigned place = warp * S::slots + slot;
+        begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, source, bytes,
+                   next % WARP_LANES);
+        next++;
+    }
+    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work, unsigned warp) {
+        const unsigned lane = threadIdx.x % WARP_LANES;
+        const PLACE<S::matrices> at(work, warp + min(next + lane, count - 1) * S::warps);
+        const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
+        const unsigned char *units = work.matrix[0];
+#pragma unroll
+        for (int i = 1; i < S::matrices; i++)
+            if (at.matrix == i) units = work.matrix[i];
+        source = units + ((size_t)at.in_matrix * work.units + at.unit) * unit_bytes;
+        bytes = at.units(work) * unit_bytes;
+    }
+};
+
+// One warp's ring: the slot of the present chunk, and how often it came around. What is asked for, by
+// `fetch` of RING_OF, runs ahead of what is computed.
+template <class S, class RING_OF> struct RING_SLOTS {
+    unsigned slot, rounds;
+
+    __device__ __forceinline__ const unsigned char *chunk(const STREAM_MEMORY<S> &memory,
+                                                          unsigned warp) const {
+        return memory.ring + (warp * S::slots + slot) * S::slot_bytes;
+    }
+    // Waits for the present chunk.
+    __device__ __forceinline__ const unsigned char *await(const STREAM_MEMORY<S> &memory,
+                                                          unsigned warp) const {
+        await_copy<S::slots>(memory.barriers + warp * S::slots + slot, rounds);
+        return chunk(memory, warp);
+    }
+    // The present chunk has been read: another takes its place, the next one is the present.
+    __device__ __forceinline__ void refill(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        ((RING_OF *)this)->fetch(memory, warp, slot);
+        if (++slot == S::slots) slot = 0, rounds++;
+    }
+    __device__ __forceinline__ void open(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        slot = rounds = 0;
+        open_copies(memory.barriers + warp * S::slots, S::slots);
+    }
+    __device__ __forceinline__ void fill(const STREAM_MEMORY<S> &memory, unsigned warp) {
+#pragma unroll 1
+        for (int i = 0; i < S::slots; i++) ((RING_OF *)this)->fetch(memory, warp, i);
+    }
+};
+
+// The ring of a kernel with one product.
+template <class S> struct RING : RING_SLOTS<S, RING<S>> {
+    const UNIT_WORK<S::matrices> &work;
+    COPY_LIST<S> list;
+
+    __device__ __forceinline__ RING(const UNIT_WORK<S::matrices> &work_) : work(work_) {}
+    __device__ __forceinline__ void begin(const STREAM_MEMORY<S> &memory, unsigned warp) {
+        this->open(memory, warp);
+        list.begin(work, warp);
+        this->fill(memory, warp);
+    }
+    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
+                                          unsigned slot) {
+        if (list.is_done())
+            no_copy();
+        else
+            list.copy(work, memory, warp, slot);
+    }
+};
+
+// A chunk as the list has it.
+struct LISTED_CHUNK {
+    unsigned packed;
+    __device__ __forceinline__ unsigned unit() const { return packed & 4095; }
+    __device__ __forceinline__ unsigned place() const { return packed >> 12 & 4095; }
+    __device__ __forceinline__ unsigned format() const { return packed >> 24 & 3; }
+    __device__ __forceinline__ unsigned units() const { return (packed >> 26 & 3) + 1; }
+    __device__ __forceinline__ bool folds() const { return packed >> 28 & 1; }
+    __device__ __forceinline__ unsigned slot() const { return packed >> 29; }
+};
+
+// Chunks a warp computes, in the order it asks for them: every lane knows one of 32.
+template <class S> struct CHUNK_LIST {
+    unsigned local, packed, count;
+
+    __device__ __forceinline__ void begin(const UNIT_WORK<S::matrices> &work,
+                                          const STREAM_MEMORY<S> &memory, unsigned warp) {
+        count = work.chunks_of(warp, S::warps);
+        look(work, memory, warp, 0);
+    }
+    __device__ __forceinline__ LISTED_CHUNK at(unsigned i) const {
+        return {__shfl_sync(ALL_LANES, packed, i % WARP_LANES)};
+    }
+    __device__ __forceinline__ unsigned local_at(unsigned i) const {
+        return __shfl_sync(ALL_LANES, local, i % WARP_LANES);
+    }
+    // Those from number `first` on.
+    __device__ __forceinline__ void look(const UNIT_WORK<S::matrices> &work,
+                                         const STREAM_MEMORY<S> &memory, unsigned warp,
+                                         unsigned first) {
+        const unsigned lane = threadIdx.x % WARP_LANES;
+        const PLACE<S::matrices> at(work, warp + (first + lane) * S::warps);
+        const FOLDERS<S> folders(work);
+        local = at.local;
+        const unsigned place = memory.slot_of(local) * memory.tile_units + at.unit +
+                               (work.paired ? at.matrix * work.units : 0);
+        packed = at.unit | place << 12 | work.format_of(at.matrix) << 24 |
+                 (at.units(work) - 1) << 26 | (folders.share(work, local, at.step) < folders.count) << 28 |
+                 memory.slot_of(local) << 29;
+    }
+};
+
+#endif
