@@ -74,9 +74,12 @@ def _precompiled(compiler: str, folder: Path) -> Path:
 
 
 def _compile(compiler: str, *words: str, to: Path) -> None:
-    command = [compiler, *OPTIONS, *words, "-o", str(to)]
+    # Nobody finds half of it where a compiler was stopped.
+    part = to.with_name(f"{to.name}.part")
+    command = [compiler, *OPTIONS, *words, "-o", str(part)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[:4000]
+    part.replace(to)
 
 
 def _runners(text: str) -> str:

@@ -266,8 +266,6 @@ class EmulatedDevices(FakeDevices):
         def run(kept: object = kept) -> None:
             built.run(str(function), grid, config.blockDimX, *values)
 
-        threads = config.blockDimX
-        assert threads == config.blockDimX
         return self._enqueue(run)
 
     def _kernel(self, function: Function) -> tuple[Emulated, list[tuple[str, dict[str, int]]]]:
