@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
-from accel.cuda.group_shapes import group_shape, shapes_beside
+from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_beside
 from accel.cuda.matrices import MOST_FOUR_WARPS
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
@@ -190,12 +190,42 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
     case = layer(9, dtypes.Q5_K, biases, gated)
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
-    assert entries == ["unit_pack", "unit_groups"] + ["unit_groups", "unit_pack"] * (1 + gated) + [
-        "unit_groups"
-    ]
+    pack = "unit_pack_fours" if most > MOST_SPLIT_TOKENS else "unit_pack"
+    products = [pack, "unit_groups"] * (1 + gated)
+    assert entries == [pack, "unit_groups", "unit_groups", *products]
     got, want = run(case, folder, most), layer_by_definition(case, biases)
     for name, values in want.items():
         assert np.array_equal(got[name], values), name
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(70, 1280), (130, 256)])
+def test_blocks_of_a_pair_follow_each_other(tokens: int, columns: int, folder: Path) -> None:
+    """A multiprocessor takes several, of rows of five units and of one. Rows that
+    end in a block, tokens that do."""
+    rows = 200
+    builder = GraphBuilder("pair")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
+    matrices = {
+        name: (dtypes.Q4_K, weights(dtypes.Q4_K, rows, columns, i + 1))
+        for i, name in enumerate(("gate", "up"))
+    }
+    gate, up = (
+        builder.emit(
+            Opcode.MATMUL,
+            x=x,
+            weight=builder.buffer(name, BufferKind.WEIGHT, dtypes.Q4_K, (rows, columns)),
+        )
+        for name in matrices
+    )
+    builder.emit(
+        Opcode.SWIGLU, gate=gate, up=up, activation=0, y=builder.output("y", "tokens", rows)
+    )
+    case = Case(builder.build(), activations(tokens, columns, 7), matrices, {})
+    _, plan = planned(case)
+    assert [launch.entry for launch in plan.launches] == ["unit_pack_fours", "unit_groups"]
+    assert plan.launches[1].grid[0] == DEVICE.multiprocessors
+    gate_rows, up_rows = (matmul(stored, dtypes.Q4_K, case.x) for _, stored in matrices.values())
+    assert np.array_equal(run(case, folder)["y"], swiglu(gate=gate_rows, up=up_rows))
 
 
 def test_formats_run_beside_each_other() -> None:
@@ -258,11 +288,8 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     and the gate by itself."""
     case = layer(tokens, dtypes.Q4_K)
     step, plan = planned(case)
-    assert [launch.entry for launch in plan.launches[:3]] == [
-        "unit_pack",
-        "unit_groups",
-        "unit_pack",
-    ]
+    pack = "unit_pack_fours" if tokens > MOST_SPLIT_TOKENS else "unit_pack"
+    assert [launch.entry for launch in plan.launches[:3]] == [pack, "unit_groups", pack]
     older = plan_launches(step.ops, OLDER, step.scratch)
     few = tokens <= MOST_GATED
     assert [step.ops[i].name for i in plain_ops(older)] == ([] if few else ["swiglu"])

@@ -82,16 +82,20 @@ DEVICE unsigned low_bytes(unsigned first, unsigned second) {
 
 // How rule R5 makes integers of a segment whose largest magnitude has these bits.
 struct SEGMENT_SCALE {
-    float up, limit, scale;
+    bool broken, silent;
+    int exponent;
+    float up, limit;
     __device__ __forceinline__ explicit SEGMENT_SCALE(unsigned largest) {
-        const bool broken = largest >= 0x7F800000u;
-        const int exponent = (int)(largest >> 23) - 127;
-        const bool silent = broken || exponent < -64;
+        broken = largest >= 0x7F800000u;
+        exponent = (int)(largest >> 23) - 127;
+        silent = broken || exponent < -64;
         up = silent ? 0.0f : __uint_as_float((unsigned)(127 + 10 - exponent) << 23);
         limit = silent ? 0.0f : 2047.0f;
-        scale = broken   ? __uint_as_float(0x7FC00000u)
-                : silent ? 0.0f
-                         : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
+    }
+    __device__ __forceinline__ float scale() const {
+        return broken   ? __uint_as_float(0x7FC00000u)
+               : silent ? 0.0f
+                        : __uint_as_float((unsigned)(127 - 10 + exponent) << 23);
     }
     // In the low 16 bits.
     __device__ __forceinline__ unsigned integer(float value) const {
@@ -146,7 +150,7 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
         {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)},
         {__byte_perm(bits[4], bits[5], 0x5410), __byte_perm(bits[6], bits[7], 0x5410)}};
     store_integers(x, index, lane, pair, exists);
-    if (exists && lane == 0) x.scales[index * (x.in_eights ? 8 : 1)] = segment.scale;
+    if (exists && lane == 0) x.scales[index * (x.in_eights ? 8 : 1)] = segment.scale();
 }
 
 // Rule R4 over the squares of a unit; every lane gets it. Of four sums over the lanes each lane goes on

@@ -115,7 +115,7 @@ DEVICE void quantize_columns(const ACTIVATIONS &x, unsigned unit, int lane,
         *(unsigned *)(planes + k * 512 + 256) = low_bytes(first, second);
     }
     store_sums(x.sums + (size_t)unit * 8 * UNIT_SUMS, part, lane, exists);
-    if (exists && lane % TOKEN_LANES == 0) x.scales[(size_t)unit * 8] = segment.scale;
+    if (exists && lane % TOKEN_LANES == 0) x.scales[(size_t)unit * 8] = segment.scale();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
