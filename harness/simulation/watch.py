@@ -180,7 +180,7 @@ class Watch(NullObserver):
             written[slot, position // PAGE_TOKENS] = None
         places = list(self._places())
         check_decodes(places, counts)
-        engine, decodes = self._engine, any(place.decodes for place in places)
+        engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in places)
         most = engine.chunk_beside if decodes else engine.chunk_tokens
         drafted = self._engine._residents.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
