@@ -328,10 +328,11 @@ def test_many_tokens_are_packed_by_fours(
     weighted: bool | None, tokens: int, units: int, folder: Path
 ) -> None:
     """Normed with and without weights, or not at all: rows that are broken, that have a unit of
-    zeros or of very small numbers, the last four not whole. Of longer rows a block norms one."""
+    zeros or of very small numbers, the last four not whole. Q6_K needs
+    every sum. Of longer rows a block norms one."""
     builder, columns = GraphBuilder("packed"), 256 * units
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
-    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (16, columns))
+    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q6_K, (16, columns))
     vectors = {"norm": activations(1, columns, 3)[0]} if weighted else {}
     packed = x
     if weighted is not None:
@@ -340,17 +341,17 @@ def test_many_tokens_are_packed_by_fours(
             Opcode.RMS_NORM, x=x, eps=1e-6, groups=1, **(kept if weighted else {})
         )
     builder.emit(Opcode.MATMUL, x=packed, weight=w, y=builder.output("y", "tokens", 16))
-    stored, values = weights(dtypes.Q4_K, 16, columns, 2), activations(tokens, columns, 7)
+    stored, values = weights(dtypes.Q6_K, 16, columns, 2), activations(tokens, columns, 7)
     values[3, 300], values[9, 7], values[-1, -1] = np.inf, np.nan, -np.inf
     values[11, 256:512], values[14, :256] = 0.0, 1e-30
-    case = Case(builder.build(), values, {"w": (dtypes.Q4_K, stored)}, vectors)
+    case = Case(builder.build(), values, {"w": (dtypes.Q6_K, stored)}, vectors)
     _, plan = planned(case)
     by_fours = weighted is None or units <= MOST_FOUR_WARPS
     assert plan.launches[0].entry == ("unit_pack_fours" if by_fours else "unit_pack")
     with np.errstate(invalid="ignore"):
         if weighted is not None:
             values = rms_norm(x=values, weight=vectors.get("norm"), eps=1e-6)
-        want = matmul(stored, dtypes.Q4_K, values)
+        want = matmul(stored, dtypes.Q6_K, values)
     assert np.isnan(want).any(axis=1).sum() == 3
     assert np.array_equal(run(case, folder, 99)["y"], want, equal_nan=True)
 
