@@ -21,7 +21,9 @@ from contract.shape_key import ShapeKey
 @dataclass(frozen=True, slots=True)
 class BoundForm:
     """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step."""
+    ``workspace`` the address of what launches have from step to step. ``short``: how many launches
+    are enough for a row that takes its largest logit, and where among the inputs is how it is
+    sampled."""
 
     name: str
     form: ShapeKey
@@ -31,6 +33,7 @@ class BoundForm:
     workspace: int
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
+    short: tuple[int, int] | None = None
 
     @property
     def gathers(self) -> list[PlannedLaunch]:
