@@ -21,9 +21,8 @@ from contract.shape_key import ShapeKey
 @dataclass(frozen=True, slots=True)
 class BoundForm:
     """A form with addresses: what its launches are recorded from. Memory in ``kept`` is its own,
-    ``workspace`` the address of what launches have from step to step. ``short``: how many launches
-    are enough for a row that takes its largest logit, and where among the inputs is how it is
-    sampled."""
+    ``workspace`` the address of what launches have from step to step. ``sampling`` is where among
+    the inputs a step that may be short says how its row is sampled."""
 
     name: str
     form: ShapeKey
@@ -33,7 +32,7 @@ class BoundForm:
     workspace: int
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
-    short: tuple[int, int] | None = None
+    sampling: int = 0
 
     @property
     def gathers(self) -> list[PlannedLaunch]:

@@ -68,9 +68,9 @@ class Recording:
         """Whether what lies between two steps counts, and a graph for another place does not."""
         return len(self.launches) <= FEW_LAUNCHES
 
-    def first(self, count: int) -> Recording:
-        """Another one, of the first launches alone."""
-        return replace(self, launches=self.launches[:count], _executables={}, _made_for=())
+    def with_launches(self, launches: Sequence[BoundLaunch]) -> Recording:
+        """Another one, of other launches."""
+        return replace(self, launches=launches, _executables={}, _made_for=())
 
     def prepare(self, stream: Any, inputs: int) -> None:
         """Make the graph for a place of inputs, unless there is one for the memory of now."""

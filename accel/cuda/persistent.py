@@ -35,7 +35,7 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
-from accel.cuda.row_end import EndPhase, ShortStep, end_phase
+from accel.cuda.row_end import EndPhase, end_phase, short_step
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
@@ -183,7 +183,7 @@ def compose(
         launches.append(made)
         assert made.table is not None
         if made.table.end is not None:
-            short = ShortStep(len(launches), made.table.end.sampling)
+            short = short_step(made.table.end, len(launches), plan.launches[at + count :])
         workspace += aligned(made.table.workspace_bytes)
         together.append((plan.levels[made.first], plan.levels[made.first + made.count - 1]))
         at += count

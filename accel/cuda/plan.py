@@ -115,7 +115,8 @@ def layout_of(decl: BufferDecl, device: Device) -> WeightLayout:
 
 def sources_of(plan: Plan) -> Iterable[Source]:
     """Everything that has to be built."""
-    return (launch.source for launch in plan.launches)
+    drawn = () if plan.short is None else plan.short.drawn
+    return (launch.source for launch in (*plan.launches, *drawn))
 
 
 def _replacement(ops: Remaining, device: Device) -> Replacement | None:

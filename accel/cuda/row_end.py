@@ -1,23 +1,26 @@
 """The end of a step of one row as the last phase of a persistent launch: a token, that of the
 largest logit, the event that tells it and the slot that keeps it.
 
-Rows that are drawn, or whose logits are changed first, take the launches behind it, which do
-everything anew. So a step has two forms of its graph, and the host, which knows how the row is
-sampled, enqueues the shorter one where it is enough.
+Rows that are drawn take launches behind it, which begin with the largest logit; those whose logits
+are changed first take all of SAMPLE, which does everything anew. So a step has several graphs, and
+the host, which knows how the row is sampled, enqueues the shortest that is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.runs import operand_of, source
+from accel.cuda.plan import PlannedLaunch
+from accel.cuda.program import tuned_source
+from accel.cuda.runs import operand_of, operand_place, source
 from accel.cuda.step_table import END_FIELDS, END_KIND, END_RECORD, Bound, Operand
 from accel.packets.step import Op, Tensor
 
+DRAWING = ("sample_bins", "sample_draw")
 ENDING = ("sample_part", "sample", "stream_out", "store_request_state")
 """What has to follow the logits, and nothing else."""
 
@@ -56,6 +59,7 @@ class EndPhase:
             self._operand("stream_out", "step"),
             self._operand("store_request_state", "slot_table"),
             self._operand("stream_out", "ring"),
+            self._operand("sample_part", "best"),
         )
         for name, operand in zip(END_FIELDS, operands, strict=True):
             one[name], stride = bound.stored(operand)
@@ -90,16 +94,40 @@ def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
 
 @dataclass(frozen=True, slots=True)
 class ShortStep:
-    """The first ``launches`` of a step are all of one whose row takes its largest logit.
-    ``sampling`` says how a row is sampled."""
+    """What is enough for a step whose row's logits nothing changes before a token is taken: the
+    first ``launches`` of it where that is the largest one's, and those and ``drawn`` where it is
+    drawn. ``sampling`` is where it is said how."""
 
     launches: int
+    drawn: tuple[PlannedLaunch, ...]
     sampling: Tensor
 
 
-def takes_largest(record: np.void) -> bool:
-    """Whether the token of a row that is sampled by SAMPLING ``record`` is that of the largest of
-    its logits, whatever they are."""
+def short_step(end: EndPhase, launches: int, behind: Sequence[PlannedLaunch]) -> ShortStep:
+    """For a step that ``end`` ends with so many launches, with others ``behind`` them."""
+    part, *rest = behind
+    drawn = [_tempered(launch, end) if launch.entry in DRAWING else launch for launch in rest]
+    # Without kernels that take logits as they are a row that is drawn needs all launches.
+    kept = [part, *rest] if drawn == rest else drawn
+    return ShortStep(launches, tuple(kept), end.sampling)
+
+
+def _tempered(launch: PlannedLaunch, end: EndPhase) -> PlannedLaunch:
+    """Drawing as before, from logits instead of what SAMPLE's first half makes of them."""
+    place = operand_place(end.ops[end.first :], 0, "logits")
+    macros = {**dict(launch.source.macros), "LOGITS_AT": place, "PACKET_COUNT": 2}
+    assert launch.first == end.first + 1
+    source = tuned_source(launch.source.name, macros, "sample")
+    return replace(launch, source=source, first=end.first, count=2)
+
+
+def is_plain(record: np.void) -> bool:
+    """Whether nothing but a temperature changes the logits of a row that is sampled by SAMPLING
+    ``record``: no mask, bias or penalty."""
     changed = record["mask"] > 0 or record["bias_count"] > 0
-    recent = min(record["position"], record["repeat_last_n"]) > 0
-    return not (changed or recent or record["temperature"] > 0)
+    return not changed and min(record["position"], record["repeat_last_n"]) <= 0
+
+
+def is_drawn(record: np.void) -> bool:
+    """Whether its token is not simply that of the largest logit."""
+    return bool(record["temperature"] > 0)

@@ -67,14 +67,14 @@ ATTENTION_RECORD = np.dtype(
         ("reserved", "<u4", (19,)),
     ]
 )
-END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring")
+END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
 END_RECORD = np.dtype(
     [
         *COMMON,
         ("vocab", "<u4"),
         *((name, "<u8") for name in ("logits", *END_FIELDS)),
         *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
-        ("reserved", "<u4", (43,)),
+        ("reserved", "<u4", (41,)),
     ]
 )
 assert {RECORD_BYTES} == {

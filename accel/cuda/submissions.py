@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
-from accel.cuda.row_end import takes_largest
+from accel.cuda.row_end import is_drawn, is_plain
 from accel.packets.under_way import Pace, UnderWay
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, step_of
@@ -35,17 +35,21 @@ PLACES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ShortRecording:
-    """What is enough for a step whose only row takes its largest logit; ``sampling`` is where among
-    the inputs that is said."""
+class ShortRecordings:
+    """What is enough for a step whose only row takes its ``largest`` logit, or is ``drawn`` from
+    logits that nothing changes; ``sampling`` is where among the inputs that is said."""
 
-    recording: Recording
+    largest: Recording
+    drawn: Recording
     sampling: int
 
-    def is_enough(self, inputs: NDArray[np.uint8]) -> bool:
-        """For a step with these inputs."""
+    def enough_for(self, inputs: NDArray[np.uint8]) -> Recording | None:
+        """The one for a step with these inputs, if there is one."""
         stop = self.sampling + SAMPLING.itemsize
-        return takes_largest(inputs[self.sampling : stop].view(SAMPLING)[0])
+        record = inputs[self.sampling : stop].view(SAMPLING)[0]
+        if not is_plain(record):
+            return None
+        return self.drawn if is_drawn(record) else self.largest
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -58,14 +62,19 @@ class CudaBatch:
     recording: Recording
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
-    short: ShortRecording | None = None
+    short: ShortRecordings | None = None
     pace: Pace = field(default_factory=Pace)
 
     def recorded_for(self, inputs: NDArray[np.uint8]) -> Recording:
         """The launches of a step with these inputs."""
-        if self.short is not None and self.short.is_enough(inputs):
-            return self.short.recording
-        return self.recording
+        found = None if self.short is None else self.short.enough_for(inputs)
+        return self.recording if found is None else found
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """All there are of it."""
+        short = [] if self.short is None else [self.short.largest, self.short.drawn]
+        return [self.recording, *short]
 
 
 class Mark:
@@ -187,11 +196,12 @@ class Submissions:
         if place is not self.place:
             self._places = InputPlaces(self._memory, place)
 
-    def prepare(self, recording: Recording) -> None:
-        """Make what steps of a recording are going to need. Raises CudaError."""
+    def prepare(self, batch: CudaBatch) -> None:
+        """Make what steps of a batch are going to need. Raises CudaError."""
         assert self._places is not None
-        for address in self._places.addresses[: PLACES if recording.is_brief else 1]:
-            recording.prepare(self._memory.stream, address)
+        for recording in batch.recordings:
+            for address in self._places.addresses[: PLACES if recording.is_brief else 1]:
+                recording.prepare(self._memory.stream, address)
 
     def submit(
         self,

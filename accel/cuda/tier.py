@@ -25,7 +25,6 @@ from accel.cuda.submissions import (
     PLACES,
     CudaBatch,
     CudaFence,
-    ShortRecording,
     Submissions,
 )
 from accel.cuda.upload import Arrived
@@ -293,7 +292,7 @@ class CudaTier(Closing):
             workspace,
             inputs.nbytes,
             outputs,
-            None if short is None else (short.launches, inputs.offsets[short.sampling.buffer]),
+            0 if short is None else inputs.offsets[short.sampling.buffer],
         )
 
     def record(
@@ -302,14 +301,13 @@ class CudaTier(Closing):
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
         theirs = [(tier._places, other) for tier, other in peers]
-        recording = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
-        self._submissions.prepare(recording)
-        launches, short = len(bound.plan.launches), None
-        if bound.short is not None:
-            count, sampling = bound.short
-            short = ShortRecording(recording.first(count), sampling)
-            self._submissions.prepare(short.recording)
-        return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs, short)
+        made = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
+        launches = len(bound.plan.launches)
+        batch = CudaBatch(
+            bound.form, launches, made.whole, bound.input_bytes, bound.outputs, made.short
+        )
+        self._submissions.prepare(batch)
+        return batch
 
     def submit(
         self,
@@ -324,9 +322,7 @@ class CudaTier(Closing):
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make its graph for the memory of now. Raises CudaError."""
-        self._submissions.prepare(batch.recording)
-        if batch.short is not None:
-            self._submissions.prepare(batch.short.recording)
+        self._submissions.prepare(batch)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from accel.cuda import phases
 from accel.cuda.persistent import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step, compose
 from accel.cuda.plan import plan_launches
-from accel.cuda.row_end import takes_largest
+from accel.cuda.row_end import is_drawn, is_plain
 from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
 from accel.packets.rules import lower_graph
 from contract.dtypes import I12
@@ -263,24 +263,26 @@ def test_of_equal_logits_the_first_is_taken(rows: slice | None, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("changed", "enough"),
+    ("changed", "plain"),
     [
         ({}, True),
         ({"position": 5, "repeat_last_n": 64}, False),
         ({"position": 0, "repeat_last_n": 64}, True),
         ({"mask": 1}, False),
         ({"bias_count": 2}, False),
-        ({"temperature": 0.8}, False),
+        ({"temperature": 0.8}, True),
+        ({"temperature": 0.8, "mask": 1}, False),
         ({"position": 5, "seed_low": 7, "top_k": 40, "top_p": 0.9}, True),
     ],
     ids=str,
 )
-def test_whose_token_is_that_of_the_largest_logit(changed: dict[str, float], enough: bool) -> None:
-    """Nothing is drawn, and nothing changes a logit."""
+def test_what_changes_the_logits_of_a_row(changed: dict[str, float], plain: bool) -> None:
+    """A temperature does not count."""
     record = np.zeros(1, SAMPLING)[0]
     for name, value in changed.items():
         record[name] = value
-    assert takes_largest(record) == enough
+    assert is_plain(record) == plain
+    assert is_drawn(record) == ("temperature" in changed)
 
 
 def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:

@@ -110,11 +110,11 @@ def test_a_kernel_that_waits_forever_is_told_to_stop(
     assert words(stops[0], 1)[0] == 1
 
 
-def test_launches_behind_it_are_for_rows_that_are_drawn(
+def test_steps_have_the_launches_their_row_needs(
     driver: FakeDriver, open_cuda: OpenTier, folder: Path
 ) -> None:
-    """A row that takes its largest logit has its token with the launch that makes the logits, in
-    whatever order such steps and others come."""
+    """A row that takes its largest logit has its token with the launch that makes the logits; one
+    that is drawn needs the second half of SAMPLE behind it, one with penalties all."""
     model = recorded("qwen3", folder, ONE_ROW)
     limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
     step = lower_graph(model.model.graph(limits), ONE_ROW, ROW_PARTS, "cuda")
@@ -124,16 +124,23 @@ def test_launches_behind_it_are_for_rows_that_are_drawn(
         driver.kernels[launch.entry] = (sizes, lambda *arguments: None)
     driver.kernels["step_phases"] = (ARGUMENTS, lambda *arguments: None)
     tier = open_cuda(step="4x1", graphs=False)
+    # The second half of SAMPLE has packets of both where the first has no launch.
+    both = (8, 8, 2 * PACKET.itemsize, 8)
+    one = driver.kernels["sample_draw"][0]
     with ModelRunner(model.model, tier, limits) as runner:
-        for temperature in (0.0, 0.8, 0.0, 0.0, 0.5):
-            given = np.zeros(1, SAMPLING)
-            given["temperature"] = temperature
+        for temperature, recent in ((0, 0), (0.8, 0), (0, 0), (0.8, 4), (0, 4), (0.5, 0)):
+            given, query = np.zeros(1, SAMPLING), np.zeros(1, QUERY_TOKEN)
+            given["temperature"], given["repeat_last_n"], given["position"] = temperature, recent, 5
+            for name in ("sample_bins", "sample_draw"):
+                driver.kernels[name] = (one if recent else both, lambda *arguments: None)
             pages = np.arange(6, dtype=np.int32).reshape(1, 6)
             driver.launched.clear()
-            runner.step(StepInput(np.zeros(1, QUERY_TOKEN), np.zeros(1, np.int32), given, pages))
+            runner.step(StepInput(query, np.zeros(1, np.int32), given, pages))
             names = [name for name, _ in driver.launched]
-            assert ("sample_draw" in names) == ("launch_stream_out" in names) == (temperature > 0)
             assert names.count("step_phases") == 1
+            assert ("launch_sample_part" in names) == (recent > 0)
+            for name in ("sample_draw", "launch_stream_out", "launch_store_request_state"):
+                assert (name in names) == (recent > 0 or temperature > 0)
 
 
 def test_what_it_keeps_is_planned(open_cuda: OpenTier) -> None:

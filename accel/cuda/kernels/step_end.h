@@ -1,7 +1,7 @@
 // The end of a step of one row whose token is that of its largest logit (rule R9): what SAMPLE, STREAM_OUT
 // and STORE_REQUEST_STATE do of such a row. Every block offers the largest of the logits that it made
-// itself, the block that is done last does the rest. Nothing is done of a row that is drawn: launches
-// behind this one do it.
+// itself, the block that is done last does the rest. Of a row that is drawn launches behind this one do it,
+// which find the record of the largest logit.
 
 #ifndef STEP_END_H
 #define STEP_END_H
@@ -15,7 +15,7 @@ GROUP_MEMORY(1)
 
 // What is known of the row before its token is.
 struct ENDED_ROW {
-    bool exists;
+    bool exists, drawn;
     unsigned slot, position, event;
 
     __device__ __forceinline__ void open(const END_PHASE &phase, const STEP_MEMORY &step,
@@ -25,14 +25,20 @@ struct ENDED_ROW {
         const ADDRESS how = (ADDRESS)step.at(phase.sampling);
         const unsigned row = U32_AT((ADDRESS)step.at(phase.output_rows), 0);
         const ADDRESS query = ROW((ADDRESS)step.at(phase.query), row, phase.query_stride);
-        exists = !(F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f);
+        drawn = F32_AT(how, SAMPLING_TEMPERATURE) > 0.0f;
         slot = U32_AT(query, QUERY_SLOT), position = U32_AT(query, QUERY_POSITION) + 1;
         event = U32_AT((ADDRESS)step.at(phase.step), STEP_FIRST_EVENT);
     }
     __device__ __forceinline__ void end(const END_PHASE &phase, const STEP_MEMORY &step,
                                         U64 best) const {
-        const unsigned token =
-            best >> 32 == BROKEN_LOGIT ? (unsigned)NO_TOKEN : ~(unsigned)(best & 0xFFFFFFFFu);
+        const bool broken = best >> 32 == BROKEN_LOGIT;
+        const unsigned id = ~(unsigned)best, token = broken ? (unsigned)NO_TOKEN : id;
+        if (drawn) {
+            const unsigned *logits = (const unsigned *)step.at(phase.logits);
+            const float value = broken ? 0.0f : __uint_as_float(load_shared_word(logits + id));
+            store_best((ADDRESS)step.at(phase.best), 0, best_record(value, (int)token, !broken));
+            return;
+        }
         const ADDRESS state = ROW((ADDRESS)step.at(phase.slots), slot, phase.slots_stride);
         U32_AT(state, SLOT_POSITION) = position;
         U32_AT(state, SLOT_LAST_TOKEN) = token;

@@ -50,9 +50,9 @@ struct ATTENTION_PHASE {
 // What becomes of the logits of one row.
 struct END_PHASE {
     unsigned kind, multiplier, counted, vocab;
-    U64 logits, sampling, output_rows, query, step, slots, ring;
+    U64 logits, sampling, output_rows, query, step, slots, ring, best;
     unsigned query_stride, slots_stride, ring_events;
-    unsigned reserved[43];
+    unsigned reserved[41];
 };
 
 union PHASE {
