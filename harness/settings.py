@@ -146,7 +146,13 @@ SETTINGS: Mapping[str, Setting] = {
             "how keys and values are stored: i12 takes three quarters of f16 and loses nothing "
             "more, q8_0 about half of it, f32 twice as much",
         ),
-        Setting("chunk", tokens(1, 1 << 20), 256, "most prompt tokens prefilled in one step"),
+        Setting(
+            "chunk",
+            tokens(1, 1 << 20),
+            None,
+            "most prompt tokens prefilled in one step",
+            "what the tier reads fastest with, and 256 beside sequences that decode",
+        ),
         Setting(
             "draft",
             integer(0, 63),
