@@ -42,6 +42,12 @@ struct ITEM_WORK : SPAN_WORK {
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
         items = (parts.count + each - 1) / each;
     }
+    __device__ __forceinline__ unsigned first_span() const {
+        return parts.first * parts.tiles / SPAN_TILES;
+    }
+    __device__ __forceinline__ unsigned end_span() const {
+        return position / KV_TILE / SPAN_TILES + 1;
+    }
     __device__ __forceinline__ void take_item(unsigned item) {
         begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
         end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
@@ -326,36 +332,40 @@ DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span
     }
 }
 
-// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one.
+// Channels 32 `task` and on of a token: a warp a span, then all spans from the left by one. Where there is
+// one span, `alone`, a single warp calls and waits for no other.
 DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
-                           unsigned char *memory, const ATTENTION_RESULT &result) {
-    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const unsigned channel = task * WARP_LANES + lane;
+                           bool alone, unsigned char *memory, const ATTENTION_RESULT &result) {
+    const unsigned warp = alone ? 0 : threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const unsigned channel = task * WARP_LANES + lane, end = work.end_span();
     const INCOMING source = {true, result.step.stop, 0};
-    const unsigned first = work.parts.first * work.parts.tiles / SPAN_TILES;
-    const unsigned end = work.position / KV_TILE / SPAN_TILES + 1;
     float *found = (float *)(memory + AT_MERGED);
     CHANNEL_SUM all;
     all.begin();
 #pragma unroll 1
-    for (unsigned batch = first; batch < end; batch += WARPS) {
+    for (unsigned batch = work.first_span(); batch < end; batch += WARPS) {
         if (batch + warp < end) {
             float sum;
             const SOFTMAX span = merged_span(work, places.share(work.token, channel, 0),
                                              batch + warp, source, lane, sum);
             float *own = found + warp * 3 * WARP_LANES + lane;
-            own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
+            if (alone)
+                all.span = span, all.part = sum;
+            else
+                own[0] = span.top, own[WARP_LANES] = span.total, own[2 * WARP_LANES] = sum;
         }
+        if (alone) break;
         __syncthreads();
         if (warp == 0)
 #pragma unroll 1
             for (unsigned n = 0; n < WARPS && batch + n < end; n++) {
+                if (n || batch != work.first_span()) all.end_span();
                 const float *one = found + n * 3 * WARP_LANES + lane;
                 all.span = softmax_of(one[0], one[WARP_LANES]), all.part = one[2 * WARP_LANES];
-                all.end_span();
             }
         __syncthreads();
     }
+    all.end_span();
     if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
     // What was left is 0 before anything this block hands on from here.
     __threadfence();
@@ -395,9 +405,12 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
         work.take_token(phase, query_of(phase, step, work.token), blocks);
         if (work.items == 1) continue;
         const ATTENTION_RESULT result = {phase, step, work.token};
+        const bool alone = work.end_span() - work.first_span() == 1;
+        const unsigned warp = alone ? threadIdx.x / WARP_LANES : 0, apart = alone ? WARPS : 1;
 #pragma unroll 1
-        for (unsigned task = blockIdx.x; task < phase.heads * PART_SHARES; task += gridDim.x)
-            merge_channels(work, places, task, memory, result);
+        for (unsigned task = blockIdx.x + warp * gridDim.x; task < phase.heads * PART_SHARES;
+             task += apart * gridDim.x)
+            merge_channels(work, places, task, alone, memory, result);
     }
 }
 
