@@ -35,6 +35,7 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
+from accel.cuda.runs import ABSENT
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
@@ -137,11 +138,15 @@ class StepTable:
         head["works_at"] = self.works_at
         table = [head]
         turn, bound = 0, Bound(packets, self.exchange)
+        window: int | None = None
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes))
+                record = phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes)
+                before, window = window, int(record["window"][0])
+                record["other_window"] = before not in (None, window)
+                table.append(record)
                 turn = 1 - turn
         return np.concatenate([part.view(np.uint8) for part in table])
 
@@ -251,6 +256,7 @@ def _launch(
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
     normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
     plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
+    activations = {phase.activation for phase in products} - {None}
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
@@ -260,6 +266,11 @@ def _launch(
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
+        "KV_HEADS": _common({one.kv_heads for one in attentions}),
+        "SHARING": _common({one.sharing for one in attentions}),
+        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
+        "BIASED": int(any(phase.biased for phase in products)),
+        "READ_OUTSIDE": int(bool(exchange.outside)),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
@@ -297,6 +308,11 @@ def _exchange(
         if (local is not None and name not in local) or max(reading[name]) >= end
     }
     return Exchange(offsets, frozenset(outside), size)
+
+
+def _common(numbers: set[int]) -> int:
+    """What all are, 0 where they differ."""
+    return numbers.pop() if len(numbers) == 1 else 0
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

@@ -78,6 +78,17 @@ class ProductPhase:
         return self.places.number("NORM") is not None
 
     @property
+    def activation(self) -> int | None:
+        """That of its gate, None where it has none."""
+        gate = self.places.number("GATE")
+        return None if gate is None else self.places.ops[gate].most_sizes()["activation"]
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias is added to any of its products."""
+        return any(self.places.operand(f"B{i}") is not None for i in range(len(self.formats)))
+
+    @property
     def _product(self) -> Op:
         number = self.places.number("PRODUCT")
         assert number is not None
@@ -195,6 +206,16 @@ class AttentionPhase:
         """Most parts of a context."""
         tiles = -(-self.heads.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
         return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads."""
+        return self._part.most_sizes()["kv_heads"]
+
+    @property
+    def sharing(self) -> int:
+        """Query heads that read one KV head."""
+        return self._part.most_sizes()["heads"] // self.kv_heads
 
     @property
     def parts_bytes(self) -> int:

@@ -62,9 +62,11 @@ ATTENTION_RECORD = np.dtype(
         *COMMON,
         ("heads", "<u4"),
         *((name, "<u8") for name in ADDRESSES),
+        ("none", "<u8", (4,)),
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("reserved", "<u4", (19,)),
+        ("other_window", "<u4"),
+        ("reserved", "<u4", (10,)),
     ]
 )
 assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES

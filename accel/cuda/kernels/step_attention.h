@@ -37,10 +37,14 @@ struct ITEM_WORK : SPAN_WORK {
         position = query[QUERY_POSITION];
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
-        each = 1;
-        if (parts.tiles == 1)
+        each = 1, items = parts.count;
+        // A block has as many tiles as it takes at once, but one of several where there are blocks for all.
+        if (parts.tiles == 1 && parts.count <= GROUPS) {
+            each = GROUPS, items = 1;
+        } else if (parts.tiles == 1 && parts.count > sharing) {
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
-        items = (parts.count + each - 1) / each;
+            items = (parts.count + each - 1) / each;
+        }
     }
     __device__ __forceinline__ unsigned first_span() const {
         return parts.first * parts.tiles / SPAN_TILES;
@@ -122,7 +126,7 @@ struct ATTENTION_RESULT {
     size_t token;
     __device__ __forceinline__ void operator()(unsigned channel, float value) const {
         step.store(phase.y, token * phase.y_stride + channel, value);
-        step.store(phase.also, token * phase.also_stride + channel, value);
+        if (READ_OUTSIDE) step.store(phase.also, token * phase.also_stride + channel, value);
     }
 };
 
@@ -289,6 +293,10 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
     }
 }
 
+// What the phase of attention before left as 0 is 0 before anything this warp hands on from here. Here it
+// costs nothing: the parts of this phase are still to come.
+DEVICE void settle_parts() { device_fence(); }
+
 // The parts of one span of a warp's channels, from the left, as they come; `share` is that of part 0.
 DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span,
                            const INCOMING &source, int lane, float &sum) {
@@ -340,6 +348,7 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
     const unsigned channel = task * WARP_LANES + lane, end = work.end_span();
     const INCOMING source = {true, result.step.stop, 0};
     float *found = (float *)(memory + AT_MERGED);
+    settle_parts();
     CHANNEL_SUM all;
     all.begin();
 #pragma unroll 1
@@ -367,8 +376,6 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
     }
     all.end_span();
     if (warp == 0) result(channel, attention_output(all.sum, all.all.total));
-    // What was left is 0 before anything this block hands on from here.
-    __threadfence();
 }
 
 APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step, unsigned tokens,
@@ -377,9 +384,9 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
     const PART_PLACES places = {(unsigned *)(workspace + phase.parts), phase.heads, phase.slots};
     ITEM_WORK work;
-    work.kv_heads = phase.kv_heads;
+    work.kv_heads = KV_HEADS ? KV_HEADS : phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
-    const unsigned sharing = phase.heads / work.kv_heads;
+    const unsigned sharing = SHARING ? SHARING : phase.heads / work.kv_heads;
     const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
     const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
     // The last blocks have the fewest tiles of products, so they are here first.
@@ -403,7 +410,10 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         work.take_token(phase, query_of(phase, step, work.token), blocks);
-        if (work.items == 1) continue;
+        if (work.items == 1) {
+            if (phase.other_window) settle_parts();
+            continue;
+        }
         const ATTENTION_RESULT result = {phase, step, work.token};
         const bool alone = work.end_span() - work.first_span() == 1;
         const unsigned warp = alone ? threadIdx.x / WARP_LANES : 0, apart = alone ? WARPS : 1;
