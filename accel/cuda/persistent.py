@@ -256,7 +256,7 @@ def _launch(
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at)
     normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
     plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
-    activations = {phase.activation for phase in products} - {None}
+    activations = {one.activation for one in products if one.activation is not None}
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
@@ -266,9 +266,9 @@ def _launch(
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
-        "KV_HEADS": _common({one.kv_heads for one in attentions}),
-        "SHARING": _common({one.sharing for one in attentions}),
-        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
+        "KV_HEADS": _common({one.kv_heads for one in attentions}, 0),
+        "SHARING": _common({one.sharing for one in attentions}, 0),
+        "ACTIVATION": _common(activations, ABSENT),
         "BIASED": int(any(phase.biased for phase in products)),
         "READ_OUTSIDE": int(bool(exchange.outside)),
         **row_macros(normed, plain, tokens),
@@ -310,9 +310,9 @@ def _exchange(
     return Exchange(offsets, frozenset(outside), size)
 
 
-def _common(numbers: set[int]) -> int:
-    """What all are, 0 where they differ."""
-    return numbers.pop() if len(numbers) == 1 else 0
+def _common(numbers: set[int], else_: int) -> int:
+    """What all are, ``else_`` where they differ."""
+    return numbers.pop() if len(numbers) == 1 else else_
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:
