@@ -266,9 +266,7 @@ def _launch(
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
-        "KV_HEADS": _common({one.kv_heads for one in attentions}, 0),
-        "SHARING": _common({one.sharing for one in attentions}, 0),
-        "ACTIVATION": _common(activations, ABSENT),
+        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
         "BIASED": int(any(phase.biased for phase in products)),
         "READ_OUTSIDE": int(bool(exchange.outside)),
         **row_macros(normed, plain, tokens),
@@ -308,11 +306,6 @@ def _exchange(
         if (local is not None and name not in local) or max(reading[name]) >= end
     }
     return Exchange(offsets, frozenset(outside), size)
-
-
-def _common(numbers: set[int], else_: int) -> int:
-    """What all are, ``else_`` where they differ."""
-    return numbers.pop() if len(numbers) == 1 else else_
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

@@ -208,16 +208,6 @@ class AttentionPhase:
         return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
 
     @property
-    def kv_heads(self) -> int:
-        """KV heads."""
-        return self._part.most_sizes()["kv_heads"]
-
-    @property
-    def sharing(self) -> int:
-        """Query heads that read one KV head."""
-        return self._part.most_sizes()["heads"] // self.kv_heads
-
-    @property
     def parts_bytes(self) -> int:
         """Workspace for U, l and o of parts."""
         shares = self._part.most_sizes()["heads"] * self.head_dim // SHARE_CHANNELS

@@ -5,9 +5,8 @@
 //
 // Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; FORMAT0 to FORMAT3, -1
 // where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
-// WHOLE_TURN as in step_attention.h and step_rows.h; KV_HEADS of all attention and the
-// query heads SHARING one, 0 where they differ; ACTIVATION of all gates, -1 where they differ; whether any product is
-// BIASED and any result READ_OUTSIDE of the launch;
+// WHOLE_TURN as in step_attention.h and step_rows.h; ACTIVATION of all gates, -1 where they differ, and
+// whether any product is BIASED and any result READ_OUTSIDE of the launch;
 // NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
 // steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
 // parts of attention follow, 0 between steps, and the banks.

@@ -152,35 +152,22 @@ DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
     }
 }
 
-// Tiles `tile` and on of those the groups had, for the thread's channels of the item's heads: into the sums, or
-// as parts where they are parts and not all there is. Channels that do not exist are computed, too.
+// Tiles `tile` and on of those the groups had, for channel i of the item's heads: into the sum, or as
+// parts where they are parts and not all there is.
 DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, unsigned tile,
-                            const unsigned char *memory, CHANNEL_SUM (&channel)[THREAD_CHANNELS]) {
+                            unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
-        SOFTMAX top[THREAD_CHANNELS];
-        float sum[THREAD_CHANNELS];
-#pragma unroll
-        for (int n = 0; n < THREAD_CHANNELS; n++) {
-            const unsigned i = min(threadIdx.x + n * BLOCK_THREADS, (unsigned)(HEADS * HEAD_DIM - 1));
-            top[n] = softmax_at(group_top(memory, group, i)), sum[n] = *group_sum(memory, group, i);
-            if (broken_query(memory, i / HEAD_DIM)) top[n].total = nan_value();
-        }
+        SOFTMAX top = softmax_at(group_top(memory, group, i));
+        const float sum = *group_sum(memory, group, i);
+        if (broken_query(memory, i / HEAD_DIM)) top.total = nan_value();
         if (work.parts.tiles == 1 && work.items > 1) {
-#pragma unroll
-            for (int n = 0; n < THREAD_CHANNELS; n++) {
-                const unsigned i = threadIdx.x + n * BLOCK_THREADS;
-                if (i < work.heads * HEAD_DIM)
-                    places.store(work.token, work.head * HEAD_DIM + i,
-                                 tile + group - work.parts.first, top[n], sum[n]);
-            }
+            places.store(work.token, work.head * HEAD_DIM + i, tile + group - work.parts.first,
+                         top, sum);
             continue;
         }
-#pragma unroll
-        for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].add_tile(top[n], sum[n]);
-        if ((tile + group + 1) % SPAN_TILES == 0 && work.parts.tiles == 1)
-#pragma unroll
-            for (int n = 0; n < THREAD_CHANNELS; n++) channel[n].end_span();
+        channel.add_tile(top, sum);
+        if ((tile + group + 1) % SPAN_TILES == 0 && work.parts.tiles == 1) channel.end_span();
     }
 }
 
@@ -214,27 +201,28 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         __syncthreads();
         const unsigned next = backwards ? tile - GROUPS : tile + GROUPS;
         if (left > 1) begin_records(work, copies, next, memory);
-        add_group_tiles(work, places, tile, memory, channel);
+#pragma unroll
+        for (int n = 0; n < THREAD_CHANNELS; n++) {
+            const unsigned i = threadIdx.x + n * BLOCK_THREADS;
+            if (i < work.heads * HEAD_DIM)
+                add_group_tiles(work, places, tile, i, memory, channel[n]);
+        }
         tile = next;
     }
-    if (!only && work.parts.tiles == 1) return;
     const ATTENTION_RESULT result = {phase, step, work.token};
-    float value[THREAD_CHANNELS];
-#pragma unroll
-    for (int n = 0; n < THREAD_CHANNELS; n++) {
-        if (only) channel[n].end_span();
-        value[n] = attention_output(channel[n].sum, channel[n].all.total);
-    }
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) {
         const unsigned i = threadIdx.x + n * BLOCK_THREADS;
         if (i >= work.heads * HEAD_DIM) break;
-        if (only)
-            result(work.head * HEAD_DIM + i, value[n]);
-        else
+        if (only) {
+            channel[n].end_span();
+            result(work.head * HEAD_DIM + i,
+                   attention_output(channel[n].sum, channel[n].all.total));
+        } else if (work.parts.tiles > 1) {
             places.store(work.token, work.head * HEAD_DIM + i,
                          work.begin / SPAN_TILES - work.parts.first, channel[n].span,
                          channel[n].part);
+        }
     }
 }
 
@@ -244,9 +232,9 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
     const PART_PLACES places = {(unsigned *)(workspace + phase.parts), phase.heads, phase.slots};
     ITEM_WORK work;
-    work.kv_heads = KV_HEADS ? KV_HEADS : phase.kv_heads;
+    work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
-    const unsigned sharing = SHARING ? SHARING : phase.heads / work.kv_heads;
+    const unsigned sharing = phase.heads / work.kv_heads;
     const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
     const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
     // The last blocks have the fewest tiles of products, so they are here first.

@@ -26,14 +26,11 @@ struct ITEM_WORK : SPAN_WORK {
         position = query[QUERY_POSITION];
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
-        each = 1, items = parts.count;
-        // A block has as many tiles as it takes at once, but one of several where there are blocks for all.
-        if (parts.tiles == 1 && parts.count <= GROUPS) {
-            each = GROUPS, items = 1;
-        } else if (parts.tiles == 1 && parts.count > sharing) {
+        each = 1;
+        // A block has as many as it takes at once, but one of several where there are blocks for all.
+        if (parts.tiles == 1 && (parts.count <= GROUPS || parts.count > sharing))
             each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
-            items = (parts.count + each - 1) / each;
-        }
+        items = (parts.count + each - 1) / each;
     }
     __device__ __forceinline__ unsigned first_span() const {
         return parts.first * parts.tiles / SPAN_TILES;

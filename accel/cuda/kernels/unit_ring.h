@@ -37,9 +37,7 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
 template <int most> struct UNIT_WORK {
     const unsigned char *matrix[most];
     unsigned tiles[most];
-    unsigned units, own, formats;
-    unsigned reciprocal;  // of steps, 2^31 times and a little more
-    unsigned short steps;
+    unsigned units, steps, own, formats;
     bool paired;
     __device__ __forceinline__ unsigned format_of(unsigned number) const {
         return formats >> 4 * number & 15;
@@ -48,17 +46,12 @@ template <int most> struct UNIT_WORK {
         units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
         paired = paired_;
         const unsigned chunks = (units + CHUNK_UNITS - 1) / CHUNK_UNITS;
-        steps = (unsigned short)(paired ? 2 * chunks : chunks);
-        reciprocal = (1u << 31) / steps + 1;
+        steps = paired ? 2 * chunks : chunks;
         unsigned all = tiles[0];
 #pragma unroll
         for (int i = 1; i < most; i++)
             if (!paired) all += tiles[i];
         own = all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    }
-    // Of the block: the tile of a chunk, by a product for a division. Exact below 2^31 / steps chunks.
-    __device__ __forceinline__ unsigned tile_of(unsigned chunk) const {
-        return (unsigned)((U64)(2 * chunk) * reciprocal >> 32);
     }
     // Chunks of the block that a warp computes, every `warps`-th.
     __device__ __forceinline__ unsigned chunks_of(unsigned warp, unsigned warps) const {
@@ -71,7 +64,7 @@ template <int most> struct PLACE {
     unsigned local, matrix, in_matrix, step, unit;
 
     __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned chunk)
-        : PLACE(work, work.tile_of(chunk), chunk - work.tile_of(chunk) * work.steps) {}
+        : PLACE(work, chunk / work.steps, chunk % work.steps) {}
     __device__ __forceinline__ PLACE(const UNIT_WORK<most> &work, unsigned local_, unsigned step_) {
         local = local_, step = step_;
         in_matrix = blockIdx.x + local * gridDim.x, matrix = 0, unit = step * CHUNK_UNITS;
@@ -162,7 +155,7 @@ template <class S> struct FOLDERS {
     __device__ __forceinline__ FOLDERS(const UNIT_WORK<S::matrices> &work) {
         // Of a pair the upper half of a warp folds the second matrix.
         lanes = work.paired ? UNIT_ROWS : WARP_LANES;
-        latest = min((unsigned)work.steps, (unsigned)S::warps);
+        latest = min(work.steps, (unsigned)S::warps);
         count = S::most_tokens == 1 ? 1 : min(latest, S::most_tokens * UNIT_ROWS / lanes);
     }
     // Which share of a tile the warp with one of its steps folds; not less than `count` where none.
