@@ -134,8 +134,9 @@ DEVICE void fold_tile(const UNIT_WORK<S::matrices> &work, const FOLDERS<S> &fold
     const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
     const int start = single ? 0 : tile.share * folders.lanes;
     const PLACE<S::matrices> place(work, tile.local, 0);
+    // A share may be empty: even then the tile's place is not given up before its values are there.
 #pragma unroll 1
-    for (int first = start; first < items; first += folders.count * folders.lanes) {
+    for (int first = start; first == start || first < items; first += folders.count * folders.lanes) {
         const int i = first + lane % folders.lanes, row = i % UNIT_ROWS;
         const int token = single ? 0 : i / UNIT_ROWS;
         const bool exists = i < items;
