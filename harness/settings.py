@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from contract.deferred import dataclass
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from contract.errors import ConfigError
 from harness.setting_kinds import (

@@ -146,6 +146,17 @@ def test_more_tiles_than_places_for_their_values(
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0], ids=str)
+def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: Path) -> None:
+    """In a form of four tokens several warps fold a tile; with fewer some of them fold nothing of
+    it, and must not give up its place before its values are there."""
+    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
+    want = matmul(case.matrices["w"][1], dtype, case.x)
+    assert np.array_equal(run(case, folder, most=4)["y"], want)
+
+
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
 def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     """Tokens are cut in fours, and a form may have more than the step."""
