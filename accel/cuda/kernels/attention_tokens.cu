@@ -6,6 +6,16 @@
 
 #include "attention_rounds.h"
 
+// The first position of a slot that this step has a token of.
+DEVICE unsigned first_written(const unsigned *queries, size_t stride, unsigned tokens, unsigned slot,
+                              int lane) {
+    unsigned first = ~0u;
+    for (unsigned token = lane; token < tokens; token += WARP_LANES)
+        if (queries[token * stride + QUERY_SLOT] == slot)
+            first = min(first, queries[token * stride + QUERY_POSITION]);
+    return ~largest_of_warp(~first);
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     attention_tokens(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -21,7 +31,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     const unsigned sharing = packet->size[FLASH_ATTN_BATCHED_HEADS] / work.kv_heads;
     const unsigned groups = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * groups;
     const unsigned *queries = (const unsigned *)operand_at(launch, QUERY_AT);
-    PRECEDING_DONE;
     for (unsigned unit = blockIdx.x; unit < tokens * each; unit += gridDim.x) {
         work.token = unit / each;
         work.take_group(unit % each, sharing);
@@ -33,6 +42,18 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
         work.q = (const float *)operand_at(launch, Q_AT) + work.token * stride_at(launch, Q_AT) +
                  work.head * HEAD_DIM;
         float *y = (float *)operand_at(launch, Y_AT) + work.token * stride_at(launch, Y_AT);
-        attend_token(work, scale, shared, y + work.head * HEAD_DIM);
+        const int lane = threadIdx.x % WARP_LANES;
+        PAGE_LIST pages;
+        pages.read(work, own_positions(), 0, lane);
+        // What this step does not write is on its way before the kernel in front is done.
+        const unsigned written =
+            first_written(queries, stride_at(launch, QUERY_AT), tokens, query[QUERY_SLOT], lane);
+        const bool early =
+            pages.position_of(work, own_positions(), 0) + PAGE_TOKENS <= written;
+        if (early) begin_page(work, pages, 0, 0, shared, lane);
+        PRECEDING_DONE;
+        if (!early) begin_page(work, pages, 0, 0, shared, lane);
+        attend_token(work, pages, scale, shared, y + work.head * HEAD_DIM);
     }
+    PRECEDING_DONE;
 }
