@@ -43,6 +43,7 @@ from tests.cuda.test_attention_clusters import (  # noqa: F401
 )
 from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
 from tests.cuda.test_head_rows import (  # noqa: F401
+    test_heads_add_up_spans_of_products,
     test_queries_and_pages_are_those_of_the_definition,
 )
 from tests.cuda.test_products import (  # noqa: F401
