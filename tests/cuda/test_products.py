@@ -15,7 +15,7 @@ from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
 from accel.cuda.group_shapes import group_shape, shapes_beside
 from accel.cuda.plan import Plan, plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
-from accel.cuda.span_products import MOST_TOKENS
+from accel.cuda.span_products import MOST_TOKENS, span_shape
 from accel.cuda.units import UNIT_ROWS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
@@ -397,6 +397,25 @@ def test_blocks_share_rows_where_there_are_few(
     shape = group_shape(dtype, columns, tokens, (4096,), WIDE, parted=True)
     assert shape.parts == parts
     assert parts == 1 or not shape.split or columns // 1024 // parts >= shape.groups
+
+
+@pytest.mark.parametrize(
+    ("columns", "tiles", "parted", "parts"),
+    [
+        (12288, 256, True, 12),
+        (4096, 384, True, 4),
+        (4096, 384, False, 1),
+        (12288, 256, False, 0),
+    ],
+    ids=str,
+)
+def test_a_few_tokens_lie_near_many_blocks(
+    columns: int, tiles: int, parted: bool, parts: int
+) -> None:
+    """Where blocks may share rows each has the tokens of one span; whole rows may not fit."""
+    shape = span_shape((dtypes.Q4_K,), columns, 16, tiles, False, WIDE, parted)
+    assert parts == (0 if shape is None else shape.parts)
+    assert shape is None or shape.shared_bytes <= WIDE.shared_bytes
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:
