@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from accel.cuda.attention import attention_tokens, groups_are_units
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
@@ -68,8 +69,32 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """The longest run of many tokens the ops begin with; where that leaves spans, with the next run
     if that packs their sum, else with a launch that makes it."""
     run = _run_of_many(ops, device)
-    if run is None:
+    return None if run is None else _replaced(ops, run, device)
+
+
+def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Attention of few tokens that packs its rows for the product behind it."""
+    if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
         return None
+    following = Remaining(ops.step, ops.start + 1, ops.last_read)
+    found = _run_of_many(following, device) if len(following) else None
+    if found is None or found.norm is not None:
+        return None
+    run = _behind(found, 1)
+    assert run.quantize is not None
+    if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
+        return None
+    if not is_private(ops, run):
+        return None
+    attention = attention_tokens(ops, device, run.quantize)
+    if attention is None:
+        return None
+    replaced = _replaced(ops, run, device)
+    return replace(replaced, launches=(attention, *replaced.launches[1:]))
+
+
+def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
+    """By packing, the products and whatever of what stands behind takes their spans."""
     if not _leaves_spans(ops, run, device):
         return _with_heads(ops, run, device)
     launches = _launches(ops, run, device, parted=True)
