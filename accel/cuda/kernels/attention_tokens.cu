@@ -28,16 +28,6 @@ DEVICE void pack_heads(const LAUNCH &launch, const SPAN_WORK &work, const float 
 }
 #endif
 
-// The first position of a slot that this step has a token of.
-DEVICE unsigned first_written(const unsigned *queries, size_t stride, unsigned tokens, unsigned slot,
-                              int lane) {
-    unsigned first = ~0u;
-    for (unsigned token = lane; token < tokens; token += WARP_LANES)
-        if (queries[token * stride + QUERY_SLOT] == slot)
-            first = min(first, queries[token * stride + QUERY_POSITION]);
-    return ~largest_of_warp(~first);
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
     attention_tokens(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -66,14 +56,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS)
         const int lane = threadIdx.x % WARP_LANES;
         PAGE_LIST pages;
         pages.read(work, own_positions(), 0, lane);
-        // What this step does not write is on its way before the kernel in front is done.
-        const unsigned written =
-            first_written(queries, stride_at(launch, QUERY_AT), tokens, query[QUERY_SLOT], lane);
-        const bool early =
-            pages.position_of(work, own_positions(), 0) + PAGE_TOKENS <= written;
-        if (early) begin_page(work, pages, 0, 0, shared, lane);
         PRECEDING_DONE;
-        if (!early) begin_page(work, pages, 0, 0, shared, lane);
+        begin_page(work, pages, 0, 0, shared, lane);
 #if M_AT >= 0
         float *row = (float *)(shared + AT_RECORDS);
         attend_token(work, pages, scale, shared, row);
