@@ -5,7 +5,7 @@ The run, whatever the family: ``rms_norm? rope`` of q, the same of k, ``kv_write
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accel.cuda.device import Device
@@ -26,6 +26,11 @@ WARPS = 4
 MOST_CHANNELS = 512
 """Of a head: a lane has its share of them in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
+MOST_WARP_TOKENS = 64
+"""With more tokens a block takes all heads of one."""
+TOKEN_WARPS, TOKEN_CHANNELS = 8, 6 * 128
+"""Of such a block; a warp's in registers."""
+TOKEN_HEAD_DIMS = (64, 128, 256)
 STORAGES: tuple[DType, ...] = (I12,)
 """Pages it is used for. Of the others it has the definition's bits on emulated blocks and op by op
 on a device; the proofs of whole models there have yet to pass without an exception."""
@@ -92,6 +97,8 @@ def head_launch(
     """The launch of a run behind products, which ``left`` spans or whole rows."""
     write, sizes = ops[run.write], ops[run.q_rope].most_sizes()
     heads = sizes["heads"] + 2 * ops[run.k_rope].most_sizes()["heads"]
+    if left is None and _by_tokens(write, sizes):
+        return _token_launch(ops, run, heads)
     warps = sizes["tokens"] * heads
     blocks = min(-(-warps // WARPS), device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
     biases = (None, None, None) if left is None else left.biases
@@ -111,6 +118,31 @@ def head_launch(
                 f"{name}_BIAS_AT": operand_place(ops, bias, "bias")
                 for name, bias in zip("QKV", biases, strict=True)
             },
+            **head_places(ops, run),
+        },
+    )
+
+
+def _by_tokens(write: Op, sizes: Mapping[str, int]) -> bool:
+    """Whether a block takes a token, with rows in registers."""
+    head_dim = sizes["head_dim"]
+    turns_halves = sizes["neox"] and 2 * sizes["rotary_pairs"] == head_dim
+    many = sizes["tokens"] > MOST_WARP_TOKENS
+    return bool(write.dtype == I12 and many and head_dim in TOKEN_HEAD_DIMS and turns_halves)
+
+
+def _token_launch(ops: Sequence[Op], run: HeadRun, heads: int) -> KernelLaunch:
+    sizes = ops[run.q_rope].most_sizes()
+    return KernelLaunch(
+        "head_tokens.cu",
+        "head_tokens",
+        (sizes["tokens"], 1, 1),
+        (TOKEN_WARPS * 32, 1, 1),
+        macros={
+            "DTYPE": I12.ggml_id,
+            "WARPS": TOKEN_WARPS,
+            "HEAD_DIM": sizes["head_dim"],
+            "HELD": min(-(-heads // TOKEN_WARPS), TOKEN_CHANNELS // sizes["head_dim"]),
             **head_places(ops, run),
         },
     )

@@ -167,7 +167,7 @@ def _launches(
     launches = [pack_launch(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shapes[i], beside=i > 0, followed=i < last)
+        _grouped(ops, run, numbers, shapes[i], device, beside=i > 0, followed=i < last)
         for i, numbers in enumerate(shared)
     ]
     return launches
@@ -331,6 +331,7 @@ def _grouped(
     run: Run,
     numbers: tuple[int, ...],
     shape: GroupShape,
+    device: Device,
     beside: bool,
     followed: bool,
 ) -> KernelLaunch:
@@ -339,6 +340,13 @@ def _grouped(
     dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
     assert dtype is not None
     end = run.gate if run.gate is not None else run.residual
+    blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
+    if shape.split or shape.parts > 1:
+        grid = (*blocks, 1)
+    else:
+        # Of launches beside each other a block that takes several leaves no room for the other's.
+        most = blocks[0] * blocks[1]
+        grid = (most if beside or followed else min(most, device.multiprocessors), 1, 1)
     places = {}
     for i, number in enumerate(numbers):
         places[f"W{i}"] = operand_place(ops, run.products[number], "weight")
@@ -347,7 +355,7 @@ def _grouped(
     return KernelLaunch(
         "unit_groups.cu",
         "unit_groups",
-        (shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts, 1),
+        grid,
         (shape.groups * GROUP_WARPS * 32, 1, 1),
         shape.shared_bytes(dtype),
         {

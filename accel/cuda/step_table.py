@@ -16,7 +16,7 @@ from accel.packets.step import Op, Tensor
 EXCHANGE_MEMORY = 1 << 60
 """Marks an operand as an offset in the bank of exchanged floats."""
 MATRICES = 3
-PRODUCT_KIND, ATTENTION_KIND = 0, 1
+PRODUCT_KIND, ATTENTION_KIND, END_KIND = 0, 1, 2
 RECORD_BYTES, HEAD_BYTES = 256, 32
 WORK_BYTES = 56 + 4
 """Of what the kernel keeps of a phase, and its number of tokens."""
@@ -67,7 +67,19 @@ ATTENTION_RECORD = np.dtype(
         ("reserved", "<u4", (19,)),
     ]
 )
-assert PRODUCT_RECORD.itemsize == ATTENTION_RECORD.itemsize == RECORD_BYTES
+END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
+END_RECORD = np.dtype(
+    [
+        *COMMON,
+        ("vocab", "<u4"),
+        *((name, "<u8") for name in ("logits", *END_FIELDS)),
+        *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
+        ("reserved", "<u4", (41,)),
+    ]
+)
+assert {RECORD_BYTES} == {
+    record.itemsize for record in (PRODUCT_RECORD, ATTENTION_RECORD, END_RECORD)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,18 @@ from accel.cuda.program import Compiler, Source
 from accel.cuda.recorded_form import recorded_form
 from accel.cuda.registered import cuda_forms
 from accel.cuda.runtime import Choices, open_runtime
-from accel.cuda.submissions import CudaBatch, CudaFence, Submissions
+from accel.cuda.submissions import (
+    PLACES,
+    CudaBatch,
+    CudaFence,
+    Submissions,
+)
 from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
 from accel.packets.mirrors import exchange_as
+from accel.packets.packet import aligned
 from accel.packets.places import Places, grown
 from accel.packets.rules import OPCODES
 from accel.packets.shares import Share
@@ -36,10 +42,14 @@ from contract.closing import Closing
 from contract.errors import CodecError, DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.ir.scratch import buffer_bytes
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, Heap, TierInfo, UploadsLater, check_range
+
+PROMPT_TOKENS = 1024
+"""Of a step: blocks of products fill the multiprocessors better than with 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ class CudaTier(Closing):
         self._waiting = Waiting()
         runtime = self._runtime
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes)
+        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
         self._lost = ""
         self._closed = False
 
@@ -99,6 +109,7 @@ class CudaTier(Closing):
             memory_bytes=device.memory_bytes,
             host_unified=False,
             asynchronous=True,
+            prompt_tokens=PROMPT_TOKENS,
         )
 
     @property
@@ -121,7 +132,7 @@ class CudaTier(Closing):
     def divided(self) -> frozenset[str]:
         """Weights of the planned graph of which it holds its share of the rows."""
         planned = self._planner.planned
-        return frozenset() if planned is None else planned.divided
+        return frozenset() if planned is None else planned.needs.divided
 
     def forms(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -129,6 +140,9 @@ class CudaTier(Closing):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
+        # Whoever asks is about to upload, and planning leaves all cores but one idle.
+        weights = graph.of_kind(BufferKind.WEIGHT)
+        self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
         return self._planner.plan(graph, largest).footprint
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -136,10 +150,10 @@ class CudaTier(Closing):
         planned = self._planner.plan(graph, largest)
         with self._guarded("reserving memory"):
             # Uploads begin at once, and need theirs.
-            self._weights.prepare(graph.buffers[name] for name in sorted(planned.factors))
+            self._weights.prepare(graph.buffers[name] for name in sorted(planned.needs.factors))
             for lowered in planned.forms.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
-            self._reserve(planned.scratch_bytes, input_layout(graph, largest).nbytes)
+            self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
 
     def alloc(self, decl: BufferDecl, nbytes: int, heap: Heap) -> CudaBuffer:
         """Zeroed memory. Raises OutOfMemory naming the buffer."""
@@ -185,7 +199,7 @@ class CudaTier(Closing):
         buffer = CudaBuffer(decl, data.nbytes, Heap.DEVICE_LOCAL, source=data)
         with self._guarded(f"uploading {decl.name}"):
             planned = self._planner.planned
-            if matrices_of(decl) and (planned is None or decl.name in planned.factors):
+            if matrices_of(decl) and (planned is None or decl.name in planned.needs.factors):
                 self._weights.matrix(buffer, arrived)
             else:
                 self._weights.stored(buffer, arrived)
@@ -276,7 +290,18 @@ class CudaTier(Closing):
         if plan.workspace_bytes:
             kept.append(self._memory.allocate(f"workspace of {graph.name}", plan.workspace_bytes))
             workspace = kept[0].address
-        return BoundForm(graph.name, form, plan, packets, kept, workspace, inputs.nbytes, outputs)
+        short = plan.short
+        return BoundForm(
+            graph.name,
+            form,
+            plan,
+            packets,
+            kept,
+            workspace,
+            inputs.nbytes,
+            outputs,
+            0 if short is None else inputs.offsets[short.sampling.buffer],
+        )
 
     def record(
         self, bound: BoundForm, peers: Sequence[tuple[CudaTier, BoundForm]] = ()
@@ -284,10 +309,13 @@ class CudaTier(Closing):
         """The second half: ``peers`` are the other devices with the same form, whose memory is
         there. Raises OutOfMemory and CudaError."""
         theirs = [(tier._places, other) for tier, other in peers]
-        recording = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
-        recording.prepare(self._memory.stream)
+        made = recorded_form(self._runtime, bound, self._places, self.share.index, theirs)
         launches = len(bound.plan.launches)
-        return CudaBatch(bound.form, launches, recording, bound.input_bytes, bound.outputs)
+        batch = CudaBatch(
+            bound.form, launches, made.whole, bound.input_bytes, bound.outputs, made.short
+        )
+        self._submissions.prepare(batch)
+        return batch
 
     def submit(
         self,
@@ -302,7 +330,7 @@ class CudaTier(Closing):
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make its graph for the memory of now. Raises CudaError."""
-        batch.recording.prepare(self._memory.stream)
+        self._submissions.prepare(batch)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
@@ -375,7 +403,8 @@ class CudaTier(Closing):
         """Grow what steps share; batches lowered before follow it."""
         self._scratch = self._grown("scratch", self._scratch, scratch_bytes)
         self._places.move(self._scratch.address, self._places.inputs)
-        place = self._grown("inputs of a step", self._submissions.place, input_bytes)
+        nbytes = PLACES * aligned(input_bytes)
+        place = self._grown("inputs of a step", self._submissions.place, nbytes)
         self._submissions.place = place
         self._places.move(self._scratch.address, place.address)
 

@@ -22,7 +22,7 @@ from contract.shape_key import ShapeKey
 from reference.exact.kv_storage import page_view
 from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_write
 from reference.quant.dot import matmul
-from tests.cuda.emulated_step import aligned_memory, in_device_memory, run_step
+from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
 from tests.cuda.test_products import WIDE, activations, weights
 
 HEADS, KV_HEADS, CONTEXT, PAGES, SLOTS = 4, 2, 64, 9, 2
@@ -50,17 +50,53 @@ def test_queries_and_pages_are_those_of_the_definition(
     kv_dtype: DType, head_dim: int, neox: int, norms: bool, tokens: int, folder: Path
 ) -> None:
     """One launch; rows of zeros, a large one and, in the last head, a broken one included."""
+    compare(kv_dtype, head_dim, neox, norms, tokens, head_dim // 2 - 8, folder)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "norms", "most"), [(128, True, 70), (64, False, 65), (256, True, 65)]
+)
+def test_a_block_takes_a_token_where_there_are_many(
+    head_dim: int, norms: bool, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows in registers, all or some at once; only where all channels are turned, those half a
+    row apart together."""
+    graph, form = heads_graph(I12, head_dim, 1, norms, head_dim // 2), ShapeKey(most, 0)
+    plans = [plan_launches(lower_graph(graph, form, 1, "cuda").ops, DEVICE)]
+    for neox, pairs in ((0, head_dim // 2), (1, head_dim // 2 - 8)):
+        other = heads_graph(I12, head_dim, neox, norms, pairs)
+        plans.append(plan_launches(lower_graph(other, form, 1, "cuda").ops, DEVICE))
+    entries = [launch.entry for plan in plans for launch in plan.launches]
+    assert entries == ["head_tokens", "head_rows", "head_rows"]
+    compare(I12, head_dim, 1, norms, 34, head_dim // 2, folder, most)
+    monkeypatch.setattr(head_rows, "TOKEN_WARPS", 3)
+    monkeypatch.setattr(head_rows, "TOKEN_CHANNELS", 2 * head_dim)
+    compare(I12, head_dim, 1, norms, 34, head_dim // 2, folder, most)
+
+
+def compare(
+    kv_dtype: DType,
+    head_dim: int,
+    neox: int,
+    norms: bool,
+    tokens: int,
+    pairs: int,
+    folder: Path,
+    most: int = 0,
+) -> None:
+    """What a form of ``most`` tokens makes with what the definition does."""
     rng = np.random.default_rng(head_dim + tokens)
-    width, pairs = (HEADS + 2 * KV_HEADS) * head_dim, head_dim // 2 - 8
+    width = (HEADS + 2 * KV_HEADS) * head_dim
     values = head_values(rng, tokens, head_dim, pairs)
     values["qkv"] = qkv = rng.standard_normal((tokens, width)).astype(np.float32)
     qkv[0, HEADS * head_dim : (HEADS + 1) * head_dim] = 0
     qkv[-1, -3 * head_dim : -2 * head_dim] *= 1e6
     qkv[-1, -1] = np.inf
     graph, key = heads_graph(kv_dtype, head_dim, neox, norms, pairs), ShapeKey(tokens, 0)
-    kept = kept_buffers(graph, values, key)
+    form = ShapeKey(max(tokens, most), 0)
+    kept = kept_buffers(graph, values, form)
     inputs = {name: values[name] for name in ("qkv", "query", "page_table")}
-    run_step(graph, (key, key), inputs, kept, {}, folder)
+    run_step(graph, (key, form), inputs, kept, {}, folder)
     assert_as_defined(kept, values, kv_dtype, neox, norms)
 
 

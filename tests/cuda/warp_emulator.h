@@ -339,6 +339,16 @@ static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline unsigned atomicAdd(unsigned *place, unsigned value) {
     return (*place += value) - value;
 }
+static inline unsigned long long atomicMax(unsigned long long *place, unsigned long long value) {
+    const unsigned long long before = *place;
+    *place = before > value ? before : value;
+    return before;
+}
+static inline unsigned long long atomicExch(unsigned long long *place, unsigned long long value) {
+    const unsigned long long before = *place;
+    *place = value;
+    return before;
+}
 static inline unsigned __ballot_sync(unsigned, bool value) {
     emulator::Message mine = {};
     mine.word[0] = value;

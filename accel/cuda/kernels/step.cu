@@ -6,13 +6,18 @@
 // Compiled with WARPS, SLOTS and TOKENS as in unit_ring.h; FORMAT0 to FORMAT3, -1
 // where there are fewer; HEAD_DIM and DTYPE of the attention, HEAD_DIM 0 where there is none, TILE_GROUPS and
 // WHOLE_TURN as in step_attention.h and step_rows.h;
-// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's. workspace begins with a count of
-// steps, which says whose turn the banks are, and one of blocks that are done, 0 between steps;
+// NORM_UNITS and HELD_UNITS as `normal` and `most` in activations.h and one_row.h; WHOLE_ROWS where rows are ONE_ROW's; ENDS where
+// the last phase is one of END_KIND. workspace begins with a count of
+// steps, which says whose turn the banks are, one of blocks that are done and, of 64 bits, the largest
+// logit, both 0 between steps;
 // parts of attention follow, 0 between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM
 #include "step_attention.h"
+#endif
+#if ENDS
+#include "step_end.h"
 #endif
 
 #if FORMAT3 >= 0
@@ -49,6 +54,7 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
 DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
     const bool multiplies = record.product.kind == PRODUCT_KIND;
+    if (!multiplies && record.product.kind != ATTENTION_KIND) return;
     if (at >= (multiplies ? record.product.columns : HEAD_DIM) * sizeof(float)) return;
     const U64 first = multiplies ? record.product.norm_weight : record.attention.q_weight;
     const U64 second = multiplies ? 0 : record.attention.k_weight;
@@ -102,12 +108,28 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], tokens[i], step, ring, shared);
 #if HEAD_DIM
-        else
+        else if (phase.product.kind == ATTENTION_KIND)
             attention_phase(phase.attention, step, tokens[i], (unsigned char *)workspace,
                             records + MOST_RECORDS, memory.x.planes);
 #endif
         if (fetches) records[(i + 2) % MOST_RECORDS].vector[lane_of_block] = coming;
         __syncthreads();
     }
-    if (lane_of_block == 0 && atomicAdd(state + 1, 1) + 1 == gridDim.x) state[1] = 0, state[0]++;
+#if ENDS
+    const END_PHASE &end = records[(count - 1) % MOST_RECORDS].end;
+    U64 *best = (U64 *)(state + 2);
+    ENDED_ROW row;
+    row.open(end, step, tokens[count - 1]);
+    const U64 own = largest_of_block<WARPS>(end, step, (unsigned *)shared);
+    if (row.exists && lane_of_block == 0) {
+        atomicMax(best, own);
+        __threadfence();
+    }
+#endif
+    if (lane_of_block != 0 || atomicAdd(state + 1, 1) + 1 != gridDim.x) return;
+#if ENDS
+    __threadfence();
+    if (row.exists) row.end(end, step, atomicExch(best, 0));
+#endif
+    state[1] = 0, state[0]++;
 }

@@ -11,6 +11,8 @@
 
 #define MOST_PHASE_MATRICES 3
 #define PRODUCT_KIND 0
+#define ATTENTION_KIND 1
+#define END_KIND 2
 #define RECORD_VECTORS 16  // of a phase
 #define MOST_RECORDS 3     // in shared memory
 
@@ -45,9 +47,18 @@ struct ATTENTION_PHASE {
     unsigned reserved[19];
 };
 
+// What becomes of the logits of one row.
+struct END_PHASE {
+    unsigned kind, multiplier, counted, vocab;
+    U64 logits, sampling, output_rows, query, step, slots, ring, best;
+    unsigned query_stride, slots_stride, ring_events;
+    unsigned reserved[41];
+};
+
 union PHASE {
     PRODUCT_PHASE product;
     ATTENTION_PHASE attention;
+    END_PHASE end;
     uint4 vector[RECORD_VECTORS];
 };
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
