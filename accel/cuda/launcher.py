@@ -150,7 +150,7 @@ def start_kernel(
     """Enqueue one launch."""
     function, place = shape.function, arguments.address
     if not attributes:
-        # Half the host's work of a configuration.
+        # Less work for the host than a configuration.
         sizes = *shape.grid, *shape.block, shape.shared_bytes
         context.call("cuLaunchKernel", function, *sizes, stream, place, 0)
         return

@@ -36,6 +36,7 @@ from accel.cuda.products import (
 )
 from accel.cuda.program import tuned_source
 from accel.cuda.row_end import EndPhase, end_phase, short_step
+from accel.cuda.runs import ABSENT
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
@@ -143,11 +144,15 @@ class StepTable:
         head["works_at"] = self.works_at
         table = [head]
         turn, bound = 0, Bound(packets, self.exchange)
+        window: int | None = None
         for phase, slot_bits in zip(self.phases, self.slot_bits, strict=True):
             if isinstance(phase, ProductPhase):
                 table.append(phase.record(bound, self.formats, slot_bits))
             else:
-                table.append(phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes))
+                record = phase.record(bound, aligned(STATE_BYTES) + turn * self._parts_bytes)
+                before, window = window, int(record["window"][0])
+                record["other_window"] = before not in (None, window)
+                table.append(record)
                 turn = 1 - turn
         if self.end is not None:
             table.append(self.end.record(bound))
@@ -280,6 +285,7 @@ def _launch(
     table = StepTable(tuple(phases), formats, tuple(slot_bits), exchange, works_at, end)
     normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
     plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
+    activations = {one.activation for one in products if one.activation is not None}
     macros = {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": warps,
@@ -289,6 +295,9 @@ def _launch(
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
+        "ACTIVATION": activations.pop() if len(activations) == 1 else ABSENT,
+        "BIASED": int(any(phase.biased for phase in products)),
+        "READ_OUTSIDE": int(bool(exchange.outside)),
         "ENDS": int(end is not None),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,

@@ -62,9 +62,11 @@ ATTENTION_RECORD = np.dtype(
         *COMMON,
         ("heads", "<u4"),
         *((name, "<u8") for name in ADDRESSES),
+        ("none", "<u8", (4,)),
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("reserved", "<u4", (19,)),
+        ("other_window", "<u4"),
+        ("reserved", "<u4", (10,)),
     ]
 )
 END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
@@ -73,8 +75,9 @@ END_RECORD = np.dtype(
         *COMMON,
         ("vocab", "<u4"),
         *((name, "<u8") for name in ("logits", *END_FIELDS)),
+        ("none", "<u8", (8,)),
         *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
-        ("reserved", "<u4", (41,)),
+        ("reserved", "<u4", (25,)),
     ]
 )
 assert {RECORD_BYTES} == {

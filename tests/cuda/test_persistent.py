@@ -16,7 +16,14 @@ from accel.cuda import phases
 from accel.cuda.persistent import BLOCKS, FASTEST, NEVER, VARIABLE, StepChoice, chosen_step, compose
 from accel.cuda.plan import plan_launches
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.cuda.step_table import HEAD_BYTES, PRODUCT_KIND, PRODUCT_RECORD
+from accel.cuda.step_table import (
+    ATTENTION_KIND,
+    ATTENTION_RECORD,
+    HEAD_BYTES,
+    PRODUCT_KIND,
+    PRODUCT_RECORD,
+)
+from accel.packets.ops import TABLE
 from accel.packets.rules import lower_graph
 from contract.dtypes import I12
 from contract.errors import ConfigError
@@ -211,6 +218,25 @@ def test_broken_queries(broken: bool, folder: Path) -> None:
     logits = steps.states["output.logits"].view(np.float32)
     found = np.isnan(logits[: model.arrays["output.logits"].size])
     assert found.all() if broken else not found.any()
+
+
+def test_attention_is_told_of_another_window(folder: Path) -> None:
+    """It settles then what the one before left, also where it has nothing to merge itself."""
+    one = ShapeKey(1, 1)
+    steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
+    (launch,) = steps.launches
+    table = launch.table
+    assert table is not None
+
+    def told(packets: NDArray[np.void]) -> list[int]:
+        records = table.bound(packets, 0)[HEAD_BYTES:].view(ATTENTION_RECORD)
+        return [int(one["other_window"]) for one in records if one["kind"] == ATTENTION_KIND]
+
+    assert told(steps.packets) == [0, 0]
+    changed = steps.packets.copy()
+    last = [phase for phase in table.phases if isinstance(phase, phases.AttentionPhase)][-1]
+    changed["size"][last.part][TABLE["flash_attn_part"].sizes.index("window")] = 3
+    assert told(changed) == [0, 1]
 
 
 def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -486,6 +486,7 @@ DEVICE void release_to_system(unsigned *place, unsigned word) { emulator::publis
 DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
+DEVICE void device_fence() {}
 DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
 DEVICE void await_cluster() { emulator::await_cluster(); }
 DEVICE float float_of_peer(const float *own, unsigned rank) {

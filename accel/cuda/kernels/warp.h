@@ -345,4 +345,7 @@ DEVICE void show_to_copies() {}
 DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void spin_pause() {}
 
+// Orders what this thread wrote to global memory before what it writes next, for the device.
+DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 #endif
